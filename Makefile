@@ -1,0 +1,58 @@
+# Everything a newcomer needs: `make serve`, `make test`. The rest is for people who change the code.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+PORT  ?= 30000
+MODEL ?=
+ARGS  ?=
+
+.PHONY: help install serve test test-fast check fix bench gpu-check docs clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP) ## create .venv and install tureen into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 12) else f"tureen needs Python 3.11 or 3.12, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
+	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
+
+test: $(DEV) ## the whole test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(DEV) ## the part without a model: under a minute
+	@$(BIN)/python -m pytest -m 'not e2e and not model' $(ARGS)
+
+check: $(DEV) ## format, lint, types, import rules, size budget
+	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo >/tmp/tureen-imports.$$$$ || { cat /tmp/tureen-imports.$$$$; rm /tmp/tureen-imports.$$$$; exit 1; }; rm -f /tmp/tureen-imports.$$$$
+	@$(BIN)/python tools/budget.py
+	@echo 'check: all good'
+
+fix: $(DEV) ## format and repair what can be repaired by a tool
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
+	@$(BIN)/tureen bench $(ARGS)
+
+gpu-check: $(DEV) ## parity tests and the offline benchmark on a CUDA device, where there is one
+	@$(BIN)/python tools/gpu_check.py $(ARGS)
+
+clean: ## remove what was built here
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,63 @@
+"""Fails when a file, function or class outgrows the house limits (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES, TOTAL_LINES = 500, 50, 250, 15, 16_000
+
+
+def main() -> int:
+    complaints: list[str] = []
+    total = 0
+    for path in sorted((ROOT / "tureen").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.count("\n")
+        total += lines
+        name = str(path.relative_to(ROOT))
+        if lines > FILE_LINES:
+            complaints.append(f"{name}: {lines} lines, at most {FILE_LINES}")
+        complaints += [f"{name}:{complaint}" for complaint in _oversized(ast.parse(text))]
+    if total > TOTAL_LINES:
+        complaints.append(f"tureen: {total} lines in all, at most {TOTAL_LINES}")
+    for complaint in complaints:
+        print(complaint)
+    if complaints:
+        print("Find the second concept in it; raising a limit takes a note in docs/decisions/.")
+    return 1 if complaints else 0
+
+
+def _oversized(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found += _over(node, f"function {node.name}", FUNCTION_LINES)
+        elif isinstance(node, ast.ClassDef):
+            found += _over(node, f"class {node.name}", CLASS_LINES)
+            count = len(_attributes(node))
+            if count > ATTRIBUTES:
+                found.append(f"{node.lineno}: class {node.name}: {count} attributes, at most {ATTRIBUTES}")
+    return found
+
+
+def _over(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, what: str, limit: int) -> list[str]:
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    return [f"{node.lineno}: {what}: {lines} lines, at most {limit}"] if lines > limit else []
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """Attributes assigned on self; the fields of a declared struct are data, not state."""
+    return {
+        target.attr
+        for child in ast.walk(node)
+        if isinstance(child, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        for target in (child.targets if isinstance(child, ast.Assign) else [child.target])
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""tureen, an LLM serving runtime."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,106 @@
+"""Composition root: Config -> tokenizer, engine, client, app. The only file that knows which concrete classes are in use."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tureen.config import Config
+from tureen.engine.engine import Engine
+from tureen.log import Progress, no_progress
+from tureen.serving.client import EngineClient
+from tureen.serving.inproc import InprocClient
+from tureen.serving.process import ProcessClient
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import EngineInfo
+from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
+
+if TYPE_CHECKING:
+    from tureen.runner.base import Runner
+
+DEFAULT_CACHE = Path("~/.cache/tureen")
+
+
+class Model(NamedTuple):
+    """A model found on disk, with all that the front needs of it."""
+
+    source: ModelSource
+    tokenizer: Tokenizer
+
+
+def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
+    """Fetch the model if it is not on disk and build its tokenizer. Imports no torch. Raises StartupError."""
+    source = resolve_model(
+        config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress
+    )
+    progress("build tokenizer", 0, 1)
+    tokenizer = load_tokenizer(source, config.tokenizer_path)
+    progress("build tokenizer", 1, 1)
+    return Model(source, tokenizer)
+
+
+def cache_dir(config: Config) -> Path:
+    return Path(config.download_dir or DEFAULT_CACHE).expanduser()
+
+
+def make_engine(
+    config: Config, *, model: Model | None = None, progress: Progress = no_progress
+) -> tuple[Engine, EngineInfo]:
+    """Load the weights and wire an engine; the process client calls this in the child. Raises StartupError."""
+    started = time.monotonic()
+    source, tokenizer = model or find_model(config, progress=progress)
+    model_runner = importlib.import_module("tureen.runner.model_runner")  # torch: only where an engine runs
+    runner = model_runner.load_runner(source, config, progress=progress)
+    hf_config = model_config(source)
+    eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
+    engine = Engine(
+        runner,
+        tokenizer,
+        eos_token_ids=eos_token_ids,
+        max_queued=config.max_queued_requests,
+        token_budget=config.chunked_prefill_size,
+        schedule_policy=config.schedule_policy,
+        priority_scheduling=config.enable_priority_scheduling,
+        prefix_cache=not config.disable_radix_cache,
+    )
+    return engine, _describe(config, source, runner, eos_token_ids, tokenizer, time.monotonic() - started)
+
+
+def _describe(  # noqa: PLR0913 - one fact each
+    config: Config,
+    source: ModelSource,
+    runner: Runner,
+    eos_token_ids: tuple[int, ...],
+    tokenizer: Tokenizer,
+    load_seconds: float,
+) -> EngineInfo:
+    capacity = runner.capacity()
+    hf_config = model_config(source)
+    device = runner.call("device")
+    return EngineInfo(
+        model_path=config.model_path,
+        model_name=config.served_model_name or source.name,
+        architecture=(hf_config.get("architectures") or ["unknown"])[0],
+        model_type=hf_config.get("model_type", "unknown"),
+        device=device["name"],  # type: ignore[index]
+        dtype=device["dtype"],  # type: ignore[index]
+        vocab_size=capacity.vocab_size,
+        context_len=capacity.context_len,
+        max_total_tokens=capacity.num_pages * capacity.page_size,
+        page_size=capacity.page_size,
+        kv_bytes_per_token=capacity.kv_bytes_per_token,
+        max_running_requests=capacity.max_rows,
+        eos_token_ids=eos_token_ids,
+        bos_token_id=tokenizer.bos_token_id,
+        load_seconds=load_seconds,
+    )
+
+
+def engine_mode(config: Config) -> str:
+    """`thread` or `process`. The device is looked for without importing torch."""
+    if config.engine != "auto":
+        return config.engine
+    on_cuda = config.device == "cuda" or (config.device == "auto" and Path("/proc/driver/nvidia/version").exists())
+    return "process" if on_cuda else "thread"

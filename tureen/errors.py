@@ -1,0 +1,123 @@
+"""The exception tree.
+
+    TureenError                      every error of ours; carries .status, .field, .code
+     ├── InvalidRequest        400   a field is wrong: names it
+     ├── Unauthorized          401   no or wrong API key
+     ├── Forbidden             403   not allowed here
+     ├── NotFound              404   route, model, adapter, session
+     ├── MethodNotAllowed      405
+     ├── RequestTimeout        408   the body did not arrive in time
+     ├── PayloadTooLarge       413   body over the limit
+     ├── UnsupportedMediaType  415   not application/json
+     ├── RequestFailed         500   this request failed; others go on
+     ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
+     ├── DeadlineExceeded      504
+     └── StartupError           –    the server cannot start; one line that names the fix, exit status 1
+"""
+
+from __future__ import annotations
+
+ECHO_LIMIT = 64
+
+
+class TureenError(Exception):
+    """An error a client or operator may see. `message` names the field, what was got, what is allowed, and the fix."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(TureenError):
+    status = 400
+    code = "invalid_request"
+
+
+class Unauthorized(TureenError):
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(TureenError):
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(TureenError):
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(TureenError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(TureenError):
+    status = 408
+    code = "request_timeout"
+
+
+class PayloadTooLarge(TureenError):
+    status = 413
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(TureenError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class RequestFailed(TureenError):
+    status = 500
+    code = "request_failed"
+
+
+class Unavailable(TureenError):
+    """Try again later. `retry_after_s` is what `Retry-After` will say."""
+
+    status = 503
+    code = "unavailable"
+
+    def __init__(
+        self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: int = 1
+    ) -> None:
+        super().__init__(message, field=field, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(TureenError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class StartupError(TureenError):
+    code = "startup_error"
+
+
+def echo(value: object) -> str:
+    """What was got, for a message: at most 64 characters, printable, on one line."""
+    text = value if isinstance(value, str) else _short_repr(value)
+    text = "".join(ch if ch.isprintable() else "?" for ch in text[: ECHO_LIMIT + 1])
+    quoted = f"'{text[:ECHO_LIMIT]}'" if isinstance(value, str) else text[:ECHO_LIMIT]
+    return quoted + "…" if len(text) > ECHO_LIMIT else quoted
+
+
+def _short_repr(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and value.bit_length() > 4 * ECHO_LIMIT:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    return "an object" if isinstance(value, dict) else type(value).__name__

@@ -1,0 +1,10 @@
+"""`python -m tureen.launch_server …` = `tureen serve …`, so that replacing the module name in a command is enough."""
+
+from __future__ import annotations
+
+import sys
+
+from tureen.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["serve", *sys.argv[1:]]))

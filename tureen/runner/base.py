@@ -1,0 +1,75 @@
+"""What the engine asks of a runner. Plain integers, no torch: the engine imports this, and a plan can be sent to another rank."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from tureen.sampling.params import SamplingParams
+from tureen.types import LogprobSpec, PositionLogprobs
+
+
+class SlotState(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence takes a slot (at admission, or again after preemption): all the sampler must know to start there."""
+
+    slot: int
+    params: SamplingParams
+    seed: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]  # not empty when a preempted sequence resumes
+    end_token_ids: tuple[int, ...]  # EOS (unless ignored) and stop token ids: not to be drawn before min_new_tokens
+    logprobs: LogprobSpec | None = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed and their K/V stored."""
+
+    slot: int
+    token_ids: tuple[int, ...]
+    start: int
+    pages: tuple[int, ...]  # page table: position p lives in pages[p // page_size] at offset p % page_size
+    sample: bool  # draw the token that follows the last of token_ids
+    score_from: int = 0  # index into token_ids of the first position that is scored
+    score_targets: tuple[int, ...] = ()  # prompt tokens that follow token_ids[score_from], …: their logprobs are asked
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    rows: tuple[Row, ...]
+    new_slots: tuple[SlotState, ...] = ()
+
+
+class RowOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What came of the row at the same index. `token_id` is None when the row did not sample or failed."""
+
+    token_id: int | None = None
+    logprobs: PositionLogprobs | None = None  # of the drawn token, if its request asked
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one per score target
+    error: str | None = None  # a code such as "nan_logits": this row alone fails
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    rows: tuple[RowOutput, ...]
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    num_pages: int
+    page_size: int  # tokens per page
+    max_rows: int  # slots; ids 0 .. max_rows - 1
+    vocab_size: int
+    context_len: int
+    kv_bytes_per_token: int = 0
+
+
+class Runner(Protocol):
+    """Executes batches on a device."""
+
+    def run(self, batch: Batch) -> StepOutput:
+        """One forward pass and sampling. Must leave no trace of a row in the sampler state when it raises."""
+
+    def capacity(self) -> Capacity: ...
+
+    def call(self, op: str, **args: Any) -> object:
+        """A control operation on every rank. Raises NotFound for an unknown `op`."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,142 @@
+"""Every sampling parameter, once: type, bounds, default, meaning. HTTP, wire, CLI and docs derive from this table."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+import regex
+from msgspec import Meta
+
+from tureen.errors import InvalidRequest, echo
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
+MAX_N = 128
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How one request is sampled and when it ends. Raises InvalidRequest on construction through `parse_params`."""
+
+    max_new_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="Most tokens to generate; null = up to the context end, 0 = compute the prompt only. "
+            "A value given explicitly must fit the context together with the prompt.",
+        ),
+    ] = 128
+    min_new_tokens: Annotated[
+        int,
+        Meta(ge=0, description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end."),
+    ] = 0
+    stop: Annotated[
+        tuple[str, ...],
+        Meta(description="Strings that end the output; the earliest match wins. At most 64 of 1..1024 characters."),
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(description="Token ids that end the output. At most 1024.")] = ()
+    stop_regex: Annotated[
+        tuple[str, ...], Meta(description="Patterns that end the output, trimmed and held back as `stop` is.")
+    ] = ()
+    temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+    ] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; -1 = all. 0 is refused.")] = -1
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="logit -= penalty * count of the token in the output.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="logit -= penalty if the token is in the output.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=2,
+            description="Tokens in prompt or output: a positive logit is divided by it, a negative one multiplied. "
+            "1.0 and 0.0 mean off.",
+        ),
+    ] = 1.0
+    ignore_eos: Annotated[
+        bool, Meta(description="EOS does not end the output; stop strings and stop token ids still do.")
+    ] = False
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[
+        bool,
+        Meta(description="false = no space between two adjacent special tokens, whatever the tokenizer's decoder adds."),
+    ] = True
+    no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
+    n: Annotated[int, Meta(ge=1, le=MAX_N, description="Samples per prompt; sample i uses sampling_seed + i.")] = 1
+    logit_bias: Annotated[
+        dict[int, float],
+        Meta(max_length=MAX_LOGIT_BIAS, description="Added to the logits of these token ids; each in [-100, 100]."),
+    ] = msgspec.field(default_factory=dict)
+    sampling_seed: Annotated[
+        Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
+        Meta(description="Same request, same seed, same tokens. Default: random, reported."),
+    ] = msgspec.field(default=None)
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Tokens per stream event. Default: the server's --stream-interval.")
+    ] = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_repetition_penalty(self) -> bool:
+        return self.repetition_penalty not in (0.0, 1.0)
+
+
+ALIASES = {"seed": "sampling_seed"}
+FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if isinstance(f.default, float))
+
+
+def check_params(params: SamplingParams, *, vocab_size: int, path: str = "sampling_params") -> None:
+    """The rules that types and single bounds cannot say. Raises InvalidRequest naming the field below `path`."""
+
+    def fail(name: str, message: str) -> InvalidRequest:
+        return InvalidRequest(f"{path}.{name} {message}", field=f"{path}.{name}")
+
+    for name in FLOAT_FIELDS:
+        if not math.isfinite(getattr(params, name)):
+            raise fail(name, f"must be a finite number, got {getattr(params, name)}")
+    if params.top_k == 0:
+        raise fail("top_k", "must be -1 (all tokens) or at least 1, got 0")
+    if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
+        raise fail(
+            "min_new_tokens", f"must be at most max_new_tokens ({params.max_new_tokens}), got {params.min_new_tokens}"
+        )
+    _check_stops(params, fail)
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise fail("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(params.stop_token_ids)}")
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise fail("stop_token_ids", f"must be token ids in [0, {vocab_size}), got {echo(token_id)}")
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise fail("logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}")
+        if not (math.isfinite(bias) and -100 <= bias <= 100):
+            raise fail("logit_bias", f"values must be in [-100, 100], got {echo(bias)}")
+
+
+def _check_stops(params: SamplingParams, fail: Any) -> None:
+    for name, stops in (("stop", params.stop), ("stop_regex", params.stop_regex)):
+        if len(stops) > MAX_STOPS:
+            raise fail(name, f"takes at most {MAX_STOPS} entries, got {len(stops)}")
+        for stop in stops:
+            if not 1 <= len(stop) <= MAX_STOP_CHARS:
+                raise fail(name, f"entries must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}")
+    for pattern in params.stop_regex:
+        try:
+            compiled = regex.compile(pattern)
+        except (regex.error, RecursionError, OverflowError) as error:
+            raise fail("stop_regex", f"{echo(pattern)} is not a valid pattern: {echo(str(error))}") from None
+        if compiled.match("") is not None:
+            raise fail("stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once")

@@ -1,0 +1,36 @@
+"""The one interface behind which an engine runs: in a thread, in a child process, elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from tureen.types import EngineInfo, EngineStats, GenerateRequest, OutputDelta
+
+
+class EngineClient(Protocol):
+    """Drives one engine. All methods are called on the event loop's thread."""
+
+    info: EngineInfo
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[OutputDelta]:
+        """Submit and stream. Ends after the delta with `finish`. Closing the iterator early aborts the request.
+
+        Raises Unavailable when the engine is dead, TureenError subclasses when the engine refuses the request.
+        """
+
+    def abort(self, request_id: str, reason: str = "client") -> None:
+        """Idempotent; an unknown id is a no-op."""
+
+    async def call(self, op: str, **args: Any) -> object:
+        """A control operation of the engine (`flush_cache`, `stats`, …)."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead or hung; None while it is well."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest step's gauges."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,74 @@
+"""What the operator sees: progress of start-up, the ready banner."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from tureen.types import EngineInfo
+
+
+class PhaseDisplay:
+    """A `Progress`: bars on a terminal, one plain line a phase otherwise. A context manager."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+        if stream.isatty():
+            self._bars = Bars(
+                SpinnerColumn(finished_text="✓"),
+                TextColumn("{task.description:<20}"),
+                BarColumn(bar_width=28),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(file=stream),
+                transient=True,
+            )
+
+    def __enter__(self) -> PhaseDisplay:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if self._bars is not None:
+            if phase not in self._tasks:
+                self._tasks[phase] = self._bars.add_task(phase, total=total or None)
+            self._bars.update(self._tasks[phase], completed=done, total=total or None)
+            return
+        if phase not in self._started:
+            self._started[phase] = time.monotonic()
+        if total and done >= total and self._started[phase] >= 0:
+            print(f"{phase}: {time.monotonic() - self._started[phase]:.2f} s", file=self._stream, flush=True)
+            self._started[phase] = -1.0
+
+
+def banner(info: EngineInfo, url: str, seconds: float) -> str:
+    """The lines printed once the server answers."""
+    cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
+    return "\n".join(
+        (
+            "",
+            f"  tureen is ready at {url}  (after {seconds:.1f} s)",
+            f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device})",
+            f"  context   {info.context_len:,} tokens",
+            f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)",
+            "",
+            "  Try it:",
+            f"  curl {url}/generate -H 'Content-Type: application/json' \\",
+            """    -d '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'""",
+            "",
+        )
+    )

@@ -1,0 +1,171 @@
+"""Frozen values that cross the engine boundary, in process or as msgpack. Ints, strings and bytes only."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tureen.sampling.params import SamplingParams
+
+LogprobsMode = Literal["processed", "raw"]
+TokenLogprob = tuple[float | None, int]
+"""(log-probability in nats or null where there is no prediction, token id)."""
+
+
+class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Which log-probabilities a request asked for."""
+
+    prompt_start: int = -1  # first prompt position reported; -1 = output only
+    top: int = 0  # number of best alternatives per position
+    token_ids: tuple[int, ...] = ()  # these ids at every position
+    mode: LogprobsMode = "processed"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks: one prompt, one sample. Already validated against vocabulary and context."""
+
+    id: str  # internal id, unique for the life of the engine
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_new_tokens: int  # resolved: never null, prompt + max_new_tokens <= capacity
+    seed: int  # resolved: sampling_seed + sample index
+    logprobs: LogprobSpec | None = None
+    cache_salt: str = ""  # separates the prefix cache
+    adapter: str = ""
+    priority: int = 0
+    deadline_ms: int | None = None  # wall clock from arrival
+    ttft_deadline_ms: int | None = None
+
+
+class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request ended. `error` carries the HTTP status its client should see."""
+
+    type: Literal["stop", "length", "abort", "error"]
+    matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
+    length: int | None = None  # length: number of output tokens
+    message: str | None = None  # abort, error
+    reason: str | None = None  # abort: "deadline", "client", …
+    status: int | None = None  # error: HTTP status
+    code: str | None = None  # error: machine-readable code
+    field: str | None = None  # error: the request's field at fault
+    retry_after_s: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the token there, the best alternatives (best first), the asked ids (asked order)."""
+
+    token: TokenLogprob
+    top: tuple[TokenLogprob, ...] | None = None
+    token_ids: tuple[TokenLogprob, ...] | None = None
+
+
+class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of one request's output. `text` never ends inside a character or a possible stop string.
+
+    Exactly one delta of a request has `finish`; it is the last.
+    """
+
+    id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    usage: Usage | None = None
+    output_logprobs: tuple[PositionLogprobs, ...] = ()
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from prompt_start on; sent once, with the first delta
+    finish: FinishReason | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's gauges and running totals after a step. Totals only grow."""
+
+    num_running: int = 0
+    num_queued: int = 0
+    num_free_pages: int = 0
+    num_cached_pages: int = 0  # evictable: only the prefix cache holds them
+    num_pages: int = 0
+    total_prompt_tokens: int = 0  # prompt tokens of admitted requests
+    total_cached_tokens: int = 0  # of those, found in the prefix cache
+    total_output_tokens: int = 0
+    total_preemptions: int = 0
+    total_steps: int = 0
+    step_python_ms: float = 0.0  # last step: time outside runner.run
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts the front needs about the engine, known once it is ready."""
+
+    model_path: str
+    model_name: str
+    architecture: str
+    model_type: str
+    device: str
+    dtype: str
+    vocab_size: int
+    context_len: int  # tokens, prompt + output
+    max_total_tokens: int  # KV cache size in tokens
+    page_size: int
+    kv_bytes_per_token: int
+    max_running_requests: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    load_seconds: float = 0.0
+
+
+# What the front sends to the engine's loop ...
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
+    request_id: str
+    reason: str = "client"
+
+
+class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+    """A control operation: the engine's method `op` with these arguments; answered by the CallResult of same number."""
+
+    number: int
+    op: str
+    args: dict[str, Any] = {}
+
+
+class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
+    """Stop the loop after the current step; unfinished requests end with an abort."""
+
+
+ToEngine = Submit | Abort | Call | Close
+
+# ... and what comes back.
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True):
+    deltas: tuple[OutputDelta, ...]
+    stats: EngineStats
+
+
+class CallResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
+    number: int
+    value: Any = None
+    error: FinishReason | None = None  # type "error"
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    """The engine ends. `message` is one line for the operator; `startup` tells whether it ever was ready."""
+
+    message: str
+    startup: bool = False
+
+
+FromEngine = StepReport | CallResult | Ready | Failed

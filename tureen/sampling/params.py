@@ -68,7 +68,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     spaces_between_special_tokens: Annotated[
         bool,
-        Meta(description="false = no space between two adjacent special tokens, whatever the tokenizer's decoder adds."),
+        Meta(
+            description="false = no space between two adjacent special tokens, whatever the tokenizer's decoder adds."
+        ),
     ] = True
     no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
     n: Annotated[int, Meta(ge=1, le=MAX_N, description="Samples per prompt; sample i uses sampling_seed + i.")] = 1
@@ -82,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = msgspec.field(default=None)
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Tokens per stream event. Default: the server's --stream-interval.")
+        Meta(description="Tokens per stream event. Default: the server's --stream-interval."),
     ] = None
 
     @property

@@ -1,0 +1,124 @@
+import pytest
+
+from tureen.cache.manager import CacheManager
+
+PLAIN = ("", "")
+
+
+def _open(cache, token_ids, headroom=0, namespace=PLAIN):
+    nodes = cache.match(namespace, token_ids, len(token_ids) - 1)
+    return cache.open(namespace, nodes, len(token_ids), headroom=headroom)
+
+
+def _run(cache, token_ids):
+    """A sequence that computes all its tokens and ends."""
+    table = _open(cache, token_ids)
+    cache.publish(table, token_ids, len(token_ids))
+    cache.close(table)
+    return table
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_a_finished_sequence_leaves_its_full_pages_to_the_next_one(page_size):
+    cache = CacheManager(64, page_size)
+    token_ids = list(range(33))
+    first = _run(cache, token_ids)
+    second = _open(cache, token_ids)
+    reused = 32 // page_size
+    assert second.num_matched == reused
+    assert second.pages[:reused] == first.pages[:reused]
+    assert cache.check() == []
+    cache.close(second)
+    assert cache.num_available == 64
+
+
+def test_only_computed_full_pages_are_published():
+    cache = CacheManager(8, 4)
+    table = _open(cache, list(range(12)))
+    for num_computed, published in [(0, 0), (3, 0), (4, 1), (7, 1), (11, 2)]:
+        cache.publish(table, list(range(12)), num_computed)
+        assert len(table.nodes) == published
+        assert len(cache.match(PLAIN, list(range(12)), 12)) == published
+
+
+def test_the_last_token_is_never_taken_from_the_cache():
+    cache = CacheManager(8, 4)
+    _run(cache, list(range(8)))
+    assert len(cache.match(PLAIN, list(range(8)), 7)) == 1
+
+
+def test_two_that_computed_the_same_page_end_up_with_one():
+    cache = CacheManager(8, 2)
+    one, two = _open(cache, [1, 2, 3]), _open(cache, [1, 2, 3])
+    assert one.pages[0] != two.pages[0]
+    before = two.as_tuple
+    cache.publish(one, [1, 2, 3], 2)
+    cache.publish(two, [1, 2, 3], 2)
+    assert one.pages[0] == two.pages[0]
+    assert two.as_tuple == tuple(two.pages) != before
+    assert cache.check() == []
+    cache.close(one)
+    cache.close(two)
+    assert (cache.tree.num_evictable, cache.pool.num_free) == (1, 7)
+
+
+def test_a_table_that_does_not_fit_changes_nothing():
+    cache = CacheManager(4, 2)
+    _run(cache, [1, 2, 3, 4])
+    held = _open(cache, [9, 9, 9])
+    assert _open(cache, [1, 2, 3, 4, 5, 6]) is None
+    assert _open(cache, [1, 2, 3], headroom=1) is None
+    assert cache.check() == []
+    assert (cache.tree.num_evictable, cache.pool.num_free) == (2, 0)
+    table = _open(cache, [1, 2, 3])
+    assert table.num_matched == 1
+    assert cache.grow(table, 4)
+    assert not cache.grow(table, 5)
+    assert cache.check() == []
+    cache.close(table)
+    cache.close(held)
+
+
+def test_a_failed_sequence_leaves_nothing_that_it_computed():
+    cache = CacheManager(8, 2)
+    _run(cache, [1, 2, 3])
+    table = _open(cache, [1, 2, 3, 4, 5, 6])
+    cache.publish(table, [1, 2, 3, 4, 5, 6], 6)
+    cache.close(table, distrust_from=table.num_matched)
+    assert len(cache.match(PLAIN, [1, 2, 3, 4, 5, 6], 6)) == 1
+    assert (cache.check(), cache.num_available) == ([], 8)
+
+
+def test_nothing_is_published_below_pages_that_are_distrusted():
+    cache = CacheManager(8, 2)
+    token_ids = [1, 2, 3, 4, 5, 6]
+    maker = _open(cache, token_ids)
+    cache.publish(maker, token_ids, 2)
+    user = _open(cache, token_ids)
+    assert user.num_matched == 1
+    cache.close(maker, distrust_from=0)
+    cache.publish(user, token_ids, 6)
+    assert not user.is_public
+    assert cache.match(PLAIN, token_ids, 6) == []
+    assert cache.check() == []
+    cache.close(user)
+    assert cache.pool.num_free == 8
+
+
+def test_without_prefix_cache_nothing_is_kept():
+    cache = CacheManager(8, 2, prefix_cache=False)
+    table = _run(cache, [1, 2, 3, 4])
+    assert not table.nodes
+    assert cache.pool.num_free == 8
+
+
+def test_flush_forgets_all_but_what_is_in_use():
+    cache = CacheManager(8, 2)
+    _run(cache, [1, 2, 3])
+    _run(cache, [5, 6, 7, 8])
+    table = _open(cache, [1, 2, 3])
+    assert cache.flush() == 2
+    assert len(cache.match(PLAIN, [1, 2, 3], 2)) == 1
+    cache.close(table)
+    assert cache.flush() == 1
+    assert cache.pool.num_free == 8

@@ -1,0 +1,86 @@
+"""A real `tureen serve` process for the end-to-end tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+
+class ServerProcess:
+    """Starts the server on a free port, collects what it prints, stops it at the end."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tureen.launch_server", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | (env or {}),
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.output)
+        if found is None:
+            raise AssertionError(f"the server printed no URL:\n{self.output}")
+        return found.group()
+
+    def wait_ready(self, timeout_s: float = 120) -> ServerProcess:
+        limit = time.monotonic() + timeout_s
+        while time.monotonic() < limit:
+            if "ready at" in self.output and httpx.get(f"{self.url}/health").status_code == 200:
+                return self
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output}")
+            time.sleep(0.05)
+        raise AssertionError(f"not ready after {timeout_s} s:\n{self.output}")
+
+    def children(self) -> list[int]:
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [pid for pid in map(int, listed) if "resource_tracker" not in command_line(pid)]
+
+    def stop(self, timeout_s: float = 30) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def metric(url: str, name: str) -> float:
+    """The sum over labels of one metric."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    found = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(re.escape(name) + r"(\{|\s)", line)]
+    if not found:
+        raise AssertionError(f"no metric {name}")
+    return sum(found)

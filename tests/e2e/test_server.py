@@ -1,0 +1,213 @@
+"""The real server with the real model, over HTTP."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+from server_process import ServerProcess, metric
+
+pytestmark = pytest.mark.e2e
+
+GREEDY = {"temperature": 0, "max_new_tokens": 16}
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def generate(server: ServerProcess, **body) -> dict:
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events(server: ServerProcess, **body) -> list[dict]:
+    with httpx.stream("POST", f"{server.url}/generate", json=body | {"stream": True}, timeout=120) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def wait_until(condition, what: str, timeout_s: float = 5) -> None:
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit:
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not happen within {timeout_s} s")
+
+
+def test_the_model_answers_a_question_and_says_why_it_stopped(server):
+    answer = generate(server, text=CHAT, sampling_params={"temperature": 0, "max_new_tokens": 32})
+    assert answer["text"] == "The capital of France is Paris."
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 2}
+    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == 8
+    assert answer["output_ids"][-1] == 2
+
+
+def test_the_pages_client_code_prints_the_same_text_streamed_and_not(server):
+    code = '''
+import requests, json
+
+response = requests.post(
+    "http://localhost:30000/generate",
+    json={
+        "text": "The capital of France is",
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": 32,
+        },
+        "stream": True,
+    },
+    stream=True,
+)
+
+prev = 0
+for chunk in response.iter_lines(decode_unicode=False):
+    chunk = chunk.decode("utf-8")
+    if chunk and chunk.startswith("data:"):
+        if chunk == "data: [DONE]":
+            break
+        data = json.loads(chunk[5:].strip("\\n"))
+        output = data["text"].strip()
+        print(output[prev:], end="", flush=True)
+        prev = len(output)
+print("")
+'''
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code.replace("http://localhost:30000", server.url), {})
+    whole = generate(
+        server, text="The capital of France is", sampling_params={"temperature": 0, "max_new_tokens": 32}
+    )
+    assert printed.getvalue().strip() == whole["text"].strip()
+
+
+def test_a_seeded_request_gets_the_same_tokens_alone_among_thirty_others_and_streamed(server):
+    asked = {"text": "Once upon a time", "sampling_params": {"sampling_seed": 7, "max_new_tokens": 24, "top_p": 0.9}}
+    alone = generate(server, **asked)
+    others = [
+        {"text": f"Story number {i} begins", "sampling_params": {"max_new_tokens": 24 + i, "temperature": 0.5 + i / 20}}
+        for i in range(30)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(31) as pool:
+        running = [pool.submit(generate, server, **body) for body in others[:15]]
+        crowded = pool.submit(generate, server, **asked)
+        running += [pool.submit(generate, server, **body) for body in others[15:]]
+        assert crowded.result()["output_ids"] == alone["output_ids"]
+        for other in running:
+            other.result()
+    streamed = events(server, **asked)
+    assert streamed[-1]["output_ids"] == alone["output_ids"]
+    assert streamed[-1]["text"] == alone["text"]
+    assert alone["meta_info"]["sampling_seed"] == 7
+
+
+def test_samples_share_their_prompt_and_sample_i_is_the_request_with_seed_plus_i(server):
+    prompt = "The three most important inventions of the last century, in the order of their effect, are the"
+    params = {"sampling_seed": 100, "max_new_tokens": 8}
+    samples = generate(server, text=prompt, sampling_params=params | {"n": 3})
+    single = [generate(server, text=prompt, sampling_params=params | {"sampling_seed": 100 + i}) for i in range(3)]
+    assert [s["output_ids"] for s in samples] == [s["output_ids"] for s in single]
+    assert len({tuple(s["output_ids"]) for s in samples}) > 1
+
+
+def test_a_repeated_prompt_comes_from_the_cache_and_changes_nothing(server):
+    prompt = "In the year 1492 a sailor from Genoa left the harbour with three ships. " * 8
+    first = generate(server, text=prompt, sampling_params=GREEDY)
+    second = generate(server, text=prompt, sampling_params=GREEDY)
+    salted = generate(server, text=prompt, sampling_params=GREEDY, cache_salt="mine")
+    assert first["output_ids"] == second["output_ids"] == salted["output_ids"]
+    assert second["meta_info"]["cached_tokens"] > 100
+    assert salted["meta_info"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_client_that_leaves_frees_its_place_within_a_second(server, streamed):
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps(
+        {
+            "text": "Count:",
+            "stream": streamed,
+            "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
+        }
+    ).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    before = metric(server.url, "sglang:num_aborted_requests_total")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 1, "the request runs")
+    wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 0, "the request is aborted", 2)
+    assert metric(server.url, "sglang:num_aborted_requests_total") == before + 1
+
+
+def test_bad_requests_change_nothing_for_the_next_good_one(server):
+    good = {"text": "The capital of France is", "sampling_params": GREEDY}
+    expected = generate(server, **good)["output_ids"]
+    bad = [
+        ({"text": "a", "sampling_params": {"temprature": 0}}, "temperature"),
+        ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k"),
+        ({"text": "", "sampling_params": {}}, "text"),
+        ({"input_ids": [10**9]}, "input_ids"),
+        ({"text": "a", "sampling_params": {"n": 10**18}}, "n"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 10**9}}, "max_new_tokens"),
+        ({"text": "a", "image_data": "cat.png"}, "image_data"),
+        ({"text": "a " * 9000, "sampling_params": {}}, "context"),
+    ]
+    for body, named in bad:
+        response = httpx.post(f"{server.url}/generate", json=body, timeout=30)
+        assert response.status_code == 400, (body, response.text)
+        assert named in response.json()["error"]["message"]
+        assert generate(server, **good)["output_ids"] == expected
+
+
+def test_a_terminated_server_finishes_what_runs_refuses_what_comes_and_exits_cleanly(default_model_source):
+    server = ServerProcess("--engine", "thread").wait_ready()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            generate, server, text="Count:", sampling_params={"max_new_tokens": 100, "ignore_eos": True}
+        )
+        wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 1, "the request runs")
+        server.process.send_signal(signal.SIGTERM)
+        refused = httpx.post(f"{server.url}/generate", json={"text": "a"}, timeout=10)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert running.result()["meta_info"]["completion_tokens"] == 100
+    assert server.stop() == 0
+
+
+def test_when_the_engine_process_is_killed_every_client_gets_an_error_and_health_says_so(default_model_source):
+    server = ServerProcess("--engine", "process").wait_ready()
+    try:
+        (engine_pid,) = server.children()
+        body = {"text": "Count:", "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(httpx.post, f"{server.url}/generate", json=body, timeout=60)
+            streamed = pool.submit(events, server, **body)
+            wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 2, "both requests run", 10)
+            signal_time = time.monotonic()
+            os.kill(engine_pid, signal.SIGKILL)
+            assert whole.result(timeout=5).status_code == 503
+            assert streamed.result(timeout=5)[-1]["error"]["code"] == "engine_dead"
+            assert time.monotonic() - signal_time < 5
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        assert httpx.post(f"{server.url}/generate", json=body).status_code == 503
+    finally:
+        server.stop()
+    assert server.process.returncode != 0
+
+
+def test_both_engine_modes_give_the_same_tokens(server, default_model_source):
+    asked = {"text": "Once upon a time", "sampling_params": {"sampling_seed": 3, "max_new_tokens": 16}}
+    other = ServerProcess("--engine", "process").wait_ready()
+    try:
+        assert generate(other, **asked)["output_ids"] == generate(server, **asked)["output_ids"]
+    finally:
+        assert other.stop() == 0

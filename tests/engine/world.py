@@ -1,0 +1,305 @@
+"""A small world around the real engine: checked steps, random workloads, and what each request must answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import msgspec
+from byte_tokenizer import make_byte_tokenizer
+
+from tureen.engine.engine import Engine
+from tureen.runner.base import Batch, Capacity, StepOutput
+from tureen.runner.fake import POISON, WIDTH, FakeRunner
+from tureen.sampling.params import SamplingParams
+from tureen.types import FinishReason, GenerateRequest, LogprobSpec, OutputDelta
+
+VOCAB_SIZE = 64
+EOS_IDS = (7,)
+TOKENIZER = make_byte_tokenizer()
+
+
+# ---- what a request must answer: the fake model written again, from the tokens alone
+
+
+def _hash(*parts) -> bytes:
+    data = b"".join(p if isinstance(p, bytes) else p.to_bytes(8, "little", signed=True) for p in parts)
+    return blake2b(data, digest_size=8).digest()
+
+
+def _int(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def _logprob(history: bytes, token: int) -> float:
+    return -(_int(_hash(history, token)) % 9999 + 1) / 1000
+
+
+def expected(request: GenerateRequest, context_len: int):
+    """(output ids, finish, output logprobs, prompt logprobs) of a request running alone."""
+    stored: list[bytes] = []
+    for token in request.token_ids:
+        stored.append(_hash(stored[-1] if stored else b"", token))
+    prompt, spec, params = request.token_ids, request.logprobs, request.params
+    scored = []
+    if spec and 0 <= spec.prompt_start < len(prompt):
+        scored = [(None, prompt[spec.prompt_start])]
+        for at in range(spec.prompt_start, len(prompt) - 1):
+            scored.append((_logprob(_hash(*stored[: at + 1]), prompt[at + 1]), prompt[at + 1]))
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS_IDS)}
+    output, logprobs = [], []
+    while len(output) < request.max_new_tokens:
+        history = _hash(*stored)
+        seed = 0 if params.temperature == 0 else request.seed
+        token = _int(_hash(history, seed, *output[-4:], len(output))) % VOCAB_SIZE
+        while len(output) < params.min_new_tokens and token in ends:
+            token = (token + 1) % VOCAB_SIZE
+        output.append(token)
+        logprobs.append((_logprob(history, token), token))
+        stored.append(_hash(stored[-1], token))
+        if len(output) >= params.min_new_tokens:
+            if token in ends:
+                return output, FinishReason(type="stop", matched=token), logprobs, scored
+            if chr(token) in params.stop:
+                return output, FinishReason(type="stop", matched=chr(token)), logprobs, scored
+        if len(prompt) + len(output) >= context_len:
+            break
+    return output, FinishReason(type="length", length=len(output)), logprobs, scored
+
+
+# ---- the engine in its box
+
+
+class CheckedRunner(FakeRunner):
+    """Checks every batch against the engine's books before it runs, and makes NaN of pages that nobody holds."""
+
+    engine: Engine
+    token_budget: int
+    last: Batch | None = None
+
+    def run(self, batch: Batch) -> StepOutput:
+        self.last = batch
+        pool, size = self.engine.cache.pool, self.engine.cache.page_size
+        assert 0 < sum(len(row.token_ids) for row in batch.rows) <= self.token_budget
+        slots = [row.slot for row in batch.rows]
+        assert len(set(slots)) == len(slots)
+        for row in batch.rows:
+            end = row.start + len(row.token_ids)
+            assert row.token_ids and end <= len(row.pages) * size, "a row without room for its tokens"
+            for page in row.pages[row.start // size : -(-end // size)]:
+                assert pool.count(page) == 1, f"page {page} is written while others hold it"
+        page_bytes = size * WIDTH
+        for page in range(pool.num_pages):
+            if pool.count(page) == 0:
+                self._kv[page * page_bytes : (page + 1) * page_bytes] = POISON * size
+        return super().run(batch)
+
+
+@dataclass
+class Answer:
+    """Everything one request was sent."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list = field(default_factory=list)
+    prompt_logprobs: list = field(default_factory=list)
+    finish: FinishReason | None = None
+    usage: object = None
+    num_deltas: int = 0
+
+    def take(self, delta: OutputDelta) -> None:
+        assert self.finish is None, "a delta after the last"
+        assert not delta.prompt_logprobs or self.num_deltas == 0, "prompt logprobs come once, first"
+        assert delta.token_ids or delta.finish, "a delta that says nothing"
+        self.num_deltas += 1
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self.logprobs += [p.token for p in delta.output_logprobs]
+        self.prompt_logprobs += [p.token for p in delta.prompt_logprobs]
+        self.finish = delta.finish
+        self.usage = delta.usage
+
+
+class World:
+    """An engine with a fake runner, stepped under all invariants."""
+
+    def __init__(
+        self,
+        *,
+        num_pages=64,
+        page_size=4,
+        max_rows=8,
+        context_len=4096,
+        token_budget=32,
+        fault=None,
+        choose=None,
+        **options,
+    ) -> None:
+        capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
+        self.runner = CheckedRunner(capacity, fault=fault, choose=choose)
+        self.engine = Engine(self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, **options)
+        self.runner.engine, self.runner.token_budget = self.engine, token_budget
+        self.context_len = min(context_len, num_pages * page_size)
+        self.answers: dict[str, Answer] = {}
+        self.requests: dict[str, GenerateRequest] = {}
+        self.num_steps = 0
+
+    def add(self, request: GenerateRequest) -> None:
+        self.engine.add(request)
+        self.requests[request.id] = request
+        self.answers[request.id] = Answer()
+
+    def step(self) -> list[OutputDelta]:
+        self.num_steps += 1
+        before = self.runner.num_calls
+        schedulable = any(answer.finish is None for answer in self.answers.values()) and self._has_sequences()
+        deltas = self.engine.step()
+        for delta in deltas:
+            self.answers[delta.id].take(delta)
+        assert not schedulable or self.runner.num_calls > before, "nothing ran though something could"
+        self.check()
+        return deltas
+
+    def drain(self, max_steps: int = 20_000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                self.check_idle()
+                return
+            self.step()
+        raise AssertionError(f"still working after {max_steps} steps")
+
+    def _has_sequences(self) -> bool:
+        scheduler = self.engine.scheduler
+        return bool(scheduler.running or len(scheduler.queue))
+
+    def check(self) -> None:
+        """The books are right after a step."""
+        cache, scheduler = self.engine.cache, self.engine.scheduler
+        assert cache.check() == []
+        stats = self.engine.stats()
+        held = {page for sequence in scheduler.running for page in sequence.table.pages}
+        assert stats.num_free_pages + stats.num_cached_pages + len(held) == stats.num_pages
+        waiting, running = list(scheduler.queue.candidates()), scheduler.running
+        open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
+        ended_unsent = [delta.id for delta in self.engine._ended]
+        in_engine = [sequence.request.id for sequence in (*waiting, *running)]
+        assert sorted(in_engine + ended_unsent) == sorted(open_ids)
+        assert sorted(sequence.slot for sequence in running) + sorted(scheduler._free_slots) != []
+        assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))
+        for sequence in waiting:
+            assert sequence.table is None and sequence.num_computed == 0
+        for sequence in running:
+            self._check_running(sequence)
+
+    def _check_running(self, sequence) -> None:
+        table, size = sequence.table, self.engine.cache.page_size
+        assert len(table.nodes) * size <= sequence.num_computed <= len(table.pages) * size
+        assert sequence.num_computed < sequence.num_tokens
+        assert len(set(table.pages)) == len(table.pages)
+        tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
+        assert tokens == sequence.token_ids[: len(tokens)] and len(tokens) == len(table.nodes) * size
+        if table.nodes:
+            assert table.nodes[0].key[:2] == sequence.namespace
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request."""
+        engine, pool = self.engine, self.engine.cache.pool
+        assert engine.cache.num_available == pool.num_pages
+        assert not engine._sequences and not engine.scheduler.running and not len(engine.scheduler.queue)
+        assert not engine.cache._open
+        assert all(answer.finish is not None for answer in self.answers.values())
+        stats = engine.stats()
+        assert stats.total_output_tokens == sum(len(answer.token_ids) for answer in self.answers.values())
+
+    def check_answer(self, request_id: str, *, may_fail: bool = False) -> None:
+        """The answer is that of the request alone; an aborted or failed one is its beginning."""
+        request, answer = self.requests[request_id], self.answers[request_id]
+        output, finish, logprobs, scored = expected(request, self.context_len)
+        if answer.finish.type == "abort" or (may_fail and answer.finish.type == "error"):
+            assert answer.token_ids == output[: len(answer.token_ids)]
+        else:
+            assert (answer.token_ids, answer.finish) == (output, finish)
+            assert answer.prompt_logprobs == scored
+        if request.logprobs is not None:
+            assert answer.logprobs == logprobs[: len(answer.token_ids)]
+        else:
+            assert answer.logprobs == []
+
+    def check_answers(self, **options) -> None:
+        for request_id in self.answers:
+            self.check_answer(request_id, **options)
+
+
+def make_request(
+    request_id="r", token_ids=(1, 2, 3), *, max_new_tokens=4, seed=0, logprobs=None, priority=0, cache_salt="", **params
+) -> GenerateRequest:
+    return GenerateRequest(
+        id=request_id,
+        token_ids=tuple(token_ids),
+        params=SamplingParams(**params),
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        logprobs=logprobs,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def random_tokens(rng: random.Random, length: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB_SIZE) for _ in range(length))
+
+
+def random_requests(rng: random.Random, capacity: int, count: int) -> list[GenerateRequest]:
+    """Requests that fit `capacity` tokens, many with common prefixes, some n samples of one prompt."""
+    stems = [random_tokens(rng, rng.randrange(0, max(1, capacity // 2))) for _ in range(3)]
+    requests = []
+    while len(requests) < count:
+        prompt = (rng.choice(stems) + random_tokens(rng, rng.randrange(0, 6)))[: capacity - 1] or (1,)
+        room = capacity - len(prompt)
+        max_new = rng.choice([0, 1, room, rng.randrange(0, room + 1), rng.randrange(0, min(room, 12) + 1)])
+        start = rng.choice([-1, -1, 0, rng.randrange(len(prompt)), len(prompt) - 1, len(prompt)])
+        base = make_request(
+            f"q{len(requests)}",
+            prompt,
+            max_new_tokens=max_new,
+            seed=rng.randrange(-5, 2**40),
+            logprobs=LogprobSpec(prompt_start=start) if rng.random() < 0.4 else None,
+            priority=rng.randrange(3),
+            cache_salt=rng.choice(["", "", "", "salt"]),
+            temperature=rng.choice([0.0, 1.0]),
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=(9,) if rng.random() < 0.2 else (),
+            stop=("!",) if rng.random() < 0.2 else (),
+            min_new_tokens=rng.randrange(max_new + 1) if rng.random() < 0.3 else 0,
+        )
+        for sample in range(rng.choice([1, 1, 1, 2, 4])):
+            requests.append(msgspec.structs.replace(base, id=f"{base.id}.{sample}", seed=base.seed + sample))
+    return requests[:count]
+
+
+def simulate(seed: int, *, page_size: int, num_requests: int = 14, abort_rate: float = 0.02, **options) -> World:
+    """Random arrivals and aborts until idle; every answer compared with the request alone."""
+    rng = random.Random(seed)
+    tokens = rng.choice([24, 48, 120])
+    world = World(
+        num_pages=max(2, tokens // page_size),
+        page_size=page_size,
+        max_rows=rng.choice([1, 2, 4, 8]),
+        context_len=rng.choice([4096, tokens - 3]),
+        token_budget=rng.choice([1, 2, 3, 7, 16, 64]),
+        schedule_policy=rng.choice(["fcfs", "lpm"]),
+        priority_scheduling=rng.random() < 0.5,
+        prefix_cache=rng.random() < 0.85,
+        **options,
+    )
+    todo = random_requests(rng, world.context_len, num_requests)
+    burst = rng.choice([0.05, 0.3, 1.0])
+    while todo or world.engine.has_work:
+        while todo and (rng.random() < burst or not world.engine.has_work):
+            world.add(todo.pop())
+        if rng.random() < abort_rate:
+            world.engine.abort(rng.choice(list(world.answers)))
+        world.step()
+    world.check_idle()
+    return world

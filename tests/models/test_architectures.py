@@ -1,0 +1,86 @@
+import json
+import os
+import random
+
+import pytest
+import torch
+from runner_driver import Running, folder_source, generate, step
+from tiny_models import VARIANTS, greedy, logprobs, write
+
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.runner.model_runner import load_runner
+from tureen.types import LogprobSpec
+
+DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
+CLOSE = 1e-4
+SPEC = LogprobSpec(prompt_start=0, top=256)
+PROMPT = [random.Random(7).randrange(256) for _ in range(61)]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, write(folder, request.param)
+
+
+def make_runner(folder, *, page_size=16, **settings):
+    config = Config(device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=1024, num_threads=2, **settings)
+    return load_runner(folder_source(folder), config)
+
+
+def shuffled_pages(runner, seed=0):
+    pages = list(range(runner.capacity().num_pages))
+    random.Random(seed).shuffle(pages)
+    return pages
+
+
+def distance(report, expected):
+    """Largest difference between a reported distribution and the expected one."""
+    return max(abs(value - float(expected[token])) for value, token in report.top)
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(16, 1000), (16, 7), (1, 16), (1, 1), (4, 33)])
+def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chunk):
+    folder, oracle = model
+    runner = make_runner(folder, page_size=page_size)
+    sequence = Running(0, PROMPT, shuffled_pages(runner)[: -(-100 // page_size)], logprobs=SPEC)
+    assert generate(runner, sequence, 12, chunk=chunk, score=True) == greedy(oracle, PROMPT, 12)
+    expected = logprobs(oracle, sequence.token_ids[:-1])
+    reports = sequence.prompt_logprobs + sequence.output_logprobs
+    assert len(sequence.prompt_logprobs) == len(PROMPT) - 1
+    assert max(distance(report, row) for report, row in zip(reports, expected, strict=True)) < CLOSE
+
+
+def test_rows_of_one_batch_do_not_mix(model):
+    folder, oracle = model
+    runner = make_runner(folder, page_size=4)
+    pages = shuffled_pages(runner, 3)
+    prompts = [PROMPT[start : start + length] for start, length in ((0, 1), (3, 20), (9, 33), (20, 41), (1, 5))]
+    sequences = [Running(i, prompt, pages[20 * i : 20 * i + 20]) for i, prompt in enumerate(prompts)]
+    chunks = (1, 8, 5, 50, 3)
+    while len(sequences[2].output) < 6:
+        step(runner, sequences, chunks)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output == greedy(oracle, prompt, len(sequence.output))
+
+
+def test_a_config_in_the_older_style_means_the_same(model, tmp_path):
+    folder, oracle = model
+    config = json.loads((folder / "config.json").read_text())
+    parameters = config.pop("rope_parameters")
+    config.pop("layer_types", None)
+    if "full_attention" in parameters:
+        pytest.skip("scaling of gemma3 is told apart in a test of its own")
+    config |= {"rope_theta": parameters.pop("rope_theta"), "rope_scaling": parameters}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    runner = make_runner(tmp_path)
+    assert generate(runner, Running(0, PROMPT, range(8)), 4) == greedy(oracle, PROMPT, 4)
+    assert isinstance(torch.float32, torch.dtype)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(StartupError, match=r"MambaForCausalLM.*Gemma3ForCausalLM.*LlamaForCausalLM.*Qwen3ForCausalLM"):
+        load_runner(folder_source(tmp_path), Config(device=DEVICE))

@@ -1,0 +1,82 @@
+"""Drives a runner by hand: page tables, chunks and batches as a test wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tureen.runner.base import Batch, Row, RowOutput, SlotState
+from tureen.sampling.params import SamplingParams
+from tureen.types import LogprobSpec
+from tureen.weights.source import ModelSource
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def folder_source(folder: Path) -> ModelSource:
+    return ModelSource(name=folder.name, path=folder, format="safetensors")
+
+
+class Running:
+    """One sequence: its tokens so far, its pages, how many tokens have K/V."""
+
+    def __init__(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        pages: Sequence[int],
+        *,
+        params: SamplingParams = GREEDY,
+        logprobs: LogprobSpec | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.state = SlotState(slot, params, seed, tuple(prompt), (), (), logprobs)
+        self.token_ids = list(prompt)
+        self.num_prompt = len(prompt)
+        self.pages = tuple(pages)
+        self.num_computed = 0
+        self.is_new = True
+        self.prompt_logprobs: list = []
+        self.output_logprobs: list = []
+        self.errors: list[str] = []
+
+    @property
+    def output(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    def next_row(self, chunk: int, *, score: bool = False) -> Row:
+        end = min(self.num_computed + chunk, len(self.token_ids))
+        ids = tuple(self.token_ids[self.num_computed : end])
+        targets = tuple(self.token_ids[self.num_computed + 1 : end + 1]) if score and end <= self.num_prompt else ()
+        return Row(
+            self.state.slot,
+            ids,
+            self.num_computed,
+            self.pages,
+            end == len(self.token_ids),
+            score_targets=targets,
+        )
+
+    def take(self, row: Row, output: RowOutput) -> None:
+        self.num_computed += len(row.token_ids)
+        self.prompt_logprobs += output.prompt_logprobs
+        if output.error is not None:
+            self.errors.append(output.error)
+        elif row.sample:
+            self.token_ids.append(output.token_id)
+            self.output_logprobs.append(output.logprobs)
+
+
+def step(runner, sequences: Sequence[Running], chunks: Sequence[int], *, score: bool = False) -> None:
+    rows = [sequence.next_row(chunk, score=score) for sequence, chunk in zip(sequences, chunks, strict=True)]
+    new = tuple(sequence.state for sequence in sequences if sequence.is_new)
+    outputs = runner.run(Batch(tuple(rows), new)).rows
+    for sequence, row, output in zip(sequences, rows, outputs, strict=True):
+        sequence.is_new = False
+        sequence.take(row, output)
+
+
+def generate(runner, sequence: Running, count: int, *, chunk: int = 1 << 20, score: bool = False) -> list[int]:
+    while len(sequence.output) < count and not sequence.errors:
+        step(runner, [sequence], [chunk], score=score)
+    return sequence.output

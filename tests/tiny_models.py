@@ -1,0 +1,98 @@
+"""Tiny models with random weights, written by transformers as folders: the oracle and what we load are the same files."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
+}
+GEMMA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": GEMMA_ROPES,
+}
+VARIANTS = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "llama-rope-llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-sliding": ("Mistral", {"sliding_window": 10}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma3": ("Gemma3Text", GEMMA),
+}
+
+
+def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Writes config.json and model.safetensors; returns the transformers model in float32, as loaded from them."""
+    family, changes = VARIANTS[variant]
+    config = getattr(transformers, f"{family}Config")(**(SHAPE | changes))
+    model_class = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")
+    torch.manual_seed(len(variant))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_class(config).to(dtype)
+        _spread(model)
+        model.save_pretrained(folder)
+    model.config._attn_implementation = "eager"
+    return model.float().eval()
+
+
+def _spread(model: torch.nn.Module) -> None:
+    """Weights large enough that logits differ clearly from token to token."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            else:
+                parameter.normal_(std=0.5 if "embed" in name else 0.15)
+
+
+@torch.no_grad()
+def logprobs(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
+    """float32 [tokens, vocab]: log-probabilities of the next token after each."""
+    return torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float(), dim=-1)
+
+
+@torch.no_grad()
+def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    token_ids = list(prompt)
+    for _ in range(count):
+        token_ids.append(int(logprobs(model, token_ids)[-1].argmax()))
+    return token_ids[len(prompt) :]

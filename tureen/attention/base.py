@@ -1,0 +1,49 @@
+"""What a step computes, as tensors, and what an attention backend must offer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """A row's share of the step's tokens: positions start … start + length - 1 are tokens[first : first + length]."""
+
+    first: int
+    length: int
+    start: int
+    pages: tuple[int, ...]
+
+
+class ModelInput(NamedTuple):
+    """One step. Tokens of all rows stand one after another."""
+
+    token_ids: Tensor  # int64 [tokens]
+    positions: Tensor  # int64 [tokens]
+    kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
+    spans: tuple[Span, ...]  # one per row
+    sampled: Tensor | None  # int64 [rows that sample]: the token whose logits are sampled from; None = no row samples
+
+
+class LayerShape(NamedTuple):
+    """How a layer attends."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None  # a token sees itself and the window - 1 tokens before it; None = all before it
+
+
+class AttentionBackend(Protocol):
+    """Stores K/V in pages and attends to them."""
+
+    def plan(self, inputs: ModelInput) -> None:
+        """Once per step: whatever all layers share."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
+
+        The new K/V are stored first; each token then attends to the positions up to its own.
+        """

@@ -1,0 +1,182 @@
+"""Paged attention in plain torch: gather a group's pages, then one scaled dot product. Any device.
+
+The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
+multiple of KEY_BLOCK, where a sliding window begins later), padded to a multiple of KEY_PAD, and masked with -inf, so
+that padding adds exact zeros to sums of one fixed order. On CPU this holds bit for bit because torch's kernel walks
+the keys in blocks of KEY_BLOCK whatever the number of queries; on other devices it holds as far as their kernel does.
+Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.attention.base import LayerShape, ModelInput, Span
+
+KEY_PAD = 16
+KEY_BLOCK = 512
+QUERY_PIECE = 256  # queries of one row attended at once
+MASK_ELEMENTS = 1 << 24  # most elements of one group's mask
+LEAST_BUCKET = 256  # rows with at most this many keys share a group
+
+
+class Piece(NamedTuple):
+    """Consecutive queries of one row."""
+
+    span: Span
+    begin: int  # index of the first query in the span
+    length: int
+
+    @property
+    def num_keys(self) -> int:
+        return self.span.start + self.begin + self.length
+
+
+class Group(NamedTuple):
+    """Pieces of similar shape, attended in one call."""
+
+    tokens: (
+        Tensor | None
+    )  # int64 [rows * queries], short pieces padded with their last token; None = all tokens in order
+    queries: int
+    key_slots: Tensor  # int64 [rows * keys]
+    mask: Tensor  # [rows, 1, heads per kv head * queries, keys]: 0 or -inf
+
+
+class ReferenceAttention:
+    """The backend that every other is compared with.
+
+    keys, values: for each layer a tensor [pages, page_size, kv_heads, head_dim].
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._layers = tuple(layers)
+        self._page_size = keys[0].shape[1]
+        self._keys = [pool.view(-1, *pool.shape[2:]) for pool in keys]
+        self._values = [pool.view(-1, *pool.shape[2:]) for pool in values]
+        self._kv_slots = torch.empty(0, dtype=torch.int64)
+        self._groups: dict[tuple[int | None, int], list[Group]] = {}
+
+    def plan(self, inputs: ModelInput) -> None:
+        self._kv_slots = inputs.kv_slots
+        pieces = _pieces(inputs.spans)
+        self._groups = {}
+        for layer in self._layers:
+            kind = _kind(layer)
+            if kind not in self._groups:
+                split = _split(pieces, kind[1])
+                self._groups[kind] = [self._group(part, kind, inputs, alone=len(split) == 1) for part in split]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
+        keys.index_copy_(0, self._kv_slots, k)
+        values.index_copy_(0, self._kv_slots, v)
+        groups = self._groups[_kind(shape)]
+        if len(groups) == 1 and groups[0].tokens is None:
+            return _attend(q, keys, values, groups[0], shape)
+        out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
+        for group in groups:
+            if group.tokens is None:
+                out.copy_(_attend(q, keys, values, group, shape))
+            else:
+                out.index_copy_(0, group.tokens, _attend(q.index_select(0, group.tokens), keys, values, group, shape))
+        return out
+
+    def _group(self, pieces: list[Piece], kind: tuple[int | None, int], inputs: ModelInput, *, alone: bool) -> Group:
+        window, heads_per_kv = kind
+        queries = max(piece.length for piece in pieces)
+        ends = np.array([piece.num_keys for piece in pieces])
+        first = _first_key(pieces, window)
+        width = -(-(int(ends.max()) - first) // KEY_PAD) * KEY_PAD
+        slots = self._key_slots(pieces, first, width, ends)
+        offsets = np.minimum(np.arange(queries), np.array([[piece.length - 1] for piece in pieces]))
+        tokens = offsets + np.array([[piece.span.first + piece.begin] for piece in pieces])
+        positions = offsets + np.array([[piece.span.start + piece.begin] for piece in pieces])
+        in_order = alone and tokens.size == inputs.token_ids.shape[0]
+        device = inputs.token_ids.device
+        mask = _mask(torch.from_numpy(positions).to(device), first, width, window, self._keys[0].dtype)
+        mask = mask[:, None, None].expand(-1, 1, heads_per_kv, -1, -1)
+        return Group(
+            None if in_order else torch.from_numpy(tokens.reshape(-1)).to(device),
+            queries,
+            torch.from_numpy(slots.reshape(-1)).to(device),
+            mask.reshape(len(pieces), 1, heads_per_kv * queries, width) if queries > 1 else mask.squeeze(3),
+        )
+
+    def _key_slots(self, pieces: list[Piece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
+        """int64 [rows, width]: where positions first, first + 1, … of each row lie; beyond its end, its first key's."""
+        size = self._page_size
+        begin, end = first // size, -(-(first + width) // size)
+        pages = np.zeros((len(pieces), end - begin), dtype=np.int64)
+        for row, piece in zip(pages, pieces, strict=True):
+            own = piece.span.pages[begin:end]
+            row[: len(own)] = own
+        slots = (pages[:, :, None] * size + np.arange(size)).reshape(len(pieces), -1)
+        slots = slots[:, first - begin * size :][:, :width]
+        return np.where(np.arange(first, first + width) < ends[:, None], slots, slots[:, :1])
+
+
+def _kind(layer: LayerShape) -> tuple[int | None, int]:
+    """Layers of one kind share groups."""
+    return layer.window, layer.num_heads // layer.num_kv_heads
+
+
+def _pieces(spans: Sequence[Span]) -> list[Piece]:
+    return [
+        Piece(span, begin, min(QUERY_PIECE, span.length - begin))
+        for span in spans
+        for begin in range(0, span.length, QUERY_PIECE)
+    ]
+
+
+def _split(pieces: list[Piece], heads_per_kv: int) -> list[list[Piece]]:
+    """Pieces with about the same number of queries and of keys together, as many as the mask's size allows."""
+    buckets: dict[tuple[int, int], list[Piece]] = {}
+    for piece in pieces:
+        buckets.setdefault((_power_of_two(piece.length), _power_of_two(max(LEAST_BUCKET, piece.num_keys))), []).append(
+            piece
+        )
+    groups = []
+    for (queries, keys), members in buckets.items():
+        most = max(1, MASK_ELEMENTS // (queries * keys * heads_per_kv))
+        groups += [members[i : i + most] for i in range(0, len(members), most)]
+    return groups
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _first_key(pieces: list[Piece], window: int | None) -> int:
+    """The first position gathered: a multiple of KEY_BLOCK that no query's window begins before."""
+    if window is None:
+        return 0
+    least = min(piece.span.start + piece.begin for piece in pieces) - window + 1
+    return max(0, least // KEY_BLOCK * KEY_BLOCK)
+
+
+def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """positions [rows, queries] -> [rows, queries, width]: 0 where the query sees the key, else -inf."""
+    keys = torch.arange(first, first + width, device=positions.device)
+    hidden = keys > positions[..., None]
+    if window is not None:
+        hidden |= keys <= positions[..., None] - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, shape: LayerShape) -> Tensor:
+    """q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads sharing keys become queries."""
+    rows, queries, kv_heads = group.mask.shape[0], group.queries, shape.num_kv_heads
+    k = keys.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
+    v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
+    q = q.reshape(rows, queries, kv_heads, -1, shape.head_dim)
+    q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, shape.head_dim)
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=shape.scale)
+    out = out.view(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows * queries, -1)

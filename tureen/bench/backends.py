@@ -1,0 +1,223 @@
+"""How each kind of server is asked and how its stream is read: one class a kind."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from tureen.bench.http import BenchError, Connection
+from tureen.bench.workloads import Job
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What one stream event says. Counts are for the whole answer so far; None = this event does not tell."""
+
+    has_tokens: bool
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+
+class Backend(Protocol):
+    """One kind of server."""
+
+    path: str
+
+    def body(self, job: Job) -> bytes:
+        """The request: greedy, streamed, EOS ignored, exactly `job.output_len` tokens."""
+
+    def read(self, data: bytes) -> Event:
+        """One event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
+
+    async def prepare(self, connection: Connection) -> int | None:
+        """Learn what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
+
+
+class _Meta(msgspec.Struct):
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: dict[str, Any] | None = None
+
+
+class _GenerateEvent(msgspec.Struct):
+    meta_info: _Meta | None = None
+    error: Any = None
+
+
+class Generate:
+    """`/generate` of tureen and SGLang."""
+
+    path = "/generate"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_GenerateEvent)
+        self._output_tokens = 0
+
+    def body(self, job: Job) -> bytes:
+        params = {"temperature": 0.0, "max_new_tokens": job.output_len, "ignore_eos": True}
+        return msgspec.json.encode({"input_ids": job.prompt_ids, "sampling_params": params, "stream": True})
+
+    def read(self, data: bytes) -> Event:
+        event = self._decoder.decode(data)
+        meta = event.meta_info
+        if event.error is not None or meta is None:
+            return Event(False, error=_message(event.error))
+        reason = meta.finish_reason
+        if reason is not None and reason.get("type") not in ("length", "stop"):
+            return Event(False, error=_message(reason))
+        return Event(
+            bool(meta.completion_tokens), meta.completion_tokens, meta.prompt_tokens, meta.cached_tokens
+        )
+
+    async def prepare(self, connection: Connection) -> int | None:
+        for path in ("/model_info", "/get_model_info"):
+            found = (await _get(connection, path)).get("vocab_size")
+            if isinstance(found, int):
+                return found
+        return None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class _CachedTokens(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _CompletionsEvent(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class Completions:
+    """`/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
+
+    path = "/v1/completions"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_CompletionsEvent)
+        self._model = "default"
+
+    def body(self, job: Job) -> bytes:
+        return msgspec.json.encode(
+            {
+                "model": self._model,
+                "prompt": job.prompt_ids,
+                "max_tokens": job.output_len,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+
+    def read(self, data: bytes) -> Event:
+        event = self._decoder.decode(data)
+        if event.error is not None:
+            return Event(False, error=_message(event.error))
+        # A chunk that only ends the choice has no tokens; one with empty text and no end holds part of a character.
+        has_tokens = any(choice.text or choice.finish_reason is None for choice in event.choices)
+        usage = event.usage
+        if usage is None:
+            return Event(has_tokens)
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        return Event(has_tokens, usage.completion_tokens, usage.prompt_tokens, cached)
+
+    async def prepare(self, connection: Connection) -> int | None:
+        entry = await _first_model(connection)
+        self._model = str(entry.get("id", self._model))
+        return _vocab_in_model_list(entry)
+
+
+class _Timings(msgspec.Struct):
+    cache_n: int | None = None
+
+
+class _LlamaEvent(msgspec.Struct):
+    content: str = ""
+    tokens: list[int] = []
+    stop: bool = False
+    tokens_predicted: int | None = None
+    tokens_evaluated: int | None = None
+    timings: _Timings | None = None
+    error: Any = None
+
+
+class LlamaCpp:
+    """llama.cpp's own `/completion`."""
+
+    path = "/completion"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_LlamaEvent)
+
+    def body(self, job: Job) -> bytes:
+        return msgspec.json.encode(
+            {
+                "prompt": job.prompt_ids,
+                "n_predict": job.output_len,
+                "temperature": 0.0,
+                "top_k": 1,  # the shortest way through its samplers, same token
+                "ignore_eos": True,
+                "stream": True,
+                "cache_prompt": True,
+                "return_tokens": True,
+            }
+        )
+
+    def read(self, data: bytes) -> Event:
+        event = self._decoder.decode(data)
+        if event.error is not None:
+            return Event(False, error=_message(event.error))
+        has_tokens = bool(event.tokens or event.content)
+        if not event.stop:
+            return Event(has_tokens)
+        cached = event.timings.cache_n if event.timings else None
+        return Event(has_tokens, event.tokens_predicted, event.tokens_evaluated, cached)
+
+    async def prepare(self, connection: Connection) -> int | None:
+        return _vocab_in_model_list(await _first_model(connection))
+
+
+BACKENDS: dict[str, type[Backend]] = {
+    "tureen": Generate,
+    "sglang": Generate,
+    "openai": Completions,
+    "llamacpp": LlamaCpp,
+}
+
+
+def _message(error: object) -> str:
+    return msgspec.json.encode(error).decode()[:300] if error is not None else "an event without meta_info"
+
+
+async def _get(connection: Connection, path: str) -> dict[str, Any]:
+    """The JSON object at `path`; empty when there is none."""
+    status, body = await connection.request("GET", path)
+    try:
+        found = msgspec.json.decode(body) if status == 200 else {}
+    except msgspec.DecodeError:
+        raise BenchError(f"{connection.address.url}{path}: the answer is not JSON; is --backend right?") from None
+    return found if isinstance(found, dict) else {}
+
+
+async def _first_model(connection: Connection) -> dict[str, Any]:
+    entries = (await _get(connection, "/v1/models")).get("data") or [{}]
+    return dict(entries[0])
+
+
+def _vocab_in_model_list(entry: dict[str, Any]) -> int | None:
+    found = (entry.get("meta") or {}).get("n_vocab")  # llama.cpp's addition to the list
+    return found if isinstance(found, int) else None

@@ -1,0 +1,142 @@
+"""Pages for sequences: finds cached prefixes, hands out pages, publishes computed ones, takes all of them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tureen.cache.pages import PagePool
+from tureen.cache.radix import Namespace, Node, RadixTree
+
+
+class PageTable:
+    """The pages of one running sequence, in order. Changed by its CacheManager only."""
+
+    __slots__ = ("_as_tuple", "is_open", "is_public", "namespace", "nodes", "num_matched", "pages")
+
+    def __init__(self, namespace: Namespace, nodes: list[Node], *, is_public: bool) -> None:
+        self.namespace = namespace
+        self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
+        self.num_matched = len(nodes)
+        self.pages = [node.page for node in nodes]
+        self.is_open = True
+        self.is_public = is_public  # its full pages go into the tree as they are computed
+        self._as_tuple: tuple[int, ...] | None = None
+
+    @property
+    def as_tuple(self) -> tuple[int, ...]:
+        """The pages as a row carries them; made again only after a change."""
+        if self._as_tuple is None:
+            self._as_tuple = tuple(self.pages)
+        return self._as_tuple
+
+    def append(self, page: int) -> None:
+        self.pages.append(page)
+        self._as_tuple = None
+
+    def replace(self, index: int, page: int) -> None:
+        self.pages[index] = page
+        self._as_tuple = None
+
+
+class CacheManager:
+    """Owns the page pool and the radix tree. A page is free, or held by page tables, by the tree, or by both."""
+
+    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(self.pool, page_size)
+        self._prefix_cache = prefix_cache  # False: nothing is published, so nothing is ever found
+        self._open: dict[PageTable, None] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had: free, or held by the tree alone."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[Node]:
+        """The nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks nothing."""
+        return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
+
+    def open(self, namespace: Namespace, nodes: list[Node], num_tokens: int, *, headroom: int) -> PageTable | None:
+        """A page table that starts with the matched `nodes` and has pages for `num_tokens`.
+
+        None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU order.
+        """
+        for node in nodes:
+            self.tree.lock(node)
+        if self.num_pages_for(num_tokens) - len(nodes) + headroom > self.num_available:
+            for node in reversed(nodes):
+                self.tree.unlock(node)
+            return None
+        table = PageTable(namespace, nodes, is_public=self._prefix_cache)
+        self._open[table] = None
+        self.grow(table, num_tokens)
+        return table
+
+    def grow(self, table: PageTable, num_tokens: int) -> bool:
+        """Give the table pages for `num_tokens` in all. False, and no change, when there are not enough."""
+        missing = self.num_pages_for(num_tokens) - len(table.pages)
+        if missing <= 0:
+            return True
+        if missing > self.num_available:
+            return False
+        for _ in range(missing):
+            if self.pool.num_free == 0:
+                self.tree.evict()
+            table.append(self.pool.take())
+        return True
+
+    def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
+        """Put the table's full pages among the first `num_computed` tokens into the tree, where others find them.
+
+        Where the tree has a page with these tokens already, the table changes over to it and gives its own back.
+        """
+        while table.is_public and len(table.nodes) < num_computed // self.page_size:
+            index = len(table.nodes)
+            parent = table.nodes[-1] if table.nodes else self.tree.root
+            if not self.tree.is_attached(parent):  # removed because its maker failed: nothing may stand below it
+                table.is_public = False
+                return
+            page = table.pages[index]
+            node = self.tree.insert(parent, self.tree.key(table.namespace, token_ids, index), page)
+            if node.page != page:
+                self.tree.lock(node)
+                self.pool.give_back(page)
+                table.replace(index, node.page)
+            table.nodes.append(node)
+
+    def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
+        """Give all pages back. Published ones stay in the tree as evictable.
+
+        With `distrust_from`, the tree forgets what this table published or used from that page on.
+        """
+        if distrust_from is not None and distrust_from < len(table.nodes):
+            self.tree.remove(table.nodes[distrust_from])
+        for page in reversed(table.pages[len(table.nodes) :]):
+            self.pool.give_back(page)
+        for node in reversed(table.nodes):
+            self.tree.unlock(node)
+        table.is_open = False
+        del self._open[table]
+
+    def flush(self) -> int:
+        """Forget every prefix that no sequence uses; returns how many pages that freed."""
+        num_flushed = self.tree.num_evictable
+        for _ in range(num_flushed):
+            self.tree.evict()
+        return num_flushed
+
+    def check(self) -> list[str]:
+        """Verify that free + cached + used pages are all pages, each counted once per holder. Returns what is wrong."""
+        holders = [0] * self.pool.num_pages
+        wrong = []
+        for table in self._open:
+            for page in table.pages:
+                holders[page] += 1
+            if [node.page for node in table.nodes] != table.pages[: len(table.nodes)]:
+                wrong.append("a page table does not hold the pages of its nodes")
+        wrong += self.tree.check(holders)  # adds the tree's references
+        return wrong + self.pool.check(holders)

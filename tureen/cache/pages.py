@@ -1,0 +1,53 @@
+"""The pool of KV-cache pages: a free list and reference counts. Integers only; the tensors live in the runner."""
+
+from __future__ import annotations
+
+
+class PagePool:
+    """Hands out pages and takes them back. A page is free exactly when its count is zero."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is used next
+        self._counts = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def count(self, page: int) -> int:
+        """How many hold this page: page tables plus one if it is in the radix tree."""
+        return self._counts[page]
+
+    def take(self) -> int:
+        """A free page, with a count of one. Raises IndexError when there is none: ask `num_free` first."""
+        page = self._free.pop()
+        self._counts[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more holder of a page in use. Raises RuntimeError for a free page."""
+        if self._counts[page] == 0:
+            raise RuntimeError(f"page {page} is free and cannot be shared")
+        self._counts[page] += 1
+
+    def give_back(self, page: int) -> int:
+        """One holder less; returns how many are left. Raises RuntimeError for a page that is free already."""
+        count = self._counts[page] - 1
+        if count < 0:
+            raise RuntimeError(f"page {page} was given back more often than taken")
+        self._counts[page] = count
+        if count == 0:
+            self._free.append(page)
+        return count
+
+    def check(self, holders: list[int]) -> list[str]:
+        """Compare the counts with how many really hold each page. Returns what is wrong."""
+        wrong = [
+            f"page {page}: count {count}, held by {real}"
+            for page, (count, real) in enumerate(zip(self._counts, holders, strict=True))
+            if count != real
+        ]
+        if sorted(self._free) != [page for page, real in enumerate(holders) if real == 0]:
+            wrong.append("the free list is not the list of pages without a holder")
+        return wrong

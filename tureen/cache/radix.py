@@ -1,0 +1,141 @@
+"""The prefix cache: a radix tree whose edges are page-sized chunks of token ids, so that a node is one page.
+
+Prefix sharing by a radix tree with LRU eviction is from Zheng et al., SGLang (2023). Nodes of a single page need no
+splitting and let pages enter the tree one by one, while the sequence that computes them is still running.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from tureen.cache.pages import PagePool
+
+Namespace = tuple[str, str]
+"""(salt, adapter): prefixes are shared only inside one namespace."""
+
+Key = tuple[int | str, ...]
+"""The token ids of a page; at the first level the namespace stands in front of them."""
+
+
+class Node:
+    """One computed page. Its holders are the page tables that use it; it is locked while there is one."""
+
+    __slots__ = ("children", "key", "page", "parent")
+
+    def __init__(self, key: Key, page: int, parent: Node | None) -> None:
+        self.key = key
+        self.page = page
+        self.parent = parent  # None: the root, or a node that was evicted or removed
+        self.children: dict[Key, Node] = {}
+
+
+class RadixTree:
+    """Finds computed pages by their tokens. It holds one reference to the page of every node.
+
+    A holder of a node holds all its ancestors too. So the ancestors of an idle node may be idle or locked, its
+    descendants are all idle, and they became idle before it: the oldest idle node is always a leaf.
+    """
+
+    def __init__(self, pages: PagePool, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = Node((), -1, None)
+        self._pages = pages
+        self._idle: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes; their order is the clock of the LRU
+
+    @property
+    def num_evictable(self) -> int:
+        """Pages that only the tree holds."""
+        return len(self._idle)
+
+    def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[Node]:
+        """The nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
+        found: list[Node] = []
+        node = self.root
+        while len(found) < max_pages:
+            child = node.children.get(self.key(namespace, token_ids, len(found)))
+            if child is None:
+                break
+            found.append(child)
+            node = child
+        return found
+
+    def key(self, namespace: Namespace, token_ids: Sequence[int], index: int) -> Key:
+        """What the node of page number `index` of these tokens is filed under."""
+        chunk = tuple(token_ids[index * self.page_size : (index + 1) * self.page_size])
+        return chunk if index else namespace + chunk
+
+    def insert(self, parent: Node, key: Key, page: int) -> Node:
+        """The node below `parent` with this key; made from `page` where there is none.
+
+        `parent` is attached, and locked by the caller. A new node counts as locked by the caller, who holds `page`.
+        """
+        node = parent.children.get(key)
+        if node is None:
+            node = parent.children[key] = Node(key, page, parent)
+            self._pages.share(page)
+        return node
+
+    def is_attached(self, node: Node) -> bool:
+        return node.parent is not None or node is self.root
+
+    def lock(self, node: Node) -> None:
+        """One more holder. Its ancestors must be locked by the same holder, from the root down."""
+        self._pages.share(node.page)
+        self._idle.pop(node, None)
+
+    def unlock(self, node: Node) -> None:
+        """One holder less, from the leaf up."""
+        if self._pages.give_back(node.page) == 1 and node.parent is not None:
+            self._idle[node] = None
+
+    def evict(self) -> None:
+        """Drop the idle node that was used longest ago. Raises KeyError when none is idle."""
+        node, _ = self._idle.popitem(last=False)
+        self.remove(node)
+
+    def remove(self, node: Node) -> None:
+        """Forget a node and all below it: no one will find them again. Who holds their pages keeps them."""
+        if node.parent is None:
+            return
+        del node.parent.children[node.key]
+        for gone in _walk(node):
+            gone.parent = None
+            self._idle.pop(gone, None)
+            self._pages.give_back(gone.page)
+
+    def check(self, holders: list[int]) -> list[str]:
+        """Verify the tree against `holders`, how many page tables hold each page. Returns what is wrong.
+
+        Adds the tree's own references to `holders`.
+        """
+        nodes = [node for node in _walk(self.root) if node is not self.root]
+        wrong = [complaint for node in nodes for complaint in self._check_node(node, holders)]
+        if {node for node in nodes if holders[node.page] == 0} != set(self._idle):
+            wrong.append("the idle nodes are not the nodes without a holder")
+        place = {node: index for index, node in enumerate(self._idle)}
+        if any(place.get(child, -1) > place[node] for node in self._idle for child in node.children.values()):
+            wrong.append("a node would be evicted before its child")
+        for node in nodes:
+            holders[node.page] += 1
+        return wrong
+
+    def _check_node(self, node: Node, holders: list[int]) -> list[str]:
+        wrong = []
+        parent = node.parent
+        if parent is None or parent.children.get(node.key) is not node:
+            wrong.append(f"page {node.page}: not filed under its key")
+        if len(node.key) != self.page_size + 2 * (parent is self.root):
+            wrong.append(f"page {node.page}: its key has a wrong length")
+        if sum(holders[child.page] for child in node.children.values()) > holders[node.page]:
+            wrong.append(f"page {node.page}: fewer holders than its children")
+        return wrong
+
+
+def _walk(top: Node) -> Iterator[Node]:
+    """A node and all below it, parents first."""
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())

@@ -1,0 +1,40 @@
+"""How a request ends. `reached` is the only function that decides whether its output is complete."""
+
+from __future__ import annotations
+
+from tureen.engine.sequence import Sequence
+from tureen.errors import TureenError, Unavailable
+from tureen.types import FinishReason
+
+
+def reached(
+    sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
+) -> FinishReason | None:
+    """Why the output ends after its newest token: stop string, end token, length, context end; None = it goes on.
+
+    `stop` is what the detokenizer matched, `end_token_id` the newest token if it is one that ends and now may.
+    """
+    if stop is not None:
+        return FinishReason(type="stop", matched=stop)
+    if end_token_id is not None:
+        return FinishReason(type="stop", matched=end_token_id)
+    if sequence.num_output >= sequence.request.max_new_tokens or sequence.num_tokens >= context_len:
+        return FinishReason(type="length", length=sequence.num_output)
+    return None
+
+
+def aborted(reason: str) -> FinishReason:
+    """The end of a request that was called off."""
+    return FinishReason(type="abort", message="Aborted", reason=reason)
+
+
+def failed(error: TureenError) -> FinishReason:
+    """The end of a request that was refused or failed, as its client should see it."""
+    return FinishReason(
+        type="error",
+        message=error.message,
+        status=error.status,
+        code=error.code,
+        field=error.field,
+        retry_after_s=error.retry_after_s if isinstance(error, Unavailable) else None,
+    )

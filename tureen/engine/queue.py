@@ -1,0 +1,78 @@
+"""The waiting sequences, and the orders in which they are tried."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from itertools import takewhile
+from typing import Any, Protocol
+
+from tureen.engine.sequence import Sequence
+
+WINDOW = 64
+
+Rank = Callable[[Sequence], tuple[int, ...]]
+
+
+def first_come(sequence: Sequence) -> tuple[int, ...]:
+    """Preempted sequences, then by arrival."""
+    return not sequence.is_resuming, sequence.number
+
+
+def priority_first(sequence: Sequence) -> tuple[int, ...]:
+    """Higher priority first; within one priority first come."""
+    return -sequence.request.priority, not sequence.is_resuming, sequence.number
+
+
+class Order(Protocol):
+    """In which order the scheduler tries ranked waiting sequences."""
+
+    def __call__(self, waiting: Many[Sequence]) -> Many[Sequence]: ...
+
+
+def as_ranked(waiting: Many[Sequence]) -> Many[Sequence]:
+    return waiting
+
+
+class LongestPrefixFirst:
+    """Among sequences that arrived close together (same 64), those with more cached tokens first.
+
+    The window bounds how often a sequence is passed over, and how many prefixes are looked up in a step.
+    """
+
+    def __init__(self, cached_len: Callable[[Sequence], int]) -> None:
+        self._cached_len = cached_len
+
+    def __call__(self, waiting: Many[Sequence]) -> Many[Sequence]:
+        if not waiting:
+            return waiting
+        head = _window(waiting[0])
+        near = list(takewhile(lambda sequence: _window(sequence) == head, waiting))
+        return sorted(near, key=self._cached_len, reverse=True) + list(waiting[len(near) :])
+
+
+def _window(sequence: Sequence) -> tuple[Any, ...]:
+    return sequence.request.priority, sequence.is_resuming, sequence.number // WINDOW
+
+
+class WaitingQueue:
+    """Waiting sequences, kept sorted by rank."""
+
+    def __init__(self, rank: Rank, order: Order = as_ranked) -> None:
+        self._rank = rank
+        self._order = order
+        self._waiting: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=self._rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._waiting[bisect_left(self._waiting, self._rank(sequence), key=self._rank)]
+
+    def candidates(self) -> Many[Sequence]:
+        """All waiting sequences in the order to be tried; safe against changes of the queue."""
+        return self._order(tuple(self._waiting))

@@ -1,0 +1,167 @@
+"""Which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import NamedTuple
+
+from tureen.cache.manager import CacheManager, PageTable
+from tureen.cache.radix import Node
+from tureen.engine.queue import WaitingQueue
+from tureen.engine.sequence import Sequence
+from tureen.runner.base import Row
+
+RESUME_HEADROOM = 64
+"""Tokens that each running sequence must still find room for before a preempted one comes back."""
+
+
+class Planned(NamedTuple):
+    """One sequence's share of the step. `is_new`: it has just taken its slot."""
+
+    sequence: Sequence
+    row: Row
+    is_new: bool
+
+
+class Scheduler:
+    """Hands out a step's token budget: running sequences first, in order of admission, then waiting ones.
+
+    What limits a sequence are tokens (the budget), slots and pages. Pages for all its known tokens are taken at
+    admission, one more at each page boundary. When none is left and none can be evicted, the last running sequence is
+    preempted. The first one never is, unless it is alone, and alone every sequence fits: that is progress.
+    """
+
+    def __init__(
+        self, cache: CacheManager, queue: WaitingQueue, *, max_rows: int, token_budget: int, by_priority: bool
+    ) -> None:
+        self.queue = queue
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0  # of admitted sequences; of those ...
+        self.num_cached_tokens = 0  # ... found in the prefix cache
+        self._cache = cache
+        self._free_slots = list(range(max_rows - 1, -1, -1))
+        self._token_budget = token_budget
+        self._by_priority = by_priority
+        self._num_admissions = 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def schedule(self) -> list[Planned]:
+        """The next step's rows; empty only when nothing waits or runs."""
+        plan: list[Planned] = []
+        budget = self._token_budget
+        num_preemptions = self.num_preemptions
+        for sequence in tuple(self.running):
+            if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
+                break
+            num_tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+            if self._make_room(sequence, sequence.num_computed + num_tokens):
+                plan.append(Planned(sequence, sequence.row(num_tokens), is_new=False))
+                budget -= num_tokens
+        if budget and num_preemptions == self.num_preemptions:
+            self._admit(plan, budget)
+        return plan
+
+    def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
+        """Take a sequence out, wherever it is: it has ended. See CacheManager.close for `distrust_from`."""
+        if sequence.table is None:
+            self.queue.remove(sequence)
+        else:
+            self._stop_running(sequence, distrust_from=distrust_from)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Grow the table of a running sequence, preempting from the end. False when that took the sequence itself."""
+        while sequence.table is not None:
+            if self._cache.grow(sequence.table, num_tokens):
+                return True
+            self._preempt(self.running[-1])
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self._stop_running(sequence)
+        self.queue.add(sequence)
+
+    def _stop_running(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
+        assert sequence.table is not None
+        self._cache.close(sequence.table, distrust_from=distrust_from)
+        self._free_slots.append(sequence.slot)
+        self.running.remove(sequence)
+        sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
+
+    def _admit(self, plan: list[Planned], budget: int) -> None:
+        """Waiting sequences in the queue's order, up to the first that does not fit; followers are passed over."""
+        if not self._free_slots or not len(self.queue):
+            return
+        for sequence in self.queue.candidates():
+            if budget == 0 or not self._free_slots:
+                return
+            if sequence.is_following:
+                continue
+            nodes = self._cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
+            sequence.leader = self._find_leader(sequence, nodes)
+            if sequence.leader is not None:
+                continue
+            headroom = self._headroom(sequence)
+            table = self._cache.open(sequence.namespace, nodes, sequence.num_tokens, headroom=headroom)
+            if table is None:
+                return
+            self._start_running(sequence, table)
+            num_tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+            plan.append(Planned(sequence, sequence.row(num_tokens), is_new=True))
+            budget -= num_tokens
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Pages that must stay available after an admission. Nobody is held up when nobody runs.
+
+        A preempted sequence waits for more room than a new one: otherwise it would be preempted again at once.
+        """
+        if not self.running:
+            return 0
+        if sequence.is_resuming:
+            return (len(self.running) + 1) * self._cache.num_pages_for(RESUME_HEADROOM)
+        return len(self.running) + 1
+
+    def _find_leader(self, sequence: Sequence, nodes: list[Node]) -> tuple[PageTable, int] | None:
+        """A running sequence that is about to compute the very next page this one needs, and how far they agree."""
+        size = self._cache.page_size
+        index, last = len(nodes), sequence.max_reused // size
+        if index >= last:
+            return None
+        tail = nodes[-1] if nodes else None
+        page = sequence.token_ids[index * size : (index + 1) * size]
+        for other in self.running:
+            table = other.table
+            if table is None or not table.is_public or len(table.nodes) != index:
+                continue
+            if table.namespace != sequence.namespace or (table.nodes[-1] if table.nodes else None) is not tail:
+                continue
+            if other.token_ids[index * size : (index + 1) * size] == page:
+                return table, _num_common_pages(sequence.token_ids, other.token_ids, size, index + 1, last)
+        return None
+
+    def _start_running(self, sequence: Sequence, table: PageTable) -> None:
+        self.queue.remove(sequence)
+        sequence.table = table
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = table.num_matched * self._cache.page_size
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+            self.num_prompt_tokens += sequence.num_prompt
+            self.num_cached_tokens += sequence.num_cached
+        self._num_admissions += 1
+        sequence.admission = self._num_admissions
+        insort(self.running, sequence, key=self._running_rank)
+
+    def _running_rank(self, sequence: Sequence) -> tuple[int, int]:
+        return -sequence.request.priority if self._by_priority else 0, sequence.admission
+
+
+def _num_common_pages(one: list[int], other: list[int], size: int, known: int, last: int) -> int:
+    """How many full pages two token lists share from the start; `known` of them surely, `last` at most."""
+    while known < last and one[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
+        known += 1
+    return known

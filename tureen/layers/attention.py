@@ -1,0 +1,78 @@
+"""The attention block: project, rotate, attend, project back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
+from tureen.layers.linear import Linear
+from tureen.layers.norm import RMSNorm
+from tureen.layers.rotary import rotate
+
+__all__ = ["Attention", "AttentionBackend", "LayerShape", "ModelInput", "Step"]
+
+
+class Step(NamedTuple):
+    """What the layers of one forward pass share."""
+
+    attention: AttentionBackend
+    rope: tuple[tuple[Tensor, Tensor], ...]  # per table: cos and sin of this step's tokens
+
+
+class Attention:
+    """Grouped-query attention (arXiv:2305.13245); q and k normalised per head where `qk_norm` names how."""
+
+    def __init__(
+        self,
+        layer: int,
+        hidden_size: int,
+        shape: LayerShape,
+        *,
+        rope: int,
+        qkv_bias: bool,
+        out_bias: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self._layer = layer
+        self._shape = shape
+        self._rope = rope  # index into Step.rope
+        self._sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        names = ("q_proj", "k_proj", "v_proj")
+        parts = {name: heads * shape.head_dim for name, heads in zip(names, self._sizes, strict=True)}
+        self._qkv = Linear(hidden_size, parts, bias=qkv_bias, dtype=dtype)
+        self._out = Linear(shape.num_heads * shape.head_dim, {"o_proj": hidden_size}, bias=out_bias, dtype=dtype)
+        self._qk_norm: tuple[RMSNorm, RMSNorm] | None = None
+
+    def normalise_heads(self, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        """Apply these to each head of q and k before the rotation."""
+        self._qk_norm = q_norm, k_norm
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        heads, kv_heads, _ = self._sizes
+        qkv = self._qkv(x).view(x.shape[0], -1, self._shape.head_dim)
+        cos, sin = step.rope[self._rope]
+        if self._qk_norm is None:
+            turned = rotate(qkv[:, : heads + kv_heads], cos, sin)
+            q, k = turned[:, :heads], turned[:, heads:]
+        else:
+            q_norm, k_norm = self._qk_norm
+            q = rotate(q_norm(qkv[:, :heads]), cos, sin)
+            k = rotate(k_norm(qkv[:, heads : heads + kv_heads]), cos, sin)
+        return self._out(step.attention.forward(q, k, qkv[:, heads + kv_heads :], self._layer))
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self._qkv.weights(prefix)
+        yield from self._out.weights(prefix)
+        if self._qk_norm is not None:
+            yield from self._qk_norm[0].weights(f"{prefix}q_norm")
+            yield from self._qk_norm[1].weights(f"{prefix}k_norm")
+
+    def finish(self) -> None:
+        self._qkv.finish()
+        self._out.finish()
+        for norm in self._qk_norm or ():
+            norm.finish()

@@ -1,0 +1,44 @@
+"""Token embedding and the head that turns hidden states into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.kernels import linear as kernel
+
+
+class Embedding:
+    """Token ids -> vectors, times `scale` if given (rounded to the embedding's dtype first)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, scale: float | None = None) -> None:
+        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype)
+        self._scale = None if scale is None else torch.tensor(scale, dtype=dtype, device="cpu").item()
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        vectors = functional.embedding(token_ids, self.weight)
+        return vectors if self._scale is None else vectors * self._scale
+
+    def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{name}.weight", self.weight
+
+
+class Head:
+    """Hidden states -> logits in float32. `tied`: the embedding whose weights it shares."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, tied: Embedding | None) -> None:
+        self._tied = tied
+        self.weight = torch.empty(0 if tied else vocab_size, hidden_size, dtype=dtype)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return kernel.linear(hidden, self.weight).float()
+
+    def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        if self._tied is None:
+            yield f"{name}.weight", self.weight
+
+    def finish(self) -> None:
+        self.weight = kernel.pack(self.weight if self._tied is None else self._tied.weight)

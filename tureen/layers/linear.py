@@ -1,0 +1,35 @@
+"""Linear layers; several of a checkpoint's matrices may stand in one, so that they are one product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from tureen.kernels import linear as kernel
+
+
+class Linear:
+    """y = x @ weight.T + bias. `parts`: the checkpoint's names of the matrices stacked in it -> their output sizes."""
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool, dtype: torch.dtype) -> None:
+        self._parts = dict(parts)
+        self.weight = torch.empty(sum(parts.values()), in_features, dtype=dtype)
+        self.bias = torch.empty(sum(parts.values()), dtype=dtype) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return kernel.linear(x, self.weight, self.bias)
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Checkpoint name -> where its values go."""
+        first = 0
+        for name, size in self._parts.items():
+            yield f"{prefix}{name}.weight", self.weight[first : first + size]
+            if self.bias is not None:
+                yield f"{prefix}{name}.bias", self.bias[first : first + size]
+            first += size
+
+    def finish(self) -> None:
+        """All weights are there: lay them out for the device."""
+        self.weight = kernel.pack(self.weight)

@@ -1,0 +1,31 @@
+"""The gated feed-forward block (Shazeer 2020, arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tureen.layers.activation import GATED
+from tureen.layers.linear import Linear
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(self, hidden_size: int, size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
+        self._gate_up = Linear(hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype)
+        self._down = Linear(size, {"down_proj": hidden_size}, bias=bias, dtype=dtype)
+        self._activation = GATED[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._activation(self._gate_up(x)))
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        yield from self._gate_up.weights(prefix)
+        yield from self._down.weights(prefix)
+
+    def finish(self) -> None:
+        self._gate_up.finish()
+        self._down.finish()

@@ -1,0 +1,104 @@
+"""Gemma 3 (arXiv:2503.19786), text: four norms a block, most layers with a sliding window and a rope of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from tureen.layers.attention import Attention, Step
+from tureen.layers.mlp import GatedMLP
+from tureen.layers.norm import RMSNorm
+from tureen.layers.rotary import RopeConfig
+from tureen.models.base import DecoderModel, attention, mlp, norm
+from tureen.models.config import ModelConfig, common, integer, number, refuse, rope, sliding_windows
+
+ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+
+DEFAULTS = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+"""Published configs leave out what equals these."""
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
+FULL_EVERY = 6  # layers, unless the config says otherwise
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    hf = {**DEFAULTS, **hf}
+    refuse(hf, use_bidirectional_attention=False, attn_logit_softcapping=0, final_logit_softcapping=0)
+    config = common({key: value for key, value in hf.items() if key not in ("rope_parameters", "rope_scaling")})
+    every = integer(hf, "sliding_window_pattern", integer(hf, "_sliding_window_pattern", FULL_EVERY))
+    slides = [(layer + 1) % every != 0 for layer in range(config.num_layers)]
+    windows = sliding_windows(hf, config.num_layers, slides)
+    local, full = _ropes(hf)
+    bias = bool(hf.get("attention_bias", False))
+    return replace(
+        config,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        unit_offset_norm=True,
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,
+        windows=windows,
+        ropes=tuple(full if window is None else local for window in windows),
+    )
+
+
+def build(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
+    return DecoderModel(config, [_SandwichBlock(config, layer, dtype) for layer in range(config.num_layers)], dtype)
+
+
+def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers with a window and of those without. Scaling concerns the latter alone, unless given for each."""
+    parameters = hf.get("rope_parameters") or {}
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        local, full = parameters.get("sliding_attention") or {}, parameters.get("full_attention") or {}
+    else:
+        local, full = {}, parameters or hf.get("rope_scaling") or {}
+    return (
+        rope({}, local, theta=hf.get("rope_local_base_freq") or LOCAL_THETA),
+        rope({}, full, theta=hf.get("rope_theta") or GLOBAL_THETA),
+    )
+
+
+class _SandwichBlock:
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))"""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        self._norms: dict[str, RMSNorm] = {name: norm(config, config.hidden_size, dtype) for name in names}
+        self._attention: Attention = attention(config, layer, dtype)
+        self._mlp: GatedMLP = mlp(config, dtype)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        norms = self._norms
+        x.add_(norms["post_attention"](self._attention(norms["input"](x), step)))
+        return x.add_(norms["post_feedforward"](self._mlp(norms["pre_feedforward"](x))))
+
+    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        for name, part in self._norms.items():
+            yield from part.weights(f"{prefix}{name}_layernorm")
+        yield from self._attention.weights(f"{prefix}self_attn.")
+        yield from self._mlp.weights(f"{prefix}mlp.")
+
+    def finish(self) -> None:
+        for part in self._norms.values():
+            part.finish()
+        self._attention.finish()
+        self._mlp.finish()

@@ -1,0 +1,28 @@
+"""Qwen3 (arXiv:2505.09388), dense: Llama's block with q and k normalised per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from tureen.models.base import DecoderModel, pre_norm_decoder
+from tureen.models.config import ModelConfig, common, sliding_windows
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    config = common({"head_dim": 128, **hf})
+    bias = bool(hf.get("attention_bias", False))
+    first = hf.get("max_window_layers") or 0  # this layer and those after it slide
+    slides = [bool(hf.get("use_sliding_window")) and layer >= first for layer in range(config.num_layers)]
+    windows = sliding_windows(hf, config.num_layers, slides)
+    return replace(config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=windows)
+
+
+def build(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
+    return pre_norm_decoder(config, dtype)

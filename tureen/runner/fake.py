@@ -1,0 +1,159 @@
+"""A deterministic runner without a model, for tests and for measuring everything but the model.
+
+It stores, for each position, a hash chained to what it reads back through the page table, and draws tokens from a hash
+of all that it reads: a page that is shared wrongly, stale or freed changes the output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal
+
+from tureen.errors import NotFound
+from tureen.runner.base import Batch, Capacity, Row, RowOutput, SlotState, StepOutput
+from tureen.types import LogprobSpec, PositionLogprobs, TokenLogprob
+
+WIDTH = 8  # bytes stored per position
+POISON = b"\xff" * WIDTH  # stands for NaN: whatever is computed from it is poison too
+
+Fault = Literal["raise", "poison"]
+
+
+def digest(*parts: bytes | int) -> bytes:
+    """The hash everything here is made of; integers count as 8 bytes, little-endian, signed."""
+    state = blake2b(digest_size=WIDTH)
+    for part in parts:
+        state.update(part if isinstance(part, bytes) else part.to_bytes(WIDTH, "little", signed=True))
+    return state.digest()
+
+
+def number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def logprob(data: bytes, token_id: int) -> float:
+    """A finite log-probability in [-10, 0) for one token after the history hashed in `data`."""
+    return -(number(digest(data, token_id)) % 9999 + 1) / 1000
+
+
+class FakeRunner:
+    """Runner over `capacity`. Options:
+
+    `fault(call, row)`: "raise" raises before anything is done; "poison" makes the row's K/V NaN. Calls count from 0.
+    `choose(token, state, output_ids)`: replaces the drawn token, to script an output.
+    `step_s`, `token_s`: seconds a step takes, and each of its tokens.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        fault: Callable[[int, Row], Fault | None] | None = None,
+        choose: Callable[[int, SlotState, list[int]], int] | None = None,
+        step_s: float = 0.0,
+        token_s: float = 0.0,
+    ) -> None:
+        self.num_calls = 0
+        self.num_tokens = 0  # computed, over all calls
+        self._capacity = capacity
+        self._fault = fault
+        self._choose = choose
+        self._step_s = step_s
+        self._token_s = token_s
+        self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
+        self._states: dict[int, SlotState] = {}
+        self._outputs: dict[int, list[int]] = {}  # by slot: the sampler's own record of what it drew
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def run(self, batch: Batch) -> StepOutput:
+        call = self.num_calls
+        self.num_calls += 1
+        faults = [self._fault(call, row) if self._fault else None for row in batch.rows]
+        if "raise" in faults:
+            raise RuntimeError(f"scripted fault in call {call}")
+        num_tokens = sum(len(row.token_ids) for row in batch.rows)
+        self.num_tokens += num_tokens
+        if self._step_s or self._token_s:
+            time.sleep(self._step_s + self._token_s * num_tokens)
+        for state in batch.new_slots:
+            self._states[state.slot] = state
+            self._outputs[state.slot] = list(state.output_ids)
+        return StepOutput(tuple(self._run_row(row, fault) for row, fault in zip(batch.rows, faults, strict=True)))
+
+    def call(self, op: str, **args: object) -> object:
+        if op == "device":
+            return {"name": "fake", "dtype": "none"}
+        raise NotFound(f"unknown operation '{op}'")
+
+    def close(self) -> None:
+        self._states.clear()
+
+    def _run_row(self, row: Row, fault: Fault | None) -> RowOutput:
+        for index, token_id in enumerate(row.token_ids):
+            position = row.start + index
+            before = self._read(row, position - 1) if position else b""
+            poisoned = fault == "poison" or before == POISON
+            self._kv[self._at(row, position)] = POISON if poisoned else digest(before, token_id)
+        spec = self._states[row.slot].logprobs
+        scores = []
+        for index, target in enumerate(row.score_targets):
+            history = self._history(row, row.start + row.score_from + index)
+            if history is None:
+                return RowOutput(error="nan_logits")
+            scores.append(self._logprobs(history, target, spec or LogprobSpec()))
+        if not row.sample:
+            return RowOutput(prompt_logprobs=tuple(scores))
+        history = self._history(row, row.start + len(row.token_ids) - 1)
+        if history is None:
+            return RowOutput(error="nan_logits")
+        token_id = self._draw(row, history)
+        logprobs = self._logprobs(history, token_id, spec) if spec else None
+        return RowOutput(token_id, logprobs, tuple(scores))
+
+    def _draw(self, row: Row, history: bytes) -> int:
+        state, outputs = self._states[row.slot], self._outputs[row.slot]
+        seed = 0 if state.params.is_greedy else state.seed
+        drawn = number(digest(history, seed, *outputs[-4:], len(outputs)))
+        token_id = drawn % self._capacity.vocab_size
+        if self._choose is not None:
+            token_id = self._choose(token_id, state, outputs)
+        while len(outputs) < state.params.min_new_tokens and token_id in state.end_token_ids:
+            token_id = (token_id + 1) % self._capacity.vocab_size
+        outputs.append(token_id)
+        return token_id
+
+    def _at(self, row: Row, position: int) -> slice:
+        page, offset = divmod(position, self._capacity.page_size)
+        start = (row.pages[page] * self._capacity.page_size + offset) * WIDTH
+        return slice(start, start + WIDTH)
+
+    def _read(self, row: Row, position: int) -> bytes:
+        return bytes(self._kv[self._at(row, position)])
+
+    def _history(self, row: Row, position: int) -> bytes | None:
+        """The hash of all that is stored up to `position`; None when there is poison in it."""
+        if self._read(row, position) == POISON:
+            return None
+        size = self._capacity.page_size * WIDTH
+        num_full, rest = divmod(position + 1, self._capacity.page_size)
+        pages = [self._kv[page * size : (page + 1) * size] for page in row.pages[:num_full]]
+        if rest:
+            start = row.pages[num_full] * size
+            pages.append(self._kv[start : start + rest * WIDTH])
+        return digest(b"".join(pages))
+
+    def _logprobs(self, history: bytes, token_id: int, spec: LogprobSpec) -> PositionLogprobs:
+        def entry(token: int) -> TokenLogprob:
+            return logprob(history, token), token
+
+        start = number(history) % self._capacity.vocab_size
+        near = [(start + step) % self._capacity.vocab_size for step in range(spec.top)]
+        return PositionLogprobs(
+            token=entry(token_id),
+            top=tuple(sorted(map(entry, near), reverse=True)) if spec.top else None,
+            token_ids=tuple(map(entry, spec.token_ids)) if spec.token_ids else None,
+        )

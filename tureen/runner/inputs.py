@@ -1,0 +1,34 @@
+"""Batch (plain integers) -> ModelInput (tensors on the device)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tureen.attention.base import ModelInput, Span
+from tureen.runner.base import Batch, Row
+
+
+def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:
+    """Tokens of all rows one after another, in the order of the rows."""
+    spans: list[Span] = []
+    first = 0
+    for row in batch.rows:
+        spans.append(Span(first, len(row.token_ids), row.start, row.pages))
+        first += len(row.token_ids)
+    positions = np.concatenate([np.arange(span.start, span.start + span.length) for span in spans])
+    token_ids = np.fromiter((token for row in batch.rows for token in row.token_ids), np.int64, first)
+    kv_slots = np.concatenate([_kv_slots(row, page_size) for row in batch.rows])
+    last = [span.first + span.length - 1 for span, row in zip(spans, batch.rows, strict=True) if row.sample]
+    token_ids_t, positions_t, kv_slots_t = torch.from_numpy(np.stack((token_ids, positions, kv_slots))).to(device)
+    sampled = torch.tensor(last, dtype=torch.int64).to(device) if last else None
+    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled)
+
+
+def _kv_slots(row: Row, page_size: int) -> np.ndarray:
+    """int64 [tokens]: where each new token's K/V are stored."""
+    positions = np.arange(row.start, row.start + len(row.token_ids))
+    begin = row.start // page_size
+    own = np.array(row.pages[begin : int(positions[-1]) // page_size + 1], dtype=np.int64)
+    slots: np.ndarray = own[positions // page_size - begin] * page_size + positions % page_size
+    return slots

@@ -1,0 +1,192 @@
+"""Runs batches on one device: forward pass, prompt log-probabilities, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tureen.attention.base import AttentionBackend, Span
+from tureen.attention.reference import ReferenceAttention
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo, resolve_device
+from tureen.errors import NotFound, StartupError
+from tureen.log import Progress, get_logger, no_progress
+from tureen.models.base import DecoderModel, layer_shape
+from tureen.models.config import ModelConfig
+from tureen.registry import find_model
+from tureen.runner import kv_pool, loading
+from tureen.runner.base import Batch, Capacity, Row, RowOutput, StepOutput
+from tureen.runner.inputs import make_input
+from tureen.sampling.sampler import Sampler
+from tureen.types import PositionLogprobs
+from tureen.weights.load import iter_tensors
+from tureen.weights.source import ModelSource, model_config
+
+SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
+NAN_LOGITS = "nan_logits"
+
+log = get_logger("runner")
+
+
+class ModelRunner:
+    """A model with its KV pool and sampler on one device."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        capacity: Capacity,
+        device: DeviceInfo,
+        dtype: torch.dtype,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._capacity = capacity
+        self._device = device
+        self._dtype = dtype
+        self._operations: dict[str, Callable[[], object]] = {"device": self._describe_device}
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepOutput:
+        """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
+        hidden: Tensor | None = None
+        spans: tuple[Span, ...] = ()
+        logits: Tensor | None = None
+        if batch.rows:
+            inputs = make_input(batch, self._capacity.page_size, self._device.torch_device)
+            spans = inputs.spans
+            self._attention.plan(inputs)
+            hidden = self._model.forward(inputs, self._attention)
+            if inputs.sampled is not None:
+                logits = self._model.logits(hidden.index_select(0, inputs.sampled))
+        for state in batch.new_slots:
+            self._sampler.set_slot(state)
+        scores = [
+            () if hidden is None else self._score(row, span, hidden)
+            for row, span in zip(batch.rows, spans, strict=True)
+        ]
+        drawn = iter(self._sample(batch, logits))
+        return StepOutput(
+            tuple(
+                _combine(next(drawn) if row.sample else RowOutput(), score)
+                for row, score in zip(batch.rows, scores, strict=True)
+            )
+        )
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def call(self, op: str, **args: object) -> object:
+        """Operations: `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
+        if op not in self._operations:
+            raise NotFound(f"the runner has no operation {op}")
+        return self._operations[op](**args)
+
+    def close(self) -> None:
+        """Nothing to give back: the tensors go with the object."""
+
+    def _sample(self, batch: Batch, logits: Tensor | None) -> list[RowOutput]:
+        rows = [row for row in batch.rows if row.sample]
+        if logits is None:
+            return []
+        return self._sampler.sample(
+            logits, [row.slot for row in rows], [row.start + len(row.token_ids) for row in rows]
+        )
+
+    def _score(self, row: Row, span: Span, hidden: Tensor) -> tuple[PositionLogprobs, ...] | None:
+        """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""
+        size = max(1, SCORE_LOGITS // self._capacity.vocab_size)
+        scores: list[PositionLogprobs] = []
+        for begin in range(0, len(row.score_targets), size):
+            targets = row.score_targets[begin : begin + size]
+            first = span.first + row.score_from + begin
+            logits = self._model.logits(hidden[first : first + len(targets)])
+            if not bool(torch.isfinite(logits).all()):
+                return None
+            scores += self._sampler.score(logits, row.slot, targets)
+        return tuple(scores)
+
+    def _describe_device(self) -> dict[str, str]:
+        return {"name": self._device.name, "dtype": str(self._dtype).removeprefix("torch.")}
+
+
+def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
+    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    device = resolve_device(config.device, config.num_threads)
+    torch.set_num_threads(device.num_threads)
+    dtype = device.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    hf = model_config(source)
+    module = find_model((hf.get("architectures") or [""])[0])
+    shape: ModelConfig = module.parse(loading.flatten(hf))
+    context_len = _context_len(config, shape)
+    weight_bytes = loading.require_memory(module, shape, dtype, device)
+    token_bytes = kv_pool.bytes_per_token(shape, dtype)
+    num_pages = kv_pool.fit_pages(
+        config,
+        token_bytes=token_bytes,
+        context_len=context_len,
+        free=device.free_bytes() - weight_bytes,
+        device=device,
+    )
+    context_len = _within_pool(context_len, num_pages * config.page_size)
+    model = _load_model(module, shape, source, config, dtype=dtype, device=device, progress=progress)
+    model.finish(context_len, device.torch_device)
+    pool = kv_pool.allocate(shape, dtype, num_pages=num_pages, page_size=config.page_size, device=device)
+    layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
+    return ModelRunner(
+        model,
+        ReferenceAttention(layers, pool.keys, pool.values),
+        Sampler(config.max_running_requests, shape.vocab_size, device.torch_device),
+        Capacity(num_pages, config.page_size, config.max_running_requests, shape.vocab_size, context_len, token_bytes),
+        device,
+        dtype,
+    )
+
+
+def _load_model(
+    module: ModuleType,
+    shape: ModelConfig,
+    source: ModelSource,
+    config: Config,
+    *,
+    dtype: torch.dtype,
+    device: DeviceInfo,
+    progress: Progress,
+) -> DecoderModel:
+    with torch.device(device.torch_device):
+        model: DecoderModel = module.build(shape, dtype)
+    if config.load_format == "dummy":
+        loading.fill_randomly(model, device.torch_device)
+    else:
+        loading.fill(model, iter_tensors(source, model_config(source)), progress)
+    return model
+
+
+def _context_len(config: Config, shape: ModelConfig) -> int:
+    if config.context_length is not None and config.context_length > shape.context_len:
+        raise StartupError(
+            f"--context-length {config.context_length} is more than the model's own {shape.context_len}; "
+            f"use at most {shape.context_len}",
+            field="context_length",
+        )
+    return config.context_length or shape.context_len
+
+
+def _within_pool(context_len: int, pool_tokens: int) -> int:
+    if pool_tokens < context_len:
+        log.warning("the KV cache holds %d tokens, so that is the context length too, not %d", pool_tokens, context_len)
+    return min(context_len, pool_tokens)
+
+
+def _combine(drawn: RowOutput, score: tuple[PositionLogprobs, ...] | None) -> RowOutput:
+    if drawn.error is not None:
+        return drawn
+    if score is None:
+        return RowOutput(error=NAN_LOGITS)
+    return msgspec.structs.replace(drawn, prompt_logprobs=score) if score else drawn

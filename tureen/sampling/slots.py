@@ -1,0 +1,73 @@
+"""What the sampler remembers of each sequence, by slot. On the host: it is small, and one transfer a stage sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.runner.base import SlotState
+from tureen.sampling.params import SamplingParams
+
+Ids = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+class TokenCounts:
+    """How often each distinct token occurred. Takes memory for the distinct tokens only."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._ids, counts = np.unique(np.array(token_ids, dtype=np.int64), return_counts=True)
+        self._counts = counts.astype(np.float64)
+        self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> Values:
+        return self._counts[: len(self._places)]
+
+    def add(self, token_id: int) -> None:
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            spare = 8 + place
+            self._ids = np.concatenate((self._ids, np.zeros(spare, dtype=np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(spare)))
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One sequence. Only the counts change, and only when a token was drawn."""
+
+    state: SlotState
+    stages: tuple[int, ...]  # places in LOGIT_STAGES of the stages it uses
+    output: TokenCounts | None  # where frequency or presence is penalised
+    seen: TokenCounts | None  # prompt and output, where repetition is penalised
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.state.params
+
+    def record(self, token_id: int) -> None:
+        """This token was drawn."""
+        for counts in (self.output, self.seen):
+            if counts is not None:
+                counts.add(token_id)
+
+
+def start_slot(state: SlotState, stages: tuple[int, ...]) -> Slot:
+    """As if every token of state.output_ids had been drawn here."""
+    params = state.params
+    counts_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    return Slot(
+        state=state,
+        stages=stages,
+        output=TokenCounts(state.output_ids) if counts_output else None,
+        seen=TokenCounts(state.prompt_ids + state.output_ids) if params.has_repetition_penalty else None,
+    )

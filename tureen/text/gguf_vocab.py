@@ -1,0 +1,219 @@
+"""A tokenizer from the metadata of a GGUF file: one builder for each way of splitting text. Unknown ways are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tureen.errors import StartupError, echo
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SPACE: Final = "▁"
+
+# Control tokens that end a turn or a document. GGUF files name one or two of them; models produce the others as well.
+END_TEXTS: Final = frozenset(
+    (
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endofprompt|>",
+        "<｜end▁of▁sentence｜>",
+    )
+)
+END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+_TAIL: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+LLAMA3_SPLIT: Final = rf"{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
+QWEN2_SPLIT: Final = rf"{_WORD}|\p{{N}}|{_TAIL}"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN_SPLIT: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key that is missing, wrong or unknown."""
+    model = _get(metadata, "model", str)
+    tokens = _tokens(metadata)
+    types = _numbers(metadata, "token_type", len(tokens))
+    try:
+        if model == "llama":
+            backend = _sentencepiece(metadata, tokens, types)
+        elif model == "gpt2":
+            backend = _byte_level(metadata, tokens)
+        else:
+            raise StartupError(f"tokenizer.ggml.model {echo(model)} is not known; these are: gpt2, llama")
+        backend.add_tokens(_added_tokens(tokens, types))
+    except StartupError:
+        raise
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a vocabulary it cannot use
+        raise StartupError(f"the tokenizer in the model's metadata is corrupt: {echo(str(error))}") from None
+    if backend.get_vocab_size() != len(tokens):
+        raise StartupError("the tokenizer in the model's metadata is corrupt: its tokens are not distinct")
+    _add_bos(backend, metadata, tokens)
+    return backend
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids of the tokens that end an output: those the metadata names, and control tokens known to mean it."""
+    tokens = _tokens(metadata)
+    types = _numbers(metadata, "token_type", len(tokens))
+    named = {token_id for key in END_KEYS if (token_id := special_id(metadata, key, len(tokens))) is not None}
+    known = {token_id for token_id, text in enumerate(tokens) if text in END_TEXTS and types[token_id] == CONTROL}
+    return tuple(sorted(named | known))
+
+
+def special_id(metadata: Mapping[str, Any], key: str, num_tokens: int) -> int | None:
+    """The token id under `tokenizer.ggml.<key>`, or None. Raises StartupError when it is outside the vocabulary."""
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < num_tokens:
+        raise StartupError(f"tokenizer.ggml.{key} must be a token id below {num_tokens}, got {echo(value)}")
+    return value
+
+
+# byte-level BPE (GPT-2 and its kin)
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    pre = _get(metadata, "pre", str)
+    build = PRE_TOKENIZERS.get(pre)
+    if build is None:
+        raise StartupError(f"tokenizer.ggml.pre {echo(pre)} is not known; these are: {', '.join(PRE_TOKENIZERS)}")
+    merges = [tuple(merge.split(" ", 1)) for merge in _get(metadata, "merges", list)]
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
+    backend.pre_tokenizer = build()
+    backend.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _smollm() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _split(pattern: str) -> Callable[[], Any]:
+    def build() -> Any:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    return build
+
+
+PRE_TOKENIZERS: Final[dict[str, Callable[[], Any]]] = {
+    "gpt-2": _gpt2,
+    "gpt2": _gpt2,
+    "smollm": _smollm,
+    "llama-bpe": _split(LLAMA3_SPLIT),
+    "llama3": _split(LLAMA3_SPLIT),
+    "llama-v3": _split(LLAMA3_SPLIT),
+    "qwen2": _split(QWEN2_SPLIT),
+    "tekken": _split(TEKKEN_SPLIT),
+}
+IGNORE_MERGES: Final = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken"))
+BOS_BY_DEFAULT: Final = IGNORE_MERGES
+
+
+# SentencePiece BPE (Llama 2, Mistral, Gemma)
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    scores = _numbers(metadata, "scores", len(tokens))
+    unknown_id = special_id(metadata, "unknown_token_id", len(tokens))
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    backend = Tokenizer(
+        models.BPE(
+            vocab,
+            _merges(vocab, scores, types),
+            unk_token=None if unknown_id is None else tokens[unknown_id],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return backend
+
+
+def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    """SentencePiece merges whichever neighbours give the piece of best score: the same as BPE merges in that order."""
+    pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
+    merges: list[tuple[str, str]] = []
+    for piece, _ in sorted(pieces.items(), key=lambda item: (-scores[item[1]], item[1])):
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in pieces and right in pieces:
+                merges.append((left, right))
+    return merges
+
+
+# parts of both
+
+
+def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
+    return [
+        AddedToken(text, special=kind != USER_DEFINED, normalized=False)
+        for text, kind in zip(tokens, types, strict=True)
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN) and text
+    ]
+
+
+def _add_bos(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
+    by_default = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in BOS_BY_DEFAULT
+    bos_id = special_id(metadata, "bos_token_id", len(tokens))
+    if bos_id is not None and bool(metadata.get("tokenizer.ggml.add_bos_token", by_default)):
+        add_bos(backend, tokens[bos_id], bos_id)
+
+
+def add_bos(backend: Tokenizer, text: str, token_id: int) -> None:
+    """Make `encode(…, add_special_tokens=True)` begin with this token."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{text}:0 $A:0", pair=f"{text}:0 $A:0 {text}:1 $B:1", special_tokens=[(text, token_id)]
+    )
+
+
+def add_nothing(backend: Tokenizer) -> None:
+    """Make `encode(…, add_special_tokens=True)` add no token."""
+    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    tokens: list[str] = _get(metadata, "tokens", list)
+    if not tokens or not isinstance(tokens[0], str):
+        raise StartupError("tokenizer.ggml.tokens must be a list of strings, not empty")
+    return tokens
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if not hasattr(values, "tolist") or getattr(values, "shape", None) != (count,):
+        raise StartupError(f"tokenizer.ggml.{key} must have one number for each of the {count} tokens")
+    numbers: list[Any] = values.tolist()
+    return numbers
+
+
+def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, kind):
+        what = "is missing" if value is None else f"must be a {kind.__name__}"
+        raise StartupError(f"tokenizer.ggml.{key} {what} in the model's metadata")
+    return value

@@ -1,0 +1,238 @@
+"""Text to token ids and back, from a Hugging Face folder or from GGUF metadata. Every token has fixed bytes in running text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer as Backend
+
+from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.text import gguf_vocab
+
+ANCHOR: Final = "a"  # a token before, so that a decoder treats the next one as running text
+DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+
+
+class Tokenizer:
+    """Thread-safe; `vocab_size` is the tokenizer's own, a model's may be larger."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        bos_token_id: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
+        self._bytes: dict[int, bytes] = {}
+        self._decoder = backend.decoder
+        steps = _decoder_steps(backend)
+        self._byte_level = "ByteLevel" in steps
+        self._byte_fallback = "ByteFallback" in steps
+        self.vocab_size: int = backend.get_vocab_size()
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.bos_token_id = bos_token_id
+        self.chat_template = chat_template
+        self._first_space_dropped = self._decoder is None or _drops_first_space(self._decoder)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; texts of special tokens become these tokens. Releases the GIL. Raises InvalidRequest on lone surrogates."""
+        try:
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except UnicodeEncodeError:
+            raise InvalidRequest("text has a lone surrogate; it must be valid Unicode", field="text") from None
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
+        pieces: list[bytes] = []
+        after_special = False
+        for token_id in ids:
+            is_special = token_id in self.special_ids
+            if is_special and skip_special_tokens:
+                continue
+            piece = self.token_bytes(token_id)
+            pieces.append(piece.lstrip() if is_special and after_special and not spaces_between_special_tokens else piece)
+            after_special = is_special
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return text[1:] if self._first_space_dropped and text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to running text; a decoder that puts a space between words puts it before the word.
+
+        Concatenated and read as UTF-8 they are the decoded text. Empty for an id outside the vocabulary.
+        """
+        piece = self._bytes.get(token_id)
+        if piece is None:
+            piece = self._bytes[token_id] = self._compute_bytes(token_id)
+        return piece
+
+    def token_text(self, token_id: int) -> str:
+        """The token alone, as in running text; U+FFFD where it is not whole characters."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, text: str) -> int | None:
+        """Id of the token with exactly this text in the vocabulary (for a special token: its text)."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
+    def _compute_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        token = added if added is not None else self._id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return token.encode() if added is not None else _byte_level_bytes(token)
+        if self._byte_fallback and added is None and len(token) == 6 and token.startswith("<0x"):
+            return bytes.fromhex(token[3:5])
+        if self._decoder is None:
+            return b" " + token.encode()
+        text: str = self._decoder.decode([ANCHOR, token])
+        return text[len(ANCHOR) :].encode()
+
+    def _id_to_token(self, token_id: int) -> str | None:
+        token: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        return token
+
+
+def _decoder_steps(backend: Backend) -> set[str]:
+    """Names of the decoder's steps. Raises StartupError for one whose tokens have no fixed text."""
+    if backend.decoder is None:
+        return set()
+    state = json.loads(backend.decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    for step in steps:
+        if step["type"] not in DECODERS or step.get("stop", 0) != 0:
+            raise StartupError(f"the tokenizer's decoder has a step {echo(step['type'])}, which cannot be streamed")
+    return {step["type"] for step in steps}
+
+
+def _drops_first_space(decoder: Any) -> bool:
+    probe = gguf_vocab.SPACE + ANCHOR
+    whole: str = decoder.decode([ANCHOR, probe])[len(ANCHOR) :]
+    alone: str = decoder.decode([probe])
+    return whole.startswith(" ") and not alone.startswith(" ")
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes(BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: a printable Latin-1 character stands for its own byte, the rest go from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR: Final = _byte_level_alphabet()
+
+
+def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer described by `tokenizer.ggml.*`. Raises StartupError naming what is missing, wrong or unknown."""
+    backend = gguf_vocab.build_backend(metadata)
+    template = metadata.get("tokenizer.chat_template")
+    return Tokenizer(
+        backend,
+        eos_token_ids=gguf_vocab.end_token_ids(metadata),
+        bos_token_id=gguf_vocab.special_id(metadata, "bos_token_id", backend.get_vocab_size()),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def from_folder(path: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder, or of a tokenizer.json file. Raises StartupError naming the file at fault."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    folder = file.parent
+    backend = _load_backend(file)
+    settings = _read_json(folder / "tokenizer_config.json")
+    configs = [_read_json(folder / "generation_config.json"), _read_json(folder / "config.json")]
+    bos_token_id = _token_of(backend, settings.get("bos_token"))
+    if bos_token_id is None:
+        bos_token_id = next((c["bos_token_id"] for c in configs if isinstance(c.get("bos_token_id"), int)), None)
+    _honour_add_bos(backend, settings.get("add_bos_token"), bos_token_id)
+    eos_from_settings = _token_of(backend, settings.get("eos_token"))
+    eos = [token_id for config in configs for token_id in id_list(config.get("eos_token_id"))]
+    return Tokenizer(
+        backend,
+        eos_token_ids=[*eos, *([] if eos_from_settings is None else [eos_from_settings])],
+        bos_token_id=bos_token_id,
+        chat_template=_chat_template(folder, settings),
+    )
+
+
+def id_list(value: object) -> list[int]:
+    """`eos_token_id` of a config.json: an id, a list of ids or null."""
+    values = value if isinstance(value, list) else [value]
+    return [token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool)]
+
+
+def _load_backend(file: Path) -> Backend:
+    if not file.is_file():
+        raise StartupError(
+            f"tokenizer {file}: there is no such file; name a folder with tokenizer.json by --tokenizer-path"
+        )
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
+        raise StartupError(f"tokenizer {file}: cannot be read: {echo(str(error))}") from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StartupError(f"{file}: cannot read it: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise StartupError(f"{file}: not valid JSON; download the model again") from None
+    if not isinstance(value, dict):
+        raise StartupError(f"{file}: must hold a JSON object; download the model again")
+    return value
+
+
+def _token_of(backend: Backend, value: object) -> int | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    token_id: int | None = backend.token_to_id(text) if isinstance(text, str) else None
+    return token_id
+
+
+def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int | None) -> None:
+    """`add_bos_token` of tokenizer_config.json overrules the post-processor of tokenizer.json where they disagree."""
+    if not isinstance(add_bos_token, bool) or bos_token_id is None:
+        return
+    adds = backend.encode(ANCHOR).ids[:1] == [bos_token_id]
+    if add_bos_token and not adds:
+        gguf_vocab.add_bos(backend, backend.id_to_token(bos_token_id), bos_token_id)
+    elif adds and not add_bos_token:
+        gguf_vocab.add_nothing(backend)
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

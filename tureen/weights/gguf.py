@@ -1,0 +1,281 @@
+"""The GGUF container (versions 2 and 3): metadata, tensor table and a memory map of the tensor data. No torch."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.errors import StartupError, echo
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+DEFAULT_ALIGNMENT: Final = 32
+MAX_ENTRIES: Final = 1 << 16  # metadata keys, and tensors
+MAX_STRINGS: Final = 1 << 21  # of one array; the largest vocabularies have some 500,000 merges
+MAX_NESTING: Final = 4
+MAX_DIMS: Final = 4
+MAX_ELEMENTS: Final = 1 << 48
+
+
+class Encoding(NamedTuple):
+    """How a tensor's values are stored: `num_bytes` per block of `block_len` values; 0 = cannot be read."""
+
+    name: str
+    block_len: int
+    num_bytes: int
+
+
+ENCODINGS: Final = {
+    0: Encoding("F32", 1, 4),
+    1: Encoding("F16", 1, 2),
+    2: Encoding("Q4_0", 32, 18),
+    3: Encoding("Q4_1", 32, 20),
+    6: Encoding("Q5_0", 32, 22),
+    7: Encoding("Q5_1", 32, 24),
+    8: Encoding("Q8_0", 32, 34),
+    12: Encoding("Q4_K", 256, 144),
+    13: Encoding("Q5_K", 256, 176),
+    14: Encoding("Q6_K", 256, 210),
+    30: Encoding("BF16", 1, 2),
+}
+UNREADABLE: Final = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+
+STRING: Final = 8
+ARRAY: Final = 9
+BOOL: Final = 7
+FLOAT32: Final = 6
+SCALARS: Final = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", FLOAT32: "<f4", BOOL: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+DTYPES: Final = {code: np.dtype(name) for code, name in SCALARS.items()}
+U32: Final = Struct("<I")
+U64: Final = Struct("<Q")
+
+
+class TensorInfo(NamedTuple):
+    """`shape` is outermost dimension first; `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: Encoding
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.num_bytes // self.encoding.num_bytes * self.encoding.block_len
+
+
+class _Fault(Exception):
+    """What is wrong with the file, without its name."""
+
+
+class GgufFile:
+    """An open GGUF file. Raises StartupError naming the file and the fault; nothing in it is trusted before it is checked.
+
+    metadata: every key; arrays of numbers are numpy arrays, arrays of strings are lists.
+    tensors: by name, in file order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = _map_file(path)
+        try:
+            header = _Header(self._map)
+            self.metadata: dict[str, Any] = header.metadata
+            self.tensors: dict[str, TensorInfo] = header.tensors
+        except _Fault as fault:
+            raise corrupt(path, str(fault)) from None
+
+    def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
+        """The stored bytes, read-only, not copied. Drop every view of them before `close`."""
+        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+
+    def release(self, tensor: TensorInfo) -> None:
+        """Give the tensor's pages back to the system (they can be read again), so that they do not count as resident."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def corrupt(path: Path, fault: str) -> StartupError:
+    return StartupError(f"model {path}: {fault}; download or convert the file again")
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise corrupt(path, "the file is empty") from None
+    except OSError as error:
+        raise StartupError(f"model {path}: cannot read it: {error.strerror}") from None
+
+
+class _Header:
+    """One pass over the header. Every count and length is checked against what is left of the file first."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._size = len(data)
+        self._at = 0
+        num_tensors, num_keys = self._preamble()
+        self.metadata = self._metadata(num_keys)
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        self.tensors = self._place(infos)
+
+    def _preamble(self) -> tuple[int, int]:
+        if self._data[:4] != MAGIC:
+            raise _Fault("not a GGUF file (it does not begin with 'GGUF')")
+        self._at = 4
+        version = self._u32()
+        if version & 0xFFFF == 0 and version:
+            raise _Fault("a big-endian GGUF file; only little-endian ones can be read")
+        if version not in VERSIONS:
+            raise _Fault(f"GGUF version {version}; versions 2 and 3 can be read")
+        num_tensors, num_keys = self._u64(), self._u64()
+        for what, count, least in (("tensors", num_tensors, 24), ("metadata keys", num_keys, 13)):
+            if count > MAX_ENTRIES or count * least > self._size - self._at:
+                raise _Fault(f"the header claims {count} {what}, more than the file can hold")
+        return num_tensors, num_keys
+
+    def _metadata(self, num_keys: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = self._string()
+            if key in metadata:
+                raise _Fault(f"metadata key {echo(key)} appears twice")
+            metadata[key] = self._value(self._u32(), MAX_NESTING)
+        return metadata
+
+    def _value(self, kind: int, nesting: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind == ARRAY:
+            return self._array(nesting)
+        number = self._numbers(kind, 1)[0]
+        return float(str(number)) if kind == FLOAT32 else number.item()  # 1e-05, not 9.999999747378752e-06
+
+    def _array(self, nesting: int) -> Any:
+        if nesting == 0:
+            raise _Fault("metadata arrays are nested too deep")
+        kind, count = self._u32(), self._u64()
+        if kind == STRING:
+            return self._strings(count)
+        if kind == ARRAY:
+            self._require(12, count, "arrays")
+            return [self._array(nesting - 1) for _ in range(count)]
+        return self._numbers(kind, count)
+
+    def _numbers(self, kind: int, count: int) -> NDArray[Any]:
+        dtype = DTYPES.get(kind)
+        if dtype is None:
+            raise _Fault(f"metadata of unknown type {kind} at byte {self._at}")
+        self._require(dtype.itemsize, count, "numbers")
+        start, self._at = self._at, self._at + count * dtype.itemsize
+        stored = np.frombuffer(self._data[start : self._at], np.uint8 if kind == BOOL else dtype)
+        return stored != 0 if kind == BOOL else stored
+
+    def _strings(self, count: int) -> list[str]:
+        self._require(8, count, "strings")
+        if count > MAX_STRINGS:
+            raise _Fault(f"metadata has an array of {count} strings, at most {MAX_STRINGS} are read")
+        data, size, at, read_len = self._data, self._size, self._at, U64.unpack_from
+        strings: list[str] = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + read_len(data, at)[0] if start <= size else size + 1
+                if at > size:
+                    raise _Fault(f"truncated or corrupt: a string at byte {start} ends beyond the file")
+                strings.append(data[start:at].decode())
+        except UnicodeDecodeError:
+            raise _Fault(f"the string at byte {start} is not UTF-8") from None
+        self._at = at
+        return strings
+
+    def _string(self) -> str:
+        return self._strings(1)[0]
+
+    def _tensor_info(self) -> TensorInfo:
+        name = self._string()
+        num_dims = self._u32()
+        if num_dims > MAX_DIMS:
+            raise _Fault(f"tensor {echo(name)} has {num_dims} dimensions, at most {MAX_DIMS} are possible")
+        shape = tuple(self._u64() for _ in range(num_dims))[::-1]
+        code, offset = self._u32(), self._u64()
+        encoding = ENCODINGS.get(code)
+        if encoding is None:
+            known = ", ".join(encoding.name for encoding in ENCODINGS.values())
+            raise _Fault(
+                f"tensor {echo(name)} has type {UNREADABLE.get(code, code)}, which cannot be read (these can: {known})"
+            )
+        return TensorInfo(name, shape, encoding, offset, _num_bytes(name, shape, encoding))
+
+    def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise _Fault(f"general.alignment must be a power of two up to 1048576, got {echo(alignment)}")
+        data_start = -(-self._at // alignment) * alignment
+        tensors: dict[str, TensorInfo] = {}
+        for info in infos:
+            placed = info._replace(offset=data_start + info.offset)
+            if info.offset % alignment:
+                raise _Fault(f"tensor {echo(info.name)} is not aligned to {alignment} bytes")
+            if placed.offset + placed.num_bytes > self._size:
+                raise _Fault(f"truncated: tensor {echo(info.name)} ends at byte {placed.offset + placed.num_bytes} "
+                             f"of a file of {self._size}")  # fmt: skip
+            if info.name in tensors:
+                raise _Fault(f"tensor {echo(info.name)} appears twice")
+            tensors[info.name] = placed
+        _refuse_overlap(tensors)
+        return tensors
+
+    def _require(self, item_bytes: int, count: int, what: str) -> None:
+        if count * item_bytes > self._size - self._at:
+            raise _Fault(f"truncated or corrupt: {count} {what} at byte {self._at} of a file of {self._size}")
+
+    def _u32(self) -> int:
+        return self._integer(U32)
+
+    def _u64(self) -> int:
+        return self._integer(U64)
+
+    def _integer(self, layout: Struct) -> int:
+        self._require(layout.size, 1, "numbers")
+        value: int = layout.unpack_from(self._data, self._at)[0]
+        self._at += layout.size
+        return value
+
+
+def _num_bytes(name: str, shape: tuple[int, ...], encoding: Encoding) -> int:
+    num_elements = 1
+    for dim in shape:
+        num_elements *= dim
+    if not 0 < num_elements <= MAX_ELEMENTS or (shape or (1,))[-1] % encoding.block_len:
+        raise _Fault(f"tensor {echo(name)} has a shape {list(shape)} that {encoding.name} cannot have")
+    return num_elements // encoding.block_len * encoding.num_bytes
+
+
+def _refuse_overlap(tensors: dict[str, TensorInfo]) -> None:
+    by_offset: Callable[[TensorInfo], int] = lambda info: info.offset  # noqa: E731 - the key of one sort
+    for before, after in pairwise(sorted(tensors.values(), key=by_offset)):
+        if before.offset + before.num_bytes > after.offset:
+            raise _Fault(f"tensors {echo(before.name)} and {echo(after.name)} overlap")

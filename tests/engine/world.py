@@ -71,6 +71,15 @@ def expected(request: GenerateRequest, context_len: int):
 # ---- the engine in its box
 
 
+class BooksWrong(BaseException):
+    """A broken invariant seen from inside the runner; the engine does not catch it as a fault of the runner."""
+
+
+def demand(truth: bool, what: str) -> None:
+    if not truth:
+        raise BooksWrong(what)
+
+
 class CheckedRunner(FakeRunner):
     """Checks every batch against the engine's books before it runs, and makes NaN of pages that nobody holds."""
 
@@ -81,14 +90,14 @@ class CheckedRunner(FakeRunner):
     def run(self, batch: Batch) -> StepOutput:
         self.last = batch
         pool, size = self.engine.cache.pool, self.engine.cache.page_size
-        assert 0 < sum(len(row.token_ids) for row in batch.rows) <= self.token_budget
+        demand(0 < sum(len(row.token_ids) for row in batch.rows) <= self.token_budget, "the token budget")
         slots = [row.slot for row in batch.rows]
-        assert len(set(slots)) == len(slots)
+        demand(len(set(slots)) == len(slots), "two rows in one slot")
         for row in batch.rows:
             end = row.start + len(row.token_ids)
-            assert row.token_ids and end <= len(row.pages) * size, "a row without room for its tokens"
+            demand(row.start < end <= len(row.pages) * size, "a row without tokens, or without room for them")
             for page in row.pages[row.start // size : -(-end // size)]:
-                assert pool.count(page) == 1, f"page {page} is written while others hold it"
+                demand(pool.count(page) == 1, f"page {page} is written while others hold it")
         page_bytes = size * WIDTH
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
@@ -144,6 +153,7 @@ class World:
         self.answers: dict[str, Answer] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.num_steps = 0
+        self.ended: list[str] = []  # ids in order
 
     def add(self, request: GenerateRequest) -> None:
         self.engine.add(request)
@@ -157,6 +167,8 @@ class World:
         deltas = self.engine.step()
         for delta in deltas:
             self.answers[delta.id].take(delta)
+            if delta.finish is not None:
+                self.ended.append(delta.id)
         assert not schedulable or self.runner.num_calls > before, "nothing ran though something could"
         self.check()
         return deltas
@@ -185,10 +197,9 @@ class World:
         ended_unsent = [delta.id for delta in self.engine._ended]
         in_engine = [sequence.request.id for sequence in (*waiting, *running)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
-        assert sorted(sequence.slot for sequence in running) + sorted(scheduler._free_slots) != []
         assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))
         for sequence in waiting:
-            assert sequence.table is None and sequence.num_computed == 0
+            assert (sequence.table, sequence.num_computed) == (None, 0)
         for sequence in running:
             self._check_running(sequence)
 
@@ -198,7 +209,7 @@ class World:
         assert sequence.num_computed < sequence.num_tokens
         assert len(set(table.pages)) == len(table.pages)
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
-        assert tokens == sequence.token_ids[: len(tokens)] and len(tokens) == len(table.nodes) * size
+        assert tokens == sequence.token_ids[: len(table.nodes) * size]
         if table.nodes:
             assert table.nodes[0].key[:2] == sequence.namespace
 
@@ -206,7 +217,7 @@ class World:
         """Nothing is left of any request."""
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
-        assert not engine._sequences and not engine.scheduler.running and not len(engine.scheduler.queue)
+        assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()
@@ -273,28 +284,38 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
             stop=("!",) if rng.random() < 0.2 else (),
             min_new_tokens=rng.randrange(max_new + 1) if rng.random() < 0.3 else 0,
         )
-        for sample in range(rng.choice([1, 1, 1, 2, 4])):
+        for sample in range(rng.choice([1, 1, 2, 4])):
             requests.append(msgspec.structs.replace(base, id=f"{base.id}.{sample}", seed=base.seed + sample))
     return requests[:count]
 
 
-def simulate(seed: int, *, page_size: int, num_requests: int = 14, abort_rate: float = 0.02, **options) -> World:
-    """Random arrivals and aborts until idle; every answer compared with the request alone."""
+def _random_faults(seed: int, rate: float):
+    def fault(call, row):
+        rng = random.Random(f"{seed} {call} {row.slot}")
+        return rng.choice(["poison", "raise"]) if rng.random() < rate else None
+
+    return fault if rate else None
+
+
+def simulate(
+    seed: int, *, page_size: int, num_requests: int = 16, abort_rate: float = 0.02, fault_rate: float = 0.0
+) -> World:
+    """Random arrivals, aborts and faults until idle."""
     rng = random.Random(seed)
-    tokens = rng.choice([24, 48, 120])
+    tokens = rng.choice([24, 48, 96, 200])
     world = World(
         num_pages=max(2, tokens // page_size),
         page_size=page_size,
-        max_rows=rng.choice([1, 2, 4, 8]),
+        max_rows=rng.choice([1, 3, 8, 8]),
         context_len=rng.choice([4096, tokens - 3]),
-        token_budget=rng.choice([1, 2, 3, 7, 16, 64]),
+        token_budget=rng.choice([1, 3, 7, 16, 64, 200]),
         schedule_policy=rng.choice(["fcfs", "lpm"]),
         priority_scheduling=rng.random() < 0.5,
         prefix_cache=rng.random() < 0.85,
-        **options,
+        fault=_random_faults(seed, fault_rate),
     )
     todo = random_requests(rng, world.context_len, num_requests)
-    burst = rng.choice([0.05, 0.3, 1.0])
+    burst = rng.choice([0.05, 0.3, 0.9, 1.0])
     while todo or world.engine.has_work:
         while todo and (rng.random() < burst or not world.engine.has_work):
             world.add(todo.pop())

@@ -25,7 +25,9 @@ def model(request, tmp_path_factory):
 
 
 def make_runner(folder, *, page_size=16, **settings):
-    config = Config(device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=1024, num_threads=2, **settings)
+    config = Config(
+        device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=1024, num_threads=2, **settings
+    )
     return load_runner(folder_source(folder), config)
 
 

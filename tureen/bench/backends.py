@@ -68,9 +68,7 @@ class Generate:
         reason = meta.finish_reason
         if reason is not None and reason.get("type") not in ("length", "stop"):
             return Event(False, error=_message(reason))
-        return Event(
-            bool(meta.completion_tokens), meta.completion_tokens, meta.prompt_tokens, meta.cached_tokens
-        )
+        return Event(bool(meta.completion_tokens), meta.completion_tokens, meta.prompt_tokens, meta.cached_tokens)
 
     async def prepare(self, connection: Connection) -> int | None:
         for path in ("/model_info", "/get_model_info"):

@@ -53,8 +53,7 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and whole body. Raises OSError when there is no connection."""
@@ -74,32 +73,34 @@ class Connection:
                     yield line[5:].strip()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._reader = self._writer = None
+        if self._streams is not None:
+            self._streams[1].close()
+        self._streams = None
 
     async def _exchange(
         self, method: str, path: str, body: bytes
     ) -> tuple[asyncio.StreamReader, int, dict[bytes, bytes]]:
-        """Send, and read the head of the answer. A kept connection may be closed by now: then once more on a new one."""
+        """Send, and read the head of the answer. A kept connection may have ended: then once more on a new one."""
         head = (
             f"{method} {self.address.prefix}{path} HTTP/1.1\r\n{self.address.headers}Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
-        for fresh in (self._writer is None, True):
-            if self._reader is None or self._writer is None:
-                opening = asyncio.open_connection(self.address.host, self.address.port, limit=READ_SIZE)
-                self._reader, self._writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
-            reader = self._reader
+        while True:
+            kept = self._streams is not None
+            reader, writer = self._streams or await self._open()
             try:
-                self._writer.write(head + body)
-                await self._writer.drain()
+                writer.write(head + body)
+                await writer.drain()
                 return reader, *_parse_head(await reader.readuntil(b"\r\n\r\n"))
             except (asyncio.IncompleteReadError, ConnectionError):
                 self.close()
-                if fresh:
-                    raise ConnectionError(f"{self.address.url} closed the connection without an answer") from None
-        raise AssertionError  # the second round is always fresh
+                if not kept:
+                    raise ConnectionError("the server closed the connection without an answer") from None
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        opening = asyncio.open_connection(self.address.host, self.address.port, limit=READ_SIZE)
+        self._streams = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+        return self._streams
 
     async def _pieces(self, reader: asyncio.StreamReader, headers: dict[bytes, bytes]) -> AsyncIterator[bytes]:
         """The body in whatever pieces it comes. The connection is kept only when the end was reached and allows it."""
@@ -117,7 +118,7 @@ class Connection:
                     yield piece
             finished = True
         except (asyncio.IncompleteReadError, ValueError):
-            raise ConnectionError(f"{self.address.url} closed the connection in the middle of an answer") from None
+            raise ConnectionError("the server closed the connection in the middle of an answer") from None
         finally:
             if not finished or headers.get(b"connection", b"").lower() == b"close":
                 self.close()

@@ -65,13 +65,11 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     ),
     "long": (Shape(name="long", prompt_len=7936, output_len=128, requests=2, concurrency=1),),
 }
-WORKLOADS = (*SHAPES, "mixed", "json", "offline")
 OVER_HTTP = (*SHAPES, "mixed")
-NEEDS_STRUCTURED_OUTPUT = ("json",)
 
 
 def shapes(workload: str, *, quick: bool, requests: int | None = None, concurrency: int | None = None) -> list[Shape]:
-    """The passes of a workload as they will run. `quick` = a quarter of the output and of the requests."""
+    """The passes of a workload as they will run. `quick` = about a quarter of the output and of the requests."""
     chosen = SHAPES[workload]
     if concurrency is not None:
         chosen = (
@@ -90,7 +88,7 @@ def _quick(shape: Shape) -> Shape:
     return msgspec.structs.replace(
         shape,
         output_len=max(1, shape.output_len // 4),
-        requests=max(shape.concurrency, shape.requests // 4),
+        requests=max(shape.concurrency, -(-shape.requests // 4)),
     )
 
 

@@ -78,7 +78,7 @@ class Engine:
                 "larger --max-queued-requests",
                 code="queue_full",
             )
-        detokenizer = Detokenizer(self._tokenizer, request.params, prompt_ids=request.token_ids)
+        detokenizer = Detokenizer(self._tokenizer, request.params)
         self._num_requests += 1
         sequence = Sequence(request, self._num_requests, detokenizer, self._eos_token_ids)
         self._sequences[request.id] = sequence
@@ -150,16 +150,16 @@ class Engine:
         """Run the plan's rows. Where that raises, each row again by itself, so that only those at fault fail."""
         try:
             outputs = self._run_rows(plan)
-        except Exception:  # whatever the runner raises ends requests, not the engine
-            log.exception("a step of %d rows failed; running them one at a time", len(plan))
-            outputs = tuple(self._run_alone(planned) for planned in plan)
-            if all(output.error is not None for output in outputs):
-                self._num_failed_steps += 1
-                if self._num_failed_steps >= MAX_FAILED_STEPS:
-                    message = f"every row of {MAX_FAILED_STEPS} steps in a row failed"
-                    raise RequestFailed(message, code="engine_dead") from None
-                return outputs
-        self._num_failed_steps = 0
+        except Exception as error:  # whatever the runner raises ends requests, not the engine
+            log.warning("a step of %d rows failed (%s); running them one at a time", len(plan), type(error).__name__)
+        else:
+            self._num_failed_steps = 0
+            return outputs
+        outputs = tuple(self._run_alone(planned) for planned in plan)
+        all_failed = all(output.error == FAILED_CODE for output in outputs)
+        self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
+        if self._num_failed_steps == MAX_FAILED_STEPS:
+            raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
         return outputs
 
     def _run_rows(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
@@ -191,13 +191,13 @@ class Engine:
         return None
 
     def _commit_token(self, sequence: Sequence, token_id: int, logprobs: PositionLogprobs | None) -> OutputDelta:
-        sequence.token_ids.append(token_id)
-        self._num_output_tokens += 1
-        stops_allowed = sequence.num_output >= sequence.request.params.min_new_tokens
+        stops_allowed = sequence.num_output + 1 >= sequence.request.params.min_new_tokens
         is_end = stops_allowed and token_id in sequence.end_token_ids
         stop = None
         if not is_end or sequence.request.params.no_stop_trim:
             stop = sequence.detokenizer.append(token_id, stops_allowed=stops_allowed)
+        sequence.token_ids.append(token_id)
+        self._num_output_tokens += 1
         reason = finish.reached(
             sequence, stop=stop, end_token_id=token_id if is_end else None, context_len=self._context_len
         )

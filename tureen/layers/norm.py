@@ -6,22 +6,21 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension. `unit_offset`: stored as weight - 1 and computed in float32."""
+    """x / rms(x) * weight over the last dimension, in float32. `unit_offset`: the checkpoint stores weight - 1."""
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, unit_offset: bool = False) -> None:
+    def __init__(self, size: int, eps: float, *, unit_offset: bool = False) -> None:
         self._eps = eps
         self._unit_offset = unit_offset
-        self._weight = torch.empty(size, dtype=torch.float32 if unit_offset else dtype)
+        self._weight = torch.empty(size, dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
-        shape = self._weight.shape
-        if self._unit_offset:
-            return functional.rms_norm(x.float(), shape, self._weight, self._eps).to(x.dtype)
-        return functional.rms_norm(x, shape, self._weight, self._eps)
+        wide = x.float()
+        size = self._weight.shape[0]
+        squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        return (wide * squares.mul_(1 / size).add_(self._eps).rsqrt_()).mul_(self._weight).to(x.dtype)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.weight", self._weight

@@ -36,9 +36,7 @@ class RopeTable:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [tokens, heads, head_dim]: each pair (x[i], x[i + head_dim / 2]) turned by its angle; in float32."""
     wide = x.float()
-    half = x.shape[-1] // 2
-    turned = torch.cat((wide[..., half:], wide[..., :half]), dim=-1)
-    return turned.mul_(sin).addcmul_(wide, cos).to(x.dtype)
+    return wide.roll(x.shape[-1] // 2, dims=-1).mul_(sin).addcmul_(wide, cos).to(x.dtype)
 
 
 def _frequencies(config: RopeConfig, head_dim: int) -> Tensor:

@@ -46,7 +46,7 @@ class DecoderModel:
         self.config = config
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
         self._blocks = tuple(blocks)
-        self._norm = norm(config, config.hidden_size, dtype)
+        self._norm = norm(config, config.hidden_size)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(config.vocab_size, config.hidden_size, dtype=dtype, tied=tied)
         self._tables: list[RopeTable] = []
@@ -86,8 +86,8 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
     )
 
 
-def norm(config: ModelConfig, size: int, dtype: torch.dtype) -> RMSNorm:
-    return RMSNorm(size, config.norm_eps, dtype=dtype, unit_offset=config.unit_offset_norm)
+def norm(config: ModelConfig, size: int) -> RMSNorm:
+    return RMSNorm(size, config.norm_eps, unit_offset=config.unit_offset_norm)
 
 
 def attention(config: ModelConfig, layer: int, dtype: torch.dtype) -> Attention:
@@ -101,7 +101,7 @@ def attention(config: ModelConfig, layer: int, dtype: torch.dtype) -> Attention:
         dtype=dtype,
     )
     if config.qk_norm:
-        part.normalise_heads(norm(config, config.head_dim, dtype), norm(config, config.head_dim, dtype))
+        part.normalise_heads(norm(config, config.head_dim), norm(config, config.head_dim))
     return part
 
 
@@ -114,9 +114,9 @@ def pre_norm_decoder(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
     hidden = config.hidden_size
     blocks = [
         PreNormBlock(
-            norm(config, hidden, dtype),
+            norm(config, hidden),
             attention(config, layer, dtype),
-            norm(config, hidden, dtype),
+            norm(config, hidden),
             mlp(config, dtype),
         )
         for layer in range(config.num_layers)

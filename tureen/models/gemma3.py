@@ -82,7 +82,7 @@ class _SandwichBlock:
 
     def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        self._norms: dict[str, RMSNorm] = {name: norm(config, config.hidden_size, dtype) for name in names}
+        self._norms: dict[str, RMSNorm] = {name: norm(config, config.hidden_size) for name in names}
         self._attention: Attention = attention(config, layer, dtype)
         self._mlp: GatedMLP = mlp(config, dtype)
 

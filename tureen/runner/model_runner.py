@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import msgspec
 import torch
@@ -135,7 +134,12 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
         device=device,
     )
     context_len = _within_pool(context_len, num_pages * config.page_size)
-    model = _load_model(module, shape, source, config, dtype=dtype, device=device, progress=progress)
+    with torch.device(device.torch_device):
+        model: DecoderModel = module.build(shape, dtype)
+    if config.load_format == "dummy":
+        loading.fill_randomly(model, device.torch_device)
+    else:
+        loading.fill(model, iter_tensors(source, hf), progress)
     model.finish(context_len, device.torch_device)
     pool = kv_pool.allocate(shape, dtype, num_pages=num_pages, page_size=config.page_size, device=device)
     layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
@@ -147,25 +151,6 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
         device,
         dtype,
     )
-
-
-def _load_model(
-    module: ModuleType,
-    shape: ModelConfig,
-    source: ModelSource,
-    config: Config,
-    *,
-    dtype: torch.dtype,
-    device: DeviceInfo,
-    progress: Progress,
-) -> DecoderModel:
-    with torch.device(device.torch_device):
-        model: DecoderModel = module.build(shape, dtype)
-    if config.load_format == "dummy":
-        loading.fill_randomly(model, device.torch_device)
-    else:
-        loading.fill(model, iter_tensors(source, model_config(source)), progress)
-    return model
 
 
 def _context_len(config: Config, shape: ModelConfig) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 import regex
@@ -15,15 +16,19 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100
 MAX_N = 128
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one request is sampled and when it ends. Raises InvalidRequest on construction through `parse_params`."""
+    """How one request is sampled and when it ends.
+
+    Types and bounds are checked where it is decoded or converted (msgspec), the rest by `check_params`.
+    """
 
     max_new_tokens: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Annotated[int, Meta(ge=0, le=INT64_MAX)] | None,
         Meta(
             description="Most tokens to generate; null = up to the context end, 0 = compute the prompt only. "
             "A value given explicitly must fit the context together with the prompt.",
@@ -31,7 +36,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 128
     min_new_tokens: Annotated[
         int,
-        Meta(ge=0, description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end."),
+        Meta(
+            ge=0,
+            le=INT64_MAX,
+            description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end.",
+        ),
     ] = 0
     stop: Annotated[
         tuple[str, ...],
@@ -45,7 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: Annotated[
         float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
     ] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; -1 = all. 0 is refused.")] = -1
+    top_k: Annotated[
+        int, Meta(ge=-1, le=INT64_MAX, description="Keep the k most probable tokens; -1 = all. 0 is refused.")
+    ] = -1
     min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
     frequency_penalty: Annotated[
         float, Meta(ge=-2, le=2, description="logit -= penalty * count of the token in the output.")
@@ -83,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="Same request, same seed, same tokens. Default: random, reported."),
     ] = msgspec.field(default=None)
     stream_interval: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=1, le=INT64_MAX)] | None,
         Meta(description="Tokens per stream event. Default: the server's --stream-interval."),
     ] = None
 
@@ -102,43 +113,53 @@ FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if i
 
 def check_params(params: SamplingParams, *, vocab_size: int, path: str = "sampling_params") -> None:
     """The rules that types and single bounds cannot say. Raises InvalidRequest naming the field below `path`."""
+    for name, message in _faults(params, vocab_size):
+        raise InvalidRequest(f"{path}.{name} {message}", field=f"{path}.{name}")
 
-    def fail(name: str, message: str) -> InvalidRequest:
-        return InvalidRequest(f"{path}.{name} {message}", field=f"{path}.{name}")
 
+def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
+    """Each broken rule as (field, message)."""
     for name in FLOAT_FIELDS:
         if not math.isfinite(getattr(params, name)):
-            raise fail(name, f"must be a finite number, got {getattr(params, name)}")
+            yield name, f"must be a finite number, got {getattr(params, name)}"
     if params.top_k == 0:
-        raise fail("top_k", "must be -1 (all tokens) or at least 1, got 0")
+        yield "top_k", "must be -1 (all tokens) or at least 1, got 0"
     if params.max_new_tokens is not None and params.min_new_tokens > params.max_new_tokens:
-        raise fail(
-            "min_new_tokens", f"must be at most max_new_tokens ({params.max_new_tokens}), got {params.min_new_tokens}"
-        )
-    _check_stops(params, fail)
-    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise fail("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(params.stop_token_ids)}")
-    for token_id in params.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise fail("stop_token_ids", f"must be token ids in [0, {vocab_size}), got {echo(token_id)}")
-    for token_id, bias in params.logit_bias.items():
-        if not 0 <= token_id < vocab_size:
-            raise fail("logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}")
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
-            raise fail("logit_bias", f"values must be in [-100, 100], got {echo(bias)}")
+        most = params.max_new_tokens
+        yield "min_new_tokens", f"must be at most max_new_tokens ({most}), got {params.min_new_tokens}"
+    yield from _stop_faults("stop", params.stop)
+    yield from _stop_faults("stop_regex", params.stop_regex)
+    yield from _pattern_faults(params.stop_regex)
+    yield from _token_faults(params, vocab_size)
 
 
-def _check_stops(params: SamplingParams, fail: Any) -> None:
-    for name, stops in (("stop", params.stop), ("stop_regex", params.stop_regex)):
-        if len(stops) > MAX_STOPS:
-            raise fail(name, f"takes at most {MAX_STOPS} entries, got {len(stops)}")
-        for stop in stops:
-            if not 1 <= len(stop) <= MAX_STOP_CHARS:
-                raise fail(name, f"entries must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}")
-    for pattern in params.stop_regex:
+def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if len(stops) > MAX_STOPS:
+        yield name, f"takes at most {MAX_STOPS} entries, got {len(stops)}"
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            yield name, f"entries must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}"
+
+
+def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for pattern in patterns:
         try:
             compiled = regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
-            raise fail("stop_regex", f"{echo(pattern)} is not a valid pattern: {echo(str(error))}") from None
-        if compiled.match("") is not None:
-            raise fail("stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once")
+            yield "stop_regex", f"{echo(pattern)} is not a valid pattern: {echo(str(error))}"
+        else:
+            if compiled.match("") is not None:
+                yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once"
+
+
+def _token_faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        yield "stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(params.stop_token_ids)}"
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            yield "stop_token_ids", f"must be token ids in [0, {vocab_size}), got {echo(token_id)}"
+    for token_id, bias in params.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            yield "logit_bias", f"must have token ids in [0, {vocab_size}) as keys, got {echo(token_id)}"
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            yield "logit_bias", f"values must be in [-{MAX_BIAS}, {MAX_BIAS}], got {echo(bias)}"

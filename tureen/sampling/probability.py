@@ -59,7 +59,7 @@ def peak_tokens(logits: Tensor, peaks: Tensor) -> Tensor:
     """The lowest token id [r] among the largest logits of each row; peaks [r] are the rows' maxima."""
     if logits.shape[1] % BLOCK:
         return logits.argmax(dim=1)
-    blocks = logits.view(len(logits), -1, BLOCK)  # much faster than argmax over the whole vocabulary
+    blocks = logits.reshape(len(logits), -1, BLOCK)  # much faster than argmax over the whole vocabulary
     block = _first(blocks.amax(dim=2) == peaks[:, None])
     inside = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0]
     return (block * BLOCK + _first(inside == peaks[:, None]))[:, 0]
@@ -68,9 +68,9 @@ def peak_tokens(logits: Tensor, peaks: Tensor) -> Tensor:
 def rank_keys(logits: Tensor) -> Tensor:
     """Distinct int64 keys in the shape of logits [r, vocab]: larger = better, which is a higher logit or a lower id."""
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: there is one zero
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # ordered as the floats are
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # ordered as the floats are
     places = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
-    return bits.long().mul_(1 << 32).add_(places)
+    return bits.long().bitwise_left_shift_(32).add_(places)
 
 
 def best_keys(keys: Tensor, width: int) -> Tensor:

@@ -153,7 +153,7 @@ def temperature(params: Iterable[SamplingParams]) -> list[float]:
 @cut(lambda p: p.top_k > 0)
 def top_k(ranked: Ranked) -> Tensor:
     """The k most probable tokens"""
-    return ranked.column(p.top_k for p in ranked.params).long()
+    return ranked.column(min(p.top_k, ranked.weights.shape[1]) for p in ranked.params).long()
 
 
 @cut(lambda p: p.top_p < 1.0)

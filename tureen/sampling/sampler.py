@@ -51,8 +51,11 @@ class Sampler:
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]. A failed row gets
         error "nan_logits".
         """
+        if logits.shape != (len(slots), self._vocab_size):
+            raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
         if not slots:
             return []
+        logits = logits.float()
         batch = [self._slot(slot) for slot in slots]
         raw = {row: logits[row].clone() for row, slot in enumerate(batch) if _wants_raw(slot)}
         peaks = logits.amax(dim=1)
@@ -79,7 +82,7 @@ class Sampler:
         positions: list[PositionLogprobs] = []
         for start in range(0, len(targets), SCORED_TOGETHER):
             part = targets[start : start + SCORED_TOGETHER]
-            rows = logits[start : start + len(part)]
+            rows = logits[start : start + len(part)].float()
             positions += logprobs.report(rows, part, [1.0] * len(part), [spec] * len(part))
         return tuple(positions)
 
@@ -154,7 +157,8 @@ def _cut_weights(logits: Tensor, sound: Tensor, weights: Weights, params: Sequen
         waiting = [row for row, is_settled in zip(waiting, settled, strict=True) if not is_settled]
         if not waiting or width >= vocab_size:
             break
-    return in_blocks(weights.blocks.flatten(1)[:, :vocab_size] * (keys >= least_kept[:, None]))
+    every = weights.blocks.flatten(1)[:, :vocab_size]
+    return in_blocks(torch.where(keys >= least_kept[:, None], every, 0.0))
 
 
 def _ways_to_draw(params: Sequence[SamplingParams]) -> tuple[list[int], list[int], list[int]]:

@@ -1,16 +1,18 @@
-"""A tokenizer from the metadata of a GGUF file: one builder for each way of splitting text. Unknown ways are refused."""
+"""A tokenizer from the metadata of a GGUF file: one builder for each way of splitting text; others are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tureen.errors import StartupError, echo
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE: Final = "▁"
+_T = TypeVar("_T")
 
 # Control tokens that end a turn or a document. GGUF files name one or two of them; models produce the others as well.
 END_TEXTS: Final = frozenset(
@@ -41,7 +43,7 @@ TEKKEN_SPLIT: Final = (
 
 
 def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key that is missing, wrong or unknown."""
+    """The tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key at fault."""
     model = _get(metadata, "model", str)
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
@@ -100,23 +102,23 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     return backend
 
 
-def _gpt2() -> Any:
+def _gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _smollm() -> Any:
+def _smollm() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> Callable[[], Any]:
-    def build() -> Any:
+def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    def build() -> pre_tokenizers.PreTokenizer:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
     return build
 
 
-PRE_TOKENIZERS: Final[dict[str, Callable[[], Any]]] = {
+PRE_TOKENIZERS: Final[dict[str, Callable[[], pre_tokenizers.PreTokenizer]]] = {
     "gpt-2": _gpt2,
     "gpt2": _gpt2,
     "smollm": _smollm,
@@ -155,14 +157,16 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequen
 
 
 def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """SentencePiece merges whichever neighbours give the piece of best score: the same as BPE merges in that order."""
+    """SentencePiece joins whichever neighbours give the piece of best score; BPE does so with merges in this order.
+
+    The ways to make one piece are ordered by the ids of the parts, as in the tokenizer.json of Llama 2.
+    """
     pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
     merges: list[tuple[str, str]] = []
     for piece, _ in sorted(pieces.items(), key=lambda item: (-scores[item[1]], item[1])):
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in pieces and right in pieces:
-                merges.append((left, right))
+        parts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        known = [(left, right) for left, right in parts if left in pieces and right in pieces]
+        merges += sorted(known, key=lambda pair: (pieces[pair[0]], pieces[pair[1]])) if len(known) > 1 else known
     return merges
 
 
@@ -205,13 +209,13 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
     values = metadata.get(f"tokenizer.ggml.{key}")
-    if not hasattr(values, "tolist") or getattr(values, "shape", None) != (count,):
+    if not isinstance(values, np.ndarray) or values.shape != (count,):
         raise StartupError(f"tokenizer.ggml.{key} must have one number for each of the {count} tokens")
     numbers: list[Any] = values.tolist()
     return numbers
 
 
-def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+def _get(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, kind):
         what = "is missing" if value is None else f"must be a {kind.__name__}"

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a Hugging Face folder or from GGUF metadata. Every token has fixed bytes in running text."""
+"""Text to token ids and back, from a Hugging Face folder or GGUF metadata. A token has fixed bytes in running text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Decoder
 
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.text import gguf_vocab
@@ -44,7 +45,10 @@ class Tokenizer:
         self._first_space_dropped = self._decoder is None or _drops_first_space(self._decoder)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; texts of special tokens become these tokens. Releases the GIL. Raises InvalidRequest on lone surrogates."""
+        """Token ids; the text of a special token becomes that token. Releases the GIL.
+
+        Raises InvalidRequest on lone surrogates.
+        """
         try:
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except UnicodeEncodeError:
@@ -59,7 +63,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
+        """The text of a whole sequence. What is not UTF-8 becomes U+FFFD; ids outside the vocabulary are left out."""
         pieces: list[bytes] = []
         after_special = False
         for token_id in ids:
@@ -67,7 +71,9 @@ class Tokenizer:
             if is_special and skip_special_tokens:
                 continue
             piece = self.token_bytes(token_id)
-            pieces.append(piece.lstrip() if is_special and after_special and not spaces_between_special_tokens else piece)
+            pieces.append(
+                piece.lstrip() if is_special and after_special and not spaces_between_special_tokens else piece
+            )
             after_special = is_special
         text = b"".join(pieces).decode("utf-8", "replace")
         return text[1:] if self._first_space_dropped and text.startswith(" ") else text
@@ -122,7 +128,7 @@ def _decoder_steps(backend: Backend) -> set[str]:
     return {step["type"] for step in steps}
 
 
-def _drops_first_space(decoder: Any) -> bool:
+def _drops_first_space(decoder: Decoder) -> bool:
     probe = gguf_vocab.SPACE + ANCHOR
     whole: str = decoder.decode([ANCHOR, probe])[len(ANCHOR) :]
     alone: str = decoder.decode([probe])
@@ -137,7 +143,7 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: a printable Latin-1 character stands for its own byte, the rest go from U+0100 on."""
+    """GPT-2's stand-ins: a printable Latin-1 character stands for its own byte, the rest go from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -159,7 +165,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def from_folder(path: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, or of a tokenizer.json file. Raises StartupError naming the file at fault."""
+    """The tokenizer of a Hugging Face folder, or of a tokenizer.json file. Raises StartupError naming the file."""
     file = path / "tokenizer.json" if path.is_dir() else path
     folder = file.parent
     backend = _load_backend(file)
@@ -222,7 +228,7 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
         return
     adds = backend.encode(ANCHOR).ids[:1] == [bos_token_id]
     if add_bos_token and not adds:
-        gguf_vocab.add_bos(backend, backend.id_to_token(bos_token_id), bos_token_id)
+        gguf_vocab.add_bos(backend, backend.id_to_token(bos_token_id) or "", bos_token_id)
     elif adds and not add_bos_token:
         gguf_vocab.add_nothing(backend)
 

@@ -46,9 +46,9 @@ ENCODINGS: Final = {
     30: Encoding("BF16", 1, 2),
 }
 UNREADABLE: Final = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 
 STRING: Final = 8
@@ -56,7 +56,8 @@ ARRAY: Final = 9
 BOOL: Final = 7
 FLOAT32: Final = 6
 SCALARS: Final = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", FLOAT32: "<f4", BOOL: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", FLOAT32: "<f4", BOOL: "|b1",
+    10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 DTYPES: Final = {code: np.dtype(name) for code, name in SCALARS.items()}
 U32: Final = Struct("<I")
@@ -82,7 +83,7 @@ class _Fault(Exception):
 
 
 class GgufFile:
-    """An open GGUF file. Raises StartupError naming the file and the fault; nothing in it is trusted before it is checked.
+    """An open GGUF file. Raises StartupError naming the file and the fault; nothing is used before it is checked.
 
     metadata: every key; arrays of numbers are numpy arrays, arrays of strings are lists.
     tensors: by name, in file order.
@@ -103,7 +104,7 @@ class GgufFile:
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
 
     def release(self, tensor: TensorInfo) -> None:
-        """Give the tensor's pages back to the system (they can be read again), so that they do not count as resident."""
+        """Give the tensor's pages back to the system, so that they do not count as resident; they can be read again."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -165,7 +166,7 @@ class _Header:
             metadata[key] = self._value(self._u32(), MAX_NESTING)
         return metadata
 
-    def _value(self, kind: int, nesting: int) -> Any:
+    def _value(self, kind: int, nesting: int) -> object:
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
@@ -173,7 +174,7 @@ class _Header:
         number = self._numbers(kind, 1)[0]
         return float(str(number)) if kind == FLOAT32 else number.item()  # 1e-05, not 9.999999747378752e-06
 
-    def _array(self, nesting: int) -> Any:
+    def _array(self, nesting: int) -> object:
         if nesting == 0:
             raise _Fault("metadata arrays are nested too deep")
         kind, count = self._u32(), self._u64()

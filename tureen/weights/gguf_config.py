@@ -21,7 +21,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     facts = _Facts(file)
     build = ARCHITECTURES.get(facts.architecture)
     if build is None:
-        raise facts.fault(f"architecture {echo(facts.architecture)} is not supported; these are: {', '.join(ARCHITECTURES)}")
+        raise facts.fault(
+            f"architecture {echo(facts.architecture)} is not supported; these are: {', '.join(ARCHITECTURES)}"
+        )
     facts.refuse("expert_count", "a mixture of experts")
     config = _common(facts)
     config.update(build(facts, config))
@@ -38,7 +40,7 @@ class _Facts:
             raise self.fault("general.architecture is missing in its metadata")
         self.architecture = architecture
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> object:
         value = self.file.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, np.ndarray):  # one number a layer
             if value.size == 0 or (value != value[0]).any():
@@ -134,7 +136,9 @@ def _gemma3(facts: _Facts, config: dict[str, Any]) -> dict[str, Any]:
         "sliding_window": facts.count("attention.sliding_window"),
         "sliding_window_pattern": pattern,
         "layer_types": ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)],
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"],
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if is_27b
+        else config["head_dim"],
     }
 
 
@@ -158,7 +162,7 @@ def _rope_scaling(facts: _Facts, head_dim: int) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
-    """The file stores a divisor per frequency; all Llama 3 models made them by one formula, of which the factor varies."""
+    """The file stores a divisor per frequency; Llama 3 models made them by one formula, of which the factor varies."""
     tensor = facts.file.tensors[ROPE_FACTORS]
     if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
         raise facts.fault(f"tensor '{ROPE_FACTORS}' must be {head_dim // 2} float32 numbers")

@@ -1,4 +1,4 @@
-"""Block formats of GGUF tensors -> float32, bit for bit as ggml computes them. NumPy only; releases the GIL in its loops.
+"""Block formats of GGUF tensors -> float32, bit for bit as ggml computes them. NumPy only.
 
 A block holds 32 or 256 consecutive values: small integers `q`, a float16 scale `d` and, in some formats, an offset `m`.
 """
@@ -16,6 +16,7 @@ from tureen.weights.gguf import Encoding
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Records = NDArray[np.void]
 CHUNK_VALUES: Final = 1 << 16  # converted at once: the temporaries stay in the CPU's cache
 
 HALF: Final = ("d", "<f2")
@@ -30,7 +31,7 @@ Q6_K: Final = np.dtype([("ql", "u1", (2, 2, 32)), ("qh", "u1", (2, 32)), ("scale
 
 
 def dequantize(raw: Bytes, encoding: Encoding, out: Floats) -> None:
-    """Write the values stored in `raw` to the flat array `out`. Raises StartupError for an encoding it does not know."""
+    """Write the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
     convert = CONVERTERS.get(encoding.name)
     if convert is None:
         raise StartupError(f"tensors of type {echo(encoding.name)} cannot be read; these can: {', '.join(CONVERTERS)}")
@@ -45,9 +46,10 @@ def dequantize(raw: Bytes, encoding: Encoding, out: Floats) -> None:
             convert(stored[start : start + step], values[start : start + step])
 
 
-def _as(blocks: Bytes, layout: np.dtype[Any]) -> Any:
+def _as(blocks: Bytes, layout: np.dtype[np.void]) -> Records:
     """[n, bytes] -> [n] records of this layout, not copied."""
-    return blocks.view(layout)[:, 0]
+    records: Records = blocks.view(layout)[:, 0]
+    return records
 
 
 def _f32(blocks: Bytes, out: Floats) -> None:
@@ -89,7 +91,7 @@ def _q4_1(blocks: Bytes, out: Floats) -> None:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[n, 4] -> [n, 32]: bit i of the little-endian word, as 0 or 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q5_0(blocks: Bytes, out: Floats) -> None:
@@ -121,7 +123,7 @@ def _sub_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scales, offsets
 
 
-def _scale_and_shift(block: Any, values: Floats) -> None:
+def _scale_and_shift(block: Records, values: Floats) -> None:
     """values [n, 8, 32] *= d * scale; -= m * offset"""
     scales, offsets = _sub_scales(block["scales"])
     values *= (_column(block["d"]) * scales)[:, :, None]

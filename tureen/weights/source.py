@@ -44,7 +44,7 @@ def resolve_model(
         return _local(path)
     if HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
         return _local(_from_hub(model, cache_dir, revision, progress), name=model.split("/")[-1])
-    raise StartupError(f"model {echo(model)}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}")
+    raise StartupError(f"model {model[:300]!r}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}")
 
 
 def _local(path: Path, name: str | None = None) -> ModelSource:
@@ -73,7 +73,9 @@ def _folder(path: Path, name: str | None) -> ModelSource:
         return ModelSource(name, path / ggufs[0], "gguf")
     if ggufs:
         raise StartupError(f"model {path}: holds {len(ggufs)} GGUF files; name one, such as {path / ggufs[0]}")
-    raise StartupError(f"model {path}: has no config.json; a model folder needs config.json, safetensors, tokenizer.json")
+    raise StartupError(
+        f"model {path}: has no config.json; a model folder needs config.json, safetensors, tokenizer.json"
+    )
 
 
 def _near_miss(path: Path) -> str:
@@ -86,8 +88,9 @@ def _near_miss(path: Path) -> str:
 
 
 def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progress) -> Path:
-    from huggingface_hub import constants, snapshot_download, utils  # noqa: PLC0415 - 0.3 s that other sources do not need
+    from huggingface_hub import constants, snapshot_download  # noqa: PLC0415 - 0.3 s that other sources do not need
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+    from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
 
     download_dir = cache_dir / "hub"
     for cache in (Path(constants.HF_HUB_CACHE), download_dir):
@@ -99,7 +102,7 @@ def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progr
             return found
     phase = f"download {model}"
     progress(phase, 0, 0)
-    utils.disable_progress_bars()
+    disable_progress_bars()
     try:
         folder = snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=list(HUB_FILES))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
@@ -115,8 +118,9 @@ def _hub_fault(model: str, revision: str | None, error: Exception) -> StartupErr
         fix = "check the name and revision, and for a private or gated model set HF_TOKEN"
         return StartupError(f"model {model}{of_revision}: the hub does not give it ({kind}); {fix}")
     return StartupError(
-        f"model {model}{of_revision}: no such folder here, not in the local cache, and the hub cannot be reached ({kind}); "
-        "download it where there is a network (hf download) and pass the folder by --model-path, or set HF_ENDPOINT to a mirror"
+        f"model {model}{of_revision}: no such folder here, not in the local cache, and the hub cannot be reached "
+        f"({kind}); download it where there is a network (hf download {model}) and pass the folder by --model-path, "
+        "or set HF_ENDPOINT to a mirror"
     )
 
 

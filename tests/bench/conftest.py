@@ -1,0 +1,147 @@
+"""A server without a model that speaks all three dialects, and can be told to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+VOCAB = 1000
+
+
+@dataclass
+class FakeServer:
+    first_token_s: float = 0.0
+    token_s: float = 0.0
+    extra_tokens: int = 0  # more than asked
+    refuse_after: int | None = None  # running requests, then 503
+    die_after: int | None = None  # tokens, then the connection is cut
+    error_after: int | None = None  # tokens, then an error event
+    requests: list[dict] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", lambda request: PlainTextResponse("ok")),
+                Route("/model_info", lambda request: JSONResponse({"vocab_size": VOCAB})),
+                Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "m", "meta": {"n_vocab": VOCAB}}]})),
+                Route("/generate", self.generate, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/completion", self.llama, methods=["POST"]),
+            ]
+        )
+
+    async def generate(self, request: Request):
+        body = await request.json()
+        prompt, wanted = body["input_ids"], body["sampling_params"]["max_new_tokens"] + self.extra_tokens
+
+        def event(count: int) -> dict:
+            reason = {"type": "length", "length": wanted} if count == wanted else None
+            meta = {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": count,
+                "cached_tokens": 3,
+                "finish_reason": reason,
+            }
+            return {"text": "x" * count, "output_ids": [7] * count, "meta_info": meta}
+
+        return self._answer(body, wanted, event, done=True)
+
+    async def completions(self, request: Request):
+        body = await request.json()
+        wanted = body["max_tokens"] + self.extra_tokens
+        usage = {
+            "prompt_tokens": len(body["prompt"]),
+            "completion_tokens": wanted,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        }
+
+        def event(count: int) -> dict:
+            return {"choices": [{"text": "x", "finish_reason": None}]}
+
+        last = {"choices": [{"text": "", "finish_reason": "length"}]}
+        return self._answer(body, wanted, event, done=True, tail=[last, {"choices": [], "usage": usage}])
+
+    async def llama(self, request: Request):
+        body = await request.json()
+        wanted = body["n_predict"] + self.extra_tokens
+
+        def event(count: int) -> dict:
+            return {"content": "x", "tokens": [7], "stop": False, "tokens_predicted": count}
+
+        last = {
+            "content": "",
+            "tokens": [],
+            "stop": True,
+            "tokens_predicted": wanted,
+            "tokens_evaluated": len(body["prompt"]),
+            "timings": {"cache_n": 3},
+        }
+        return self._answer(body, wanted, event, done=False, tail=[last])
+
+    def _answer(self, body, wanted, event, *, done, tail=()):
+        self.requests.append(body)
+        if self.refuse_after is not None and self.running >= self.refuse_after:
+            return JSONResponse({"error": {"message": "queue full"}}, status_code=503)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        return StreamingResponse(self._stream(wanted, event, done, tail), media_type="text/event-stream")
+
+    async def _stream(self, wanted, event, done, tail):
+        try:
+            await asyncio.sleep(self.first_token_s)
+            for count in range(1, wanted + 1):
+                if count - 1 == self.error_after:
+                    yield _frame({"error": {"message": "the model failed"}})
+                    return
+                if count - 1 == self.die_after:
+                    raise ConnectionResetError
+                yield _frame(event(count))
+                await asyncio.sleep(self.token_s)
+            for last in tail:
+                yield _frame(last)
+            if done:
+                yield b"data: [DONE]\n\n"
+        finally:
+            self.running -= 1
+
+
+def _frame(value: dict) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+@pytest.fixture
+def fake_server():
+    server = FakeServer()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server.port = listening.getsockname()[1]
+        config = uvicorn.Config(server.app(), log_level="critical", lifespan="off")
+        instance = uvicorn.Server(config)
+        thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not instance.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield server
+        instance.should_exit = True
+        with contextlib.suppress(RuntimeError):
+            thread.join(10)

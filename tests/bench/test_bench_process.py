@@ -1,0 +1,81 @@
+"""Facts about processes, against what this process knows of itself."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tureen.bench.http import Address, BenchError
+from tureen.bench.process import Server, cpu_seconds, family, listener, memory
+
+
+def test_the_listener_of_a_port_is_found():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert listener(port) is None
+        listening.listen()
+        assert listener(port) == os.getpid()
+    assert listener(port) is None
+
+
+def test_a_familys_cpu_time_and_memory_include_its_children():
+    command = "b = bytearray(64 << 20)\nfor i in range(3_000_000): pass\nprint(flush=True)\ninput()"
+    own, before = memory(os.getpid()), cpu_seconds(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    assert child.pid in family(os.getpid())
+    assert memory(os.getpid()).resident > own.resident + 50
+    assert cpu_seconds(os.getpid()) >= before + 0.02
+    child.communicate(b"\n")
+    assert child.pid not in family(os.getpid())
+    assert cpu_seconds(os.getpid()) >= before + 0.02  # of children that ended, too
+
+
+def test_a_process_that_is_gone_has_no_figures():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert cpu_seconds(child.pid) is None
+    assert memory(child.pid) is None
+    assert cpu_seconds(None) is None
+
+
+def test_a_server_that_ends_before_it_is_ready_is_reported_with_its_last_words():
+    server = Server(f"{sys.executable} -c \"print('no such model'); raise SystemExit(3)\"")
+    with pytest.raises(BenchError, match=r"(?s)status 3.*no such model"):
+        asyncio.run(server.ready(Address("http://127.0.0.1:9")))
+    server.stop()
+
+
+def test_a_started_server_is_stopped_with_all_its_children():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = (
+        "import http.server, subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "    def log_message(self, *_): pass\n"
+        f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()\n"
+    )
+    server = Server(f'{sys.executable} -c "{script}"')
+    ready_s = asyncio.run(server.ready(Address(f"http://127.0.0.1:{port}")))
+    assert 0 < ready_s < 20
+    members = family(server.pid)
+    assert len(members) == 2
+    server.stop()
+    deadline = time.monotonic() + 5
+    while any(memory(pid) and memory(pid).resident for pid in members) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(memory(pid) and memory(pid).resident for pid in members)
+    assert listener(port) is None
+
+
+def test_a_command_that_cannot_be_run_is_named():
+    with pytest.raises(BenchError, match="no-such-program-here"):
+        Server("no-such-program-here --port 1")

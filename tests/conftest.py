@@ -1,0 +1,16 @@
+"""Fixtures for every test: the default model, fetched once through the normal cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tureen import config
+from tureen.weights.source import ModelSource, resolve_model
+
+
+@pytest.fixture(scope="session")
+def default_model_source() -> ModelSource:
+    cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
+    return resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir)

@@ -1,0 +1,162 @@
+"""A runner that raises or computes NaN, and aborts at every step: only those at fault end, nothing is left behind."""
+
+import pytest
+from world import World, make_request
+
+from tureen.engine import engine as engine_module
+from tureen.errors import RequestFailed
+from tureen.types import LogprobSpec
+
+STEM = list(range(20, 42))
+
+
+def _workload(fault=None):
+    """Ten requests with common prefixes in a pool that makes preemption happen."""
+    world = World(num_pages=24, page_size=4, max_rows=6, token_budget=12, fault=fault)
+    for index in range(10):
+        prompt = [*STEM[: 8 + index % 3 * 7], index] if index % 4 else [index, 1, 2]
+        spec = LogprobSpec(prompt_start=index) if index % 5 == 1 else None
+        world.add(
+            make_request(
+                f"r{index}", prompt, seed=index, temperature=1.0, max_new_tokens=24, ignore_eos=True, logprobs=spec
+            )
+        )
+    return world
+
+
+def _num_calls():
+    world = _workload()
+    world.drain()
+    assert world.engine.stats().total_preemptions > 0
+    world.check_answers()
+    return world.num_steps
+
+
+NUM_STEPS = _num_calls()
+
+
+def test_an_abort_at_every_step_of_every_request_ends_it_cleanly():
+    for step in range(NUM_STEPS):
+        for victim in ("r0", "r9"):
+            world = _workload()
+            for _ in range(step):
+                world.step()
+            was_open = world.answers[victim].finish is None
+            tokens = len(world.answers[victim].token_ids)
+            world.engine.abort(victim)
+            world.engine.abort(victim)
+            world.drain()
+            world.check_answers()
+            assert (world.answers[victim].finish.type == "abort") == was_open
+            assert len(world.answers[victim].token_ids) == tokens or not was_open
+
+
+def test_aborting_all_at_every_step_leaves_nothing_behind():
+    for step in range(NUM_STEPS):
+        world = _workload()
+        for _ in range(step):
+            world.step()
+        for request_id in world.answers:
+            world.engine.abort(request_id)
+        world.drain()
+        world.check_answers()
+
+
+@pytest.mark.parametrize("call", range(NUM_STEPS))
+def test_a_step_that_raises_once_changes_no_answer(call):
+    world = _workload(lambda number, row: "raise" if number == call else None)
+    world.drain()
+    world.check_answers()
+    assert all(answer.finish.type != "error" for answer in world.answers.values())
+
+
+def _fault_of(victim, kind, from_call=0):
+    """A fault of whatever rows belong to one request."""
+
+    def fault(call, row):
+        sequence = world.engine._sequences.get(victim)
+        at_fault = sequence is not None and sequence.slot == row.slot and call >= from_call
+        return kind if at_fault else None
+
+    world = _workload(fault)
+    return world
+
+
+@pytest.mark.parametrize("call", range(0, NUM_STEPS, 3))
+@pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
+def test_a_row_that_keeps_raising_fails_alone(call, victim):
+    world = _fault_of(victim, "raise", call)
+    world.drain()
+    world.check_answers(may_fail=True)
+    failed = [request_id for request_id, answer in world.answers.items() if answer.finish.type == "error"]
+    assert failed in ([victim], [])
+    if failed:
+        finish = world.answers[victim].finish
+        assert (finish.status, finish.code) == (500, "request_failed")
+
+
+@pytest.mark.parametrize("call", range(0, NUM_STEPS, 3))
+@pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
+def test_nan_ends_its_request_and_is_never_found_in_the_cache_again(call, victim):
+    """NaN shows only where logits are asked for, so pages with NaN may have been published before."""
+    world = _fault_of(victim, "poison", call)
+    world.drain()
+    world.check_answers(may_fail=True)
+    for request_id, answer in tuple(world.answers.items()):
+        if answer.finish.type == "error":
+            assert (answer.finish.status, answer.finish.code) == (500, "nan_logits")
+            again = world.requests[request_id]
+            world.add(make_request(f"{request_id} again", again.token_ids, max_new_tokens=3))
+            world.drain()
+            world.check_answer(f"{request_id} again")
+
+
+def test_nan_in_the_middle_of_a_prompt_is_forgotten_with_all_that_was_computed_from_it():
+    world = World(page_size=4, token_budget=8, fault=lambda call, row: "poison" if call == 0 else None)
+    world.add(make_request("bad", STEM))
+    world.step()
+    assert len(world.engine.cache.match(("", ""), STEM, 99)) == 2
+    world.drain()
+    assert world.answers["bad"].finish.code == "nan_logits"
+    assert world.engine.cache.match(("", ""), STEM, 99) == []
+    world.add(make_request("good", STEM))
+    world.drain()
+    world.check_answer("good")
+
+
+def test_a_reused_prefix_that_turns_out_to_be_nan_is_forgotten_too():
+    world = World(page_size=4, token_budget=8, fault=lambda call, row: "poison" if call == 0 else None)
+    world.add(make_request("maker", STEM))
+    world.step()
+    world.engine.abort("maker")  # before anybody saw the NaN
+    world.drain()
+    world.add(make_request("user", STEM))
+    world.drain()
+    assert world.answers["user"].finish.code == "nan_logits"
+    world.add(make_request("next", STEM))
+    world.drain()
+    world.check_answer("next")
+
+
+def test_three_steps_in_which_nothing_runs_end_the_engine():
+    world = World(fault=lambda call, row: "raise")
+    for index in range(3):
+        world.add(make_request(f"r{index}"))
+        if index < 2:
+            world.step()
+            assert world.answers[f"r{index}"].finish.code == "request_failed"
+        else:
+            with pytest.raises(RequestFailed) as error:
+                world.engine.step()
+            assert error.value.code == "engine_dead"
+
+
+def test_a_good_step_between_failures_keeps_the_engine_alive():
+    world = World(fault=lambda call, row: "raise" if len(row.token_ids) == 5 else None)
+    for index in range(3 * engine_module.MAX_FAILED_STEPS):
+        world.add(make_request(f"bad{index}", [20 + index] * 5))
+        world.step()
+        world.add(make_request(f"good{index}", [1] * 4, max_new_tokens=1))
+        world.step()
+    world.drain()
+    assert [answer.finish.type for answer in world.answers.values()] == ["error", "length"] * 9

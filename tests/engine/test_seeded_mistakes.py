@@ -1,0 +1,201 @@
+"""Mistakes planted in the engine and its cache; the invariants or the answers must show each."""
+
+import pytest
+from world import BooksWrong, simulate
+
+from tureen.cache.manager import CacheManager, PageTable
+from tureen.cache.pages import PagePool
+from tureen.cache.radix import Node, RadixTree
+from tureen.engine.scheduler import Scheduler
+from tureen.engine.sequence import Sequence
+
+PAGE_SIZES = (1, 2, 16)
+
+
+def _is_caught() -> bool:
+    for seed in range(40):
+        try:
+            fault_rate = 0.15 * (seed % 2)
+            world = simulate(seed, page_size=PAGE_SIZES[seed % 3], fault_rate=fault_rate)
+            world.check_answers(may_fail=fault_rate > 0)
+        except (Exception, BooksWrong):  # noqa: BLE001 - however it shows
+            return True
+    return False
+
+
+def _tree_takes_no_reference(monkeypatch):
+    def insert(self, parent, key, page):
+        return parent.children.setdefault(key, Node(key, page, parent))
+
+    monkeypatch.setattr(RadixTree, "insert", insert)
+
+
+def _reused_pages_are_not_locked(monkeypatch):
+    monkeypatch.setattr(RadixTree, "lock", lambda self, node: None)
+
+
+def _a_locked_page_stays_evictable(monkeypatch):
+    monkeypatch.setattr(RadixTree, "lock", lambda self, node: self._pages.share(node.page))
+
+
+def _unlock_is_forgotten(monkeypatch):
+    monkeypatch.setattr(RadixTree, "unlock", lambda self, node: None)
+
+
+def _own_pages_are_given_back_twice(monkeypatch):
+    close = CacheManager.close
+
+    def twice(self, table, **options):
+        own = table.pages[len(table.nodes) :]
+        close(self, table, **options)
+        for page in own:
+            self.pool.give_back(page)
+
+    monkeypatch.setattr(CacheManager, "close", twice)
+
+
+def _the_free_list_gets_a_page_twice(monkeypatch):
+    give_back = PagePool.give_back
+
+    def twice(self, page):
+        left = give_back(self, page)
+        if left == 0:
+            self._free.append(page)
+        return left
+
+    monkeypatch.setattr(PagePool, "give_back", twice)
+
+
+def _own_pages_leak(monkeypatch):
+    close = CacheManager.close
+
+    def leak(self, table, **options):
+        del table.pages[len(table.nodes) :]
+        close(self, table, **options)
+
+    monkeypatch.setattr(CacheManager, "close", leak)
+
+
+def _one_page_too_few(monkeypatch):
+    monkeypatch.setattr(CacheManager, "num_pages_for", lambda self, tokens: tokens // self.page_size)
+
+
+def _rows_carry_the_pages_rotated_by_one(monkeypatch):
+    rotated = property(lambda self: (*self.pages[1:], self.pages[0]))
+    monkeypatch.setattr(PageTable, "as_tuple", rotated)
+
+
+def _rows_carry_a_page_that_was_replaced(monkeypatch):
+    monkeypatch.setattr(PageTable, "replace", lambda self, index, page: self.pages.__setitem__(index, page))
+
+
+def _pages_are_published_before_they_are_computed(monkeypatch):
+    publish = CacheManager.publish
+
+    def early(self, table, token_ids, num_computed):
+        publish(self, table, token_ids, min(num_computed + self.page_size, len(table.pages) * self.page_size))
+
+    monkeypatch.setattr(CacheManager, "publish", early)
+
+
+def _pages_are_published_under_the_next_tokens(monkeypatch):
+    key = RadixTree.key
+    monkeypatch.setattr(
+        RadixTree, "key", lambda self, space, tokens, index: key(self, space, [*tokens[1:], tokens[0]], index)
+    )
+
+
+def _namespaces_are_ignored(monkeypatch):
+    key = RadixTree.key
+    monkeypatch.setattr(RadixTree, "key", lambda self, space, tokens, index: key(self, ("", ""), tokens, index))
+
+
+def _parents_are_evicted_before_children(monkeypatch):
+    def newest(self):
+        node, _ = self._idle.popitem(last=True)
+        del node.parent.children[node.key]
+        node.parent = None
+        self._pages.give_back(node.page)
+
+    monkeypatch.setattr(RadixTree, "evict", newest)
+
+
+def _the_whole_prompt_is_reused(monkeypatch):
+    monkeypatch.setattr(Sequence, "max_reused", property(lambda self: len(self.token_ids)))
+
+
+def _reuse_ignores_prompt_logprobs(monkeypatch):
+    monkeypatch.setattr(Sequence, "max_reused", property(lambda self: len(self.token_ids) - 1))
+
+
+def _the_sampler_forgets_the_output_at_resume(monkeypatch):
+    state = Sequence.slot_state
+
+    def forget(self):
+        import msgspec
+
+        return msgspec.structs.replace(state(self), output_ids=())
+
+    monkeypatch.setattr(Sequence, "slot_state", forget)
+
+
+def _a_preempted_sequence_keeps_its_place(monkeypatch):
+    stop = Scheduler._stop_running
+
+    def keep(self, sequence, **options):
+        computed = sequence.num_computed
+        stop(self, sequence, **options)
+        sequence.num_computed = computed
+
+    monkeypatch.setattr(Scheduler, "_stop_running", keep)
+
+
+def _slots_are_not_given_back(monkeypatch):
+    stop = Scheduler._stop_running
+
+    def keep(self, sequence, **options):
+        stop(self, sequence, **options)
+        self._free_slots.pop()
+
+    monkeypatch.setattr(Scheduler, "_stop_running", keep)
+
+
+def _followers_wait_for_leaders_that_are_gone(monkeypatch):
+    def is_following(self):
+        return self.leader is not None and len(self.leader[0].nodes) < self.leader[1]
+
+    monkeypatch.setattr(Sequence, "is_following", property(is_following))
+
+
+MISTAKES = [
+    _tree_takes_no_reference,
+    _reused_pages_are_not_locked,
+    _a_locked_page_stays_evictable,
+    _unlock_is_forgotten,
+    _own_pages_are_given_back_twice,
+    _the_free_list_gets_a_page_twice,
+    _own_pages_leak,
+    _one_page_too_few,
+    _rows_carry_the_pages_rotated_by_one,
+    _rows_carry_a_page_that_was_replaced,
+    _pages_are_published_before_they_are_computed,
+    _pages_are_published_under_the_next_tokens,
+    _namespaces_are_ignored,
+    _parents_are_evicted_before_children,
+    _the_whole_prompt_is_reused,
+    _reuse_ignores_prompt_logprobs,
+    _the_sampler_forgets_the_output_at_resume,
+    _a_preempted_sequence_keeps_its_place,
+    _slots_are_not_given_back,
+    _followers_wait_for_leaders_that_are_gone,
+]
+
+
+def test_without_a_mistake_nothing_is_caught():
+    assert not _is_caught()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.strip("_"))
+def test_a_planted_mistake_is_caught(mistake, monkeypatch):
+    mistake(monkeypatch)
+    assert _is_caught()

@@ -1,0 +1,84 @@
+"""The sampling pipeline once more, one row at a time, in float64 numpy, from the documentation. An oracle for tests."""
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from tureen.runner.base import SlotState
+from tureen.sampling.params import SamplingParams
+
+
+def make_state(slot=0, *, seed=0, prompt=(1, 2, 3), output=(), ends=(), logprobs=None, **params):
+    return SlotState(slot, SamplingParams(**params), seed, tuple(prompt), tuple(output), tuple(ends), logprobs)
+
+
+def make_logits(seed, vocab_size, *, scale=3.0, grid=None, rows=None):
+    """Float32 logits; with a grid, many of them are equal."""
+    shape = vocab_size if rows is None else (rows, vocab_size)
+    logits = np.random.default_rng(seed).normal(0, scale, shape)
+    return (np.round(logits / grid) * grid if grid else logits).astype(np.float32)
+
+
+def processed_logits(logits, state):
+    """The row after the stages that change logits. Stored as float32 between the stages."""
+    p = state.params
+    logits = logits.astype(np.float32).copy()
+    counts = Counter(state.output_ids)
+
+    def change(token, value):
+        logits[token] = np.float32(min(value, float(np.finfo(np.float32).max)))
+
+    for token, count in counts.items():
+        change(token, float(logits[token]) - count * p.frequency_penalty)
+    for token in counts:
+        change(token, float(logits[token]) - p.presence_penalty)
+    if p.repetition_penalty not in (0.0, 1.0):
+        for token in {*state.prompt_ids, *state.output_ids}:
+            old = float(logits[token])
+            change(token, old / p.repetition_penalty if old > 0 else old * p.repetition_penalty)
+    if len(state.output_ids) < p.min_new_tokens:
+        logits[list(state.end_token_ids)] = -np.inf
+    for token, bias in p.logit_bias.items():
+        change(token, float(logits[token]) + bias)
+    return logits
+
+
+def log_softmax(logits, temperature=1.0):
+    wide = (logits.astype(np.float64) - logits.max()) / temperature
+    return wide - math.log(math.fsum(np.exp(wide)))
+
+
+def kept_probabilities(logits, params):
+    """Probabilities [vocab] of processed logits, 0 where cut; and how near any cut was to going the other way."""
+    probabilities = np.exp(log_softmax(logits, params.temperature))
+    order = np.lexsort((np.arange(len(logits)), -logits.astype(np.float64)))
+    ranked = probabilities[order]
+    kept, margin = len(order), math.inf
+    if params.top_k > 0:
+        kept = min(kept, params.top_k)
+    if params.top_p < 1.0:
+        cumulative = np.cumsum(ranked)
+        kept = min(kept, int(np.argmax(cumulative >= params.top_p)) + 1 if cumulative[-1] >= params.top_p else kept)
+        margin = min(margin, float(np.abs(cumulative - params.top_p).min()))
+    if params.min_p > 0.0:
+        kept = min(kept, int((ranked >= params.min_p * ranked[0]).sum()))
+        others = ranked[ranked < ranked[0]]
+        if len(others):
+            margin = min(margin, float(np.abs(others / ranked[0] - params.min_p).min()))
+    probabilities[order[kept:]] = 0.0
+    return probabilities, margin
+
+
+def draw(logits, state, uniform):
+    """The token, and how near (as a probability) the draw was to another token."""
+    processed = processed_logits(logits, state)
+    if state.params.is_greedy:
+        return int(np.argmax(processed)), math.inf
+    probabilities, margin = kept_probabilities(processed, state.params)
+    ends = np.cumsum(probabilities / math.fsum(probabilities))
+    possible = np.flatnonzero(probabilities)
+    reached = possible[ends[possible] > uniform]
+    token = int(reached[0]) if len(reached) else int(possible[-1])
+    inner = ends[possible[:-1]]
+    return token, min(margin, float(np.abs(inner - uniform).min()) if len(inner) else math.inf)

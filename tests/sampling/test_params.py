@@ -1,0 +1,136 @@
+import math
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tureen.errors import InvalidRequest
+from tureen.sampling.params import SamplingParams, check_params
+
+VOCAB = 1000
+INT64_MAX = 2**63 - 1
+
+
+def _parse(**fields):
+    params = msgspec.convert(fields, SamplingParams)
+    check_params(params, vocab_size=VOCAB)
+    return params
+
+
+# field: (values just inside the bounds, values just outside)
+BOUNDS = {
+    "max_new_tokens": ([0, 1, INT64_MAX, None], [-1, INT64_MAX + 1, 1.5, "5", True]),
+    "min_new_tokens": ([0, 128], [-1, 129, INT64_MAX + 1, 1.0, None, False]),
+    "stop": (
+        [[], ["x"], ["x" * 1024], ["x"] * 64, ["\n\0é🙂"]],
+        [[""], ["x" * 1025], ["x"] * 65, "x", [1], [None], None],
+    ),
+    "stop_token_ids": ([[], [0], [VOCAB - 1], [5] * 1024], [[-1], [VOCAB], [1] * 1025, [True], [1.0], ["1"], [2**70]]),
+    "stop_regex": (
+        [[], ["a+"], ["x" * 1024], ["a"] * 64],
+        [["("], ["a*"], [""], ["x" * 1025], ["a"] * 65, ["(?P<a>"], ["x{99999999999999999999}"], "a"],
+    ),
+    "temperature": ([0, 0.0, 5e-324, 1, 1e308], [-1e-9, -0.5, math.nan, math.inf, -math.inf, 10**400, True, "1", None]),
+    "top_p": ([1, 1.0, 1e-9, 5e-324], [0, 0.0, -0.1, 1.0000001, math.nan, math.inf, True]),
+    "top_k": ([-1, 1, INT64_MAX], [0, -2, INT64_MAX + 1, 1.0, 10**400, True]),
+    "min_p": ([0, 1, 0.5, 5e-324], [-1e-9, 1.0000001, math.nan, math.inf, True]),
+    "frequency_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
+    "presence_penalty": ([-2, 2, 0.5], [-2.0001, 2.0001, math.nan, math.inf, -math.inf, True]),
+    "repetition_penalty": ([0, 2, 1.0, 5e-324], [-1e-9, 2.0001, math.nan, math.inf, True]),
+    "ignore_eos": ([True, False], [1, 0, "true", None]),
+    "skip_special_tokens": ([True, False], [1, 0, "true", None]),
+    "spaces_between_special_tokens": ([True, False], [1, 0, "true", None]),
+    "no_stop_trim": ([True, False], [1, 0, "true", None]),
+    "n": ([1, 128], [0, 129, -1, 1.0, True, 10**400]),
+    "logit_bias": (
+        [{}, {0: 100}, {VOCAB - 1: -100.0}, {i % VOCAB: 0.5 for i in range(VOCAB)}],
+        [
+            {-1: 1.0},
+            {VOCAB: 1.0},
+            {5: 100.001},
+            {5: -100.001},
+            {5: math.nan},
+            {5: math.inf},
+            {5: True},
+            dict.fromkeys(range(1025), 0.0),
+            {10**400: 1.0},
+            {"a": 1.0},
+            [],
+        ],
+    ),
+    "sampling_seed": ([None, 0, INT64_MAX, -(2**63)], [INT64_MAX + 1, -(2**63) - 1, 1.0, True, "1", 10**400]),
+    "stream_interval": ([None, 1, INT64_MAX], [0, -1, INT64_MAX + 1, 1.0, True]),
+}
+
+
+def test_every_field_has_its_bounds_tested():
+    assert list(BOUNDS) == [field.name for field in msgspec.structs.fields(SamplingParams)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (inside, _) in BOUNDS.items() for value in inside], ids=repr
+)
+def test_values_inside_the_bounds_are_taken(name, value):
+    expected = tuple(value) if isinstance(value, list) else value
+    assert getattr(_parse(**{name: value}), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (_, outside) in BOUNDS.items() for value in outside], ids=str
+)
+def test_values_outside_the_bounds_are_refused_by_name(name, value):
+    with pytest.raises((InvalidRequest, msgspec.ValidationError), match=name) as caught:
+        _parse(**{name: value})
+    if isinstance(caught.value, InvalidRequest):
+        assert caught.value.field == f"sampling_params.{name}"
+        assert len(caught.value.message) < 250
+
+
+def test_the_path_of_a_message_is_the_callers():
+    with pytest.raises(InvalidRequest, match=r"^sampling_params\[3\]\.top_k must be") as caught:
+        check_params(SamplingParams(top_k=0), vocab_size=VOCAB, path="sampling_params[3]")
+    assert caught.value.field == "sampling_params[3].top_k"
+
+
+def test_min_new_tokens_is_free_where_max_new_tokens_is_null():
+    assert _parse(min_new_tokens=10**6, max_new_tokens=None).min_new_tokens == 10**6
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(msgspec.ValidationError, match="temprature"):
+        _parse(temprature=1.0)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_repetition_penalty_of_zero_or_one_is_off(penalty):
+    assert not SamplingParams(repetition_penalty=penalty).has_repetition_penalty
+
+
+VALID = st.builds(
+    SamplingParams,
+    max_new_tokens=st.none() | st.integers(0, INT64_MAX),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
+    temperature=st.floats(0, allow_nan=False, allow_infinity=False),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.just(-1) | st.integers(1, INT64_MAX),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=3),
+    sampling_seed=st.none() | st.integers(-(2**63), INT64_MAX),
+    ignore_eos=st.booleans(),
+)
+
+
+@given(params=VALID)
+def test_parameters_survive_both_wires(params):
+    check_params(params, vocab_size=VOCAB)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    if not any("\ud800" <= character <= "\udfff" for stop in params.stop for character in stop):
+        assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
+
+
+def test_every_field_says_what_it_means():
+    for field in msgspec.structs.fields(SamplingParams):
+        described = [meta for meta in get_args(field.type) if isinstance(meta, msgspec.Meta) and meta.description]
+        assert described, field.name

@@ -1,0 +1,212 @@
+"""`tureen bench`: the command line. What it runs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tureen.bench.workloads import OVER_HTTP
+from tureen.config import DEFAULT_MODEL
+from tureen.errors import InvalidRequest
+
+BACKENDS = ("tureen", "sglang", "openai", "llamacpp")
+DEFAULT_URLS = {
+    "tureen": "http://127.0.0.1:30000",
+    "sglang": "http://127.0.0.1:30000",
+    "openai": "http://127.0.0.1:8000",
+    "llamacpp": "http://127.0.0.1:8080",
+}
+DEFAULT_VOCAB = 49152  # of the default model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("what is measured")
+    server.add_argument("--backend", choices=BACKENDS, default="tureen", help="kind of server [tureen]")
+    server.add_argument("--url", help="where it listens [the usual port of its kind on 127.0.0.1]")
+    server.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="NAME=BACKEND@URL",
+        help="in place of --backend and --url; given several times, the servers take turns and are compared",
+    )
+    server.add_argument(
+        "--start",
+        action="append",
+        default=[],
+        metavar="[NAME=]COMMAND",
+        help="start the server with this command, measure its cold start, stop it at the end",
+    )
+    server.add_argument(
+        "--pid", type=_positive, help="the server's process [who listens on the port, where that is here]"
+    )
+    server.add_argument("--api-key", help="sent as `Authorization: Bearer KEY`")
+    server.add_argument("--vocab", type=_positive, metavar="N", help="size of the vocabulary [what the server says]")
+    load = parser.add_argument_group("the work")
+    load.add_argument(
+        "--workload",
+        type=_workloads,
+        default=["single"],
+        metavar="NAME[,NAME…]",
+        help=f"{', '.join(OVER_HTTP)}, offline, or all = all but offline [single]",
+    )
+    load.add_argument("--concurrency", type=_positive, metavar="N", help="N requests at a time [the workload's own]")
+    load.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R Poisson arrivals a second")
+    load.add_argument("--requests", type=_positive, metavar="N", help="how many [the workload's own]")
+    load.add_argument("--rounds", type=_positive, metavar="N", help="passes over all targets [1; 2 with several]")
+    load.add_argument(
+        "--seed", type=int, help="of the prompts [random, reported; one used before may find them cached]"
+    )
+    load.add_argument("--quick", action="store_true", help="a quarter of the output and of the requests")
+    load.add_argument(
+        "--goal-ttft-ms", type=_positive_float, default=2000.0, help="goodput: time to first token [2000]"
+    )
+    load.add_argument("--goal-itl-ms", type=_positive_float, default=200.0, help="goodput: mean time a token [200]")
+    load.add_argument("--model-path", help="model of --workload offline and of --engine-overhead [the default model]")
+    own = parser.add_argument_group("tureen's own share, with a fake model, in this process")
+    own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
+    own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
+    if options.json is not None and not options.json.parent.is_dir():
+        raise InvalidRequest(f"--json {options.json}: there is no such folder")
+    if options.engine_overhead or options.http_overhead:
+        document = _overhead(options)
+    elif options.workload == ["offline"]:
+        document = _offline(options)
+    else:
+        document = _servers(options)
+    if options.json is not None:
+        machine = importlib.import_module("tureen.bench.machine").describe()
+        options.json.write_text(json.dumps({"machine": machine} | document, indent=1) + "\n", encoding="utf-8")
+        _show(f"written: {options.json}")
+    return 0
+
+
+def _overhead(options: argparse.Namespace) -> dict[str, Any]:
+    overhead = importlib.import_module("tureen.bench.overhead")
+    document: dict[str, Any] = {}
+    if options.engine_overhead:
+        document["engine_overhead"] = overhead.engine_overhead(options.model_path or DEFAULT_MODEL)
+    if options.http_overhead:
+        document["http_overhead"] = overhead.http_overhead(options.model_path or DEFAULT_MODEL)
+    _show(json.dumps(document, indent=1))
+    return document
+
+
+def _offline(options: argparse.Namespace) -> dict[str, Any]:
+    offline = importlib.import_module("tureen.bench.offline")
+    results = offline.run_offline(
+        model_path=options.model_path,
+        vocab_size=options.vocab or DEFAULT_VOCAB,
+        seed=options.seed,
+        quick=options.quick,
+        requests=options.requests,
+    )
+    found = [msgspec.to_builtins(result) for result in results]
+    _show(json.dumps(found, indent=1))
+    return {"offline": found}
+
+
+def _servers(options: argparse.Namespace) -> dict[str, Any]:
+    session, report = (importlib.import_module(f"tureen.bench.{name}") for name in ("session", "report"))
+    if "offline" in options.workload:
+        raise InvalidRequest("--workload offline has no server: it runs alone")
+    targets = [session.TargetSpec(**spec) for spec in target_specs(options)]
+    plan = session.Plan(
+        targets=targets,
+        workloads=options.workload,
+        rounds=options.rounds or (2 if len(targets) > 1 else 1),
+        concurrency=options.concurrency,
+        requests=options.requests,
+        rate=options.rate,
+        seed=options.seed,
+        vocab_size=options.vocab,
+        quick=options.quick,
+        api_key=options.api_key,
+        goals=report.Goals(options.goal_ttft_ms, options.goal_itl_ms),
+    )
+    outcome = session.run_plan(plan, lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+    _show(report.table(outcome.results))
+    if len(targets) > 1:
+        _show("\n" + report.ratios(outcome.results, [target.name for target in targets]))
+    if outcome.cold_starts:
+        _show("\n" + report.cold_starts(outcome.cold_starts))
+    found: dict[str, Any] = msgspec.to_builtins(outcome)
+    return found
+
+
+def target_specs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Name, backend, url, start and pid of every server. Raises InvalidRequest naming the flag at fault."""
+    if options.target and options.url:
+        raise InvalidRequest("--target says the URL already: leave --url out")
+    texts = options.target or [f"{options.backend}={options.backend}@{options.url or DEFAULT_URLS[options.backend]}"]
+    specs = [_target(text) for text in texts]
+    by_name = {spec["name"]: spec for spec in specs}
+    if len(by_name) < len(specs):
+        raise InvalidRequest("--target: every server needs a name of its own")
+    if options.pid is not None:
+        if len(specs) > 1:
+            raise InvalidRequest("--pid is for one server; with several they are found by their ports")
+        specs[0]["pid"] = options.pid
+    for text in options.start:
+        name, equals, command = text.partition("=")
+        if not (equals and name in by_name):
+            if len(specs) > 1:
+                raise InvalidRequest(
+                    f"--start {text}: with several targets it begins with NAME=, one of {', '.join(by_name)}"
+                )
+            name, command = specs[0]["name"], text
+        by_name[name]["start"] = command
+    return specs
+
+
+def _target(text: str) -> dict[str, Any]:
+    name, _, rest = text.partition("=")
+    backend, _, url = rest.partition("@")
+    if not name or not url:
+        raise InvalidRequest(f"--target {text}: must be NAME=BACKEND@URL, such as ours=tureen@http://127.0.0.1:30000")
+    if backend not in BACKENDS:
+        raise InvalidRequest(f"--target {text}: the backend must be one of {', '.join(BACKENDS)}")
+    return {"name": name, "backend": backend, "url": url}
+
+
+def _workloads(text: str) -> list[str]:
+    names = list(OVER_HTTP) if text == "all" else text.split(",")
+    for name in names:
+        if name == "json":
+            raise argparse.ArgumentTypeError(
+                "json measures structured output, which this version of tureen does not have yet"
+            )
+        if name not in (*OVER_HTTP, "offline"):
+            raise argparse.ArgumentTypeError(
+                f"unknown workload '{name}'; there are {', '.join(OVER_HTTP)}, offline, all"
+            )
+    return names
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
+    return value
+
+
+def _show(text: str) -> None:
+    print(text)  # noqa: T201 - what the command is for

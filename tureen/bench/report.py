@@ -1,0 +1,226 @@
+"""Figures from answers, and how they are shown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tureen.bench.drive import Answer
+from tureen.bench.process import Memory
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Milliseconds."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class Goals(msgspec.Struct, frozen=True):
+    """A request counts for goodput when it keeps both."""
+
+    ttft_ms: float
+    itl_ms: float  # mean over the request
+
+
+class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from the start of the command, the moment between ready and first request left out; memory of all its
+    processes, when ready and at rest after the first request.
+    """
+
+    ready_s: float
+    first_token_s: float
+    memory_when_ready: Memory | None
+    memory_at_rest: Memory | None
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """One pass of one workload on one server."""
+
+    workload: str
+    target: str
+    round: int
+    concurrency: int | None  # None = open loop
+    rate: float | None  # arrivals a second, open loop
+    requests: int
+    refused: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None  # by the server's count
+    seconds: float  # first request sent until last answer ended
+    output_tok_s: float
+    prompt_tok_s: float
+    total_tok_s: float
+    request_s: float  # requests answered a second
+    ttft_ms: Spread | None
+    itl_ms: Spread | None  # between events that carried tokens
+    e2e_ms: Spread | None
+    goodput_request_s: float | None = None  # requests a second that kept the goals
+    server_cpu_s: float | None = None
+    client_cpu_s: float | None = None
+    memory_mib: Memory | None = None
+    dram_read_gb_s: float | None = None  # of this machine, measured just before
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest values, as numpy's default. `values` need not be sorted, must not be empty."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def spread(seconds: Sequence[float]) -> Spread | None:
+    if not seconds:
+        return None
+    return Spread(
+        *(round(1000 * value, 3) for value in (statistics.median(seconds), percentile(seconds, 99), max(seconds)))
+    )
+
+
+def ttft(answer: Answer) -> float:
+    return answer.token_times_s[0] - answer.started_s
+
+
+def itl(answer: Answer) -> list[float]:
+    """Gaps between events with tokens: what a reader waits."""
+    return [later - earlier for earlier, later in pairwise(answer.token_times_s)]
+
+
+def keeps(answer: Answer, goals: Goals) -> bool:
+    if answer.refused:
+        return False
+    decode_s = answer.token_times_s[-1] - answer.token_times_s[0]
+    mean_itl = decode_s / (answer.output_tokens - 1) if answer.output_tokens > 1 else 0.0
+    return 1000 * ttft(answer) <= goals.ttft_ms and 1000 * mean_itl <= goals.itl_ms
+
+
+def summarise(
+    answers: Sequence[Answer],
+    *,
+    workload: str,
+    target: str,
+    round_number: int = 0,
+    concurrency: int | None,
+    rate: float | None = None,
+    goals: Goals | None = None,
+) -> Result:
+    """Figures of one pass. One request after another: rates of the median request, so that one hiccup does not count;
+    otherwise of the whole pass.
+    """
+    done = [answer for answer in answers if not answer.refused]
+    seconds = max(a.ended_s for a in answers) - min(a.started_s for a in answers)
+    outputs, prompts = sum(a.output_tokens for a in done), sum(a.prompt_tokens for a in done)
+    cached = [a.cached_tokens for a in done if a.cached_tokens is not None]
+    latencies = [a.ended_s - a.started_s for a in done]
+    busy = statistics.median(latencies) * len(done) if concurrency == 1 and done else seconds
+    return Result(
+        workload=workload,
+        target=target,
+        round=round_number,
+        concurrency=concurrency,
+        rate=rate,
+        requests=len(answers),
+        refused=len(answers) - len(done),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        cached_tokens=sum(cached) if cached else None,
+        seconds=round(seconds, 4),
+        output_tok_s=round(outputs / busy, 2),
+        prompt_tok_s=round(prompts / busy, 2),
+        total_tok_s=round((outputs + prompts) / busy, 2),
+        request_s=round(len(done) / busy, 4),
+        ttft_ms=spread([ttft(a) for a in done]),
+        itl_ms=spread([gap for a in done for gap in itl(a)]),
+        e2e_ms=spread(latencies),
+        goodput_request_s=round(sum(keeps(a, goals) for a in answers) / seconds, 4) if goals else None,
+    )
+
+
+HEADINGS = (
+    "workload", "target", "req", "s", "out tok/s", "all tok/s", "TTFT p50", "p99", "max",
+    "ITL p50", "p99", "max", "e2e p50", "cached", "cpu srv", "cpu cli", "MiB", "goodput", "DRAM",
+)  # fmt: skip
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line a result; times in ms, goodput in requests a second, DRAM reads of the machine in GB/s."""
+    return lay_out([HEADINGS, *(_line(result) for result in results)])
+
+
+def _line(result: Result) -> tuple[str, ...]:
+    times = [
+        getattr(part, name) if part else None
+        for part in (result.ttft_ms, result.itl_ms)
+        for name in ("p50", "p99", "max")
+    ]
+    return (
+        result.workload,
+        result.target,
+        f"{result.requests}" + (f"-{result.refused}" if result.refused else ""),
+        _number(result.seconds),
+        _number(result.output_tok_s),
+        _number(result.total_tok_s),
+        *map(_number, times),
+        _number(result.e2e_ms.p50 if result.e2e_ms else None),
+        "–" if result.cached_tokens is None else str(result.cached_tokens),
+        _number(result.server_cpu_s),
+        _number(result.client_cpu_s),
+        _number(result.memory_mib.resident if result.memory_mib else None),
+        _number(result.goodput_request_s),
+        _number(result.dram_read_gb_s),
+    )
+
+
+def cold_starts(found: Mapping[str, ColdStart]) -> str:
+    """One line a server that was started here."""
+    lines: list[tuple[str, ...]] = [("cold start", "", "ready s", "first token s", "MiB at rest", "of that private")]
+    for target, cold in found.items():
+        rest = cold.memory_at_rest
+        sizes = (_number(rest.resident), _number(rest.private)) if rest else ("–", "–")
+        lines.append((target, "", _number(cold.ready_s), _number(cold.first_token_s), *sizes))
+    return lay_out(lines)
+
+
+def ratios(results: Sequence[Result], targets: Sequence[str]) -> str:
+    """Every target's speed over each other target's: the median over the rounds, each round compared within itself."""
+    speeds: dict[tuple[str, str], dict[int, float]] = {}
+    for result in results:
+        speeds.setdefault((result.workload, result.target), {})[result.round] = result.total_tok_s
+    lines: list[tuple[str, ...]] = [("workload", *(f"{first}/{second}" for first, second in _pairs(targets)))]
+    for workload in dict.fromkeys(result.workload for result in results):
+        cells = []
+        for first, second in _pairs(targets):
+            mine, other = speeds.get((workload, first), {}), speeds.get((workload, second), {})
+            rounds = [mine[number] / other[number] for number in mine if other.get(number)]
+            cells.append(f"{statistics.median(rounds):.2f}x" if rounds else "–")
+        lines.append((workload, *cells))
+    return lay_out(lines)
+
+
+def _pairs(targets: Sequence[str]) -> list[tuple[str, str]]:
+    return [(targets[0], other) for other in targets[1:]]
+
+
+def lay_out(lines: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be: names to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,0 +1,220 @@
+"""One run of the benchmark: find or start the servers, run the workloads on each in turn, collect the results."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import uvloop
+
+from tureen.bench.backends import BACKENDS, Backend
+from tureen.bench.drive import ask, run_load
+from tureen.bench.http import Address, BenchError, Connection
+from tureen.bench.machine import MemoryProbe
+from tureen.bench.process import Server, cpu_seconds, listener, memory
+from tureen.bench.report import ColdStart, Goals, Result, summarise, ttft
+from tureen.bench.workloads import MIXED_LOADS, Dice, Job, Load, Shape, make_load, mixed_jobs, shapes
+
+WARM_UP = Shape(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
+MIXED_REQUESTS = {True: 16, False: 64}  # by --quick
+MIXED_CONCURRENCY = 64
+SETTLE_S = 0.5
+
+Say = Callable[[str], None]
+
+
+class TargetSpec(msgspec.Struct, frozen=True):
+    """A server to be measured, as the command line names it."""
+
+    name: str
+    backend: str
+    url: str
+    start: str | None = None
+    pid: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, as the command line says it. None = the workload's own value."""
+
+    targets: list[TargetSpec]
+    workloads: list[str]
+    rounds: int = 1
+    concurrency: int | None = None
+    requests: int | None = None
+    rate: float | None = None
+    seed: int | None = None
+    vocab_size: int | None = None
+    quick: bool = False
+    api_key: str | None = None
+    goals: Goals = Goals(2000.0, 200.0)
+
+
+class Outcome(msgspec.Struct):
+    """Everything that was measured."""
+
+    seed: int
+    plan: Plan
+    cold_starts: dict[str, ColdStart] = {}
+    results: list[Result] = []
+
+
+class Target:
+    """A server that answers."""
+
+    def __init__(self, spec: TargetSpec, backend: Backend, address: Address, vocab_size: int, pid: int | None) -> None:
+        self.name = spec.name
+        self.backend = backend
+        self.address = address
+        self.vocab_size = vocab_size
+        self.pid = pid
+
+
+def run_plan(plan: Plan, say: Say) -> Outcome:
+    """Measure; `say` gets a line about each pass as it ends. Raises BenchError. Started servers are always stopped."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Session(plan, say).run())
+
+
+class _Session:
+    def __init__(self, plan: Plan, say: Say) -> None:
+        self.plan = plan
+        self.say = say
+        self.outcome = Outcome(secrets.randbits(32) if plan.seed is None else plan.seed, _for_the_record(plan))
+        self.probe = MemoryProbe()
+        self.servers: list[Server] = []
+
+    async def run(self) -> Outcome:
+        try:
+            targets = [await self._open(spec) for spec in self.plan.targets]
+            for workload in self.plan.workloads:
+                if workload == "mixed":
+                    await self._mixed(targets)
+                else:
+                    await self._plain(targets, workload)
+        finally:
+            for server in self.servers:
+                server.stop()
+        return self.outcome
+
+    async def _open(self, spec: TargetSpec) -> Target:
+        address = Address(spec.url, api_key=self.plan.api_key)
+        backend = BACKENDS[spec.backend]()
+        server = await self._start(spec) if spec.start is not None else None
+        ready_s = await server.ready(address) if server else 0.0
+        connection = Connection(address)
+        try:
+            vocab_size = self.plan.vocab_size or await backend.prepare(connection)
+            if vocab_size is None:
+                raise BenchError(f"{spec.url} does not tell its vocabulary's size: give --vocab N")
+            dice = Dice(vocab_size, self.outcome.seed, "warm-up", spec.name)
+            if server:
+                cold_start = await _first_request(server, ready_s, connection, backend, dice)
+                self.outcome.cold_starts[spec.name] = cold_start
+                self.say(f"{spec.name}: ready after {ready_s:.2f} s, first token {cold_start.first_token_s:.2f} s")
+        except OSError as error:
+            raise BenchError(f"{spec.url}: {error}") from None
+        finally:
+            connection.close()
+        await run_load(address, backend, make_load(WARM_UP, dice))
+        pid = spec.pid or (server.pid if server else listener(address.port) if _is_local(address) else None)
+        return Target(spec, backend, address, vocab_size, pid)
+
+    async def _start(self, spec: TargetSpec) -> Server:
+        if listener(Address(spec.url).port) is not None:
+            raise BenchError(f"--start for {spec.name}: something listens on {spec.url} already")
+        self.servers.append(Server(spec.start or ""))
+        return self.servers[-1]
+
+    async def _plain(self, targets: list[Target], workload: str) -> None:
+        plan = self.plan
+        for shape in shapes(workload, quick=plan.quick, requests=plan.requests, concurrency=plan.concurrency):
+            for number, target in self._turns(targets):
+                dice = self._dice(target, shape.name, number)
+                await self._pass(target, make_load(shape, dice, rate=plan.rate), number, plan.rate)
+
+    async def _mixed(self, targets: list[Target]) -> None:
+        """Capacity first, then arrivals at shares of it; with --rate at that rate only."""
+        plan = self.plan
+        count = plan.requests or MIXED_REQUESTS[plan.quick]
+        concurrency = plan.concurrency or MIXED_CONCURRENCY
+        for number, target in self._turns(targets):
+            dice = self._dice(target, "mixed", number)
+            rates = {"mixed-rate": plan.rate} if plan.rate else {}
+            if not rates:
+                load = Load(name="mixed-capacity", jobs=mixed_jobs(dice, count), concurrency=concurrency)
+                capacity = (await self._pass(target, load, number)).request_s
+                rates = {f"mixed-{share:.0%}": share * capacity for share in MIXED_LOADS}
+            for name, rate in rates.items():
+                load = Load(
+                    name=name,
+                    jobs=mixed_jobs(dice, count),
+                    concurrency=concurrency,
+                    arrivals_s=dice.arrivals(count, rate),
+                    may_refuse=True,
+                )
+                await self._pass(target, load, number, rate)
+
+    async def _pass(self, target: Target, load: Load, number: int, rate: float | None = None) -> Result:
+        dram = self.probe.gb_per_s()
+        server_cpu, client_cpu = cpu_seconds(target.pid), time.process_time()
+        answers = await run_load(target.address, target.backend, load)
+        client_cpu = time.process_time() - client_cpu
+        server_cpu_now = cpu_seconds(target.pid)
+        result = summarise(
+            answers,
+            workload=load.name,
+            target=target.name,
+            round_number=number,
+            concurrency=None if load.arrivals_s else load.concurrency,
+            rate=rate,
+            goals=self.plan.goals if load.arrivals_s else None,
+        )
+        result.client_cpu_s = round(client_cpu, 3)
+        if server_cpu is not None and server_cpu_now is not None:
+            result.server_cpu_s = round(server_cpu_now - server_cpu, 2)
+        result.memory_mib = memory(target.pid)
+        result.dram_read_gb_s = dram
+        self.outcome.results.append(result)
+        self.say(f"{result.workload} · {result.target} · {result.seconds:.1f} s · {result.total_tok_s:.0f} tok/s")
+        return result
+
+    def _turns(self, targets: list[Target]) -> Iterator[tuple[int, Target]]:
+        """A B A B …: what changes with time on the machine then falls on all alike."""
+        for number in range(self.plan.rounds):
+            for target in targets:
+                yield number, target
+
+    def _dice(self, target: Target, *what: object) -> Dice:
+        return Dice(target.vocab_size, self.outcome.seed, target.name, *what)
+
+
+async def _first_request(
+    server: Server, ready_s: float, connection: Connection, backend: Backend, dice: Dice
+) -> ColdStart:
+    when_ready = memory(server.pid)
+    answer = await ask(connection, backend, Job(dice.token_ids(WARM_UP.prompt_len), 1))
+    await asyncio.sleep(SETTLE_S)
+    return ColdStart(
+        ready_s=round(ready_s, 3),
+        first_token_s=round(ready_s + ttft(answer), 3),
+        memory_when_ready=when_ready,
+        memory_at_rest=memory(server.pid),
+    )
+
+
+def _for_the_record(plan: Plan) -> Plan:
+    """Without the key, and without this machine's folders in the commands."""
+    targets = [
+        msgspec.structs.replace(
+            spec, start=spec.start and " ".join(word.rsplit("/", 1)[-1] for word in spec.start.split())
+        )
+        for spec in plan.targets
+    ]
+    return msgspec.structs.replace(plan, api_key=None, targets=targets)
+
+
+def _is_local(address: Address) -> bool:
+    return address.host in ("127.0.0.1", "localhost", "::1", "0.0.0.0")

@@ -1,0 +1,95 @@
+"""Output tokens to text, one at a time: whole characters, cut at the first stop, only what is safe to send."""
+
+from __future__ import annotations
+
+import codecs
+
+from tureen.sampling.params import SamplingParams
+from tureen.text.stops import Match, StopPatterns, StopStrings
+from tureen.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """The text of one sequence's output.
+
+    It is the text that the tokens add to running text, as after a prompt: a first token "▁Paris" gives " Paris".
+    A match must lie in the output alone. Among the matches that one token completes the one that begins first counts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strings = StopStrings(params.stop)
+        self._patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
+        self._special_stops = _special_stops(tokenizer, params)
+        self._after_special = False
+        self._held = ""  # decoded, not yet taken
+        self._taken = 0  # characters
+        self._end: int | None = None  # where the text is cut, once a stop was found
+
+    def append(self, token_id: int, *, stops_allowed: bool) -> str | None:
+        """Decode one more token. Returns the stop that it completes: the stop string, or the text a pattern matched.
+
+        A match completed while `stops_allowed` is False is ignored for good. Nothing may be appended after a stop.
+        Raises RequestFailed when a stop pattern takes too long.
+        """
+        text = self._utf8.decode(self._piece(token_id))
+        self._held += text
+        stop = self._find(text, stops_allowed)
+        if stop is None and stops_allowed and token_id in self._special_stops:
+            length = self._taken + len(self._held)
+            stop = Match(length, length, self._special_stops[token_id])
+        if stop is None:
+            return None
+        self._end = max(stop.end if self._params.no_stop_trim else stop.start, self._taken)
+        return stop.text
+
+    def take(self) -> str:
+        """Text newly safe to send: whole characters that no stop can reach any more."""
+        if self._end is not None:
+            return self._take_to(self._end)
+        hold_from = self._strings.hold_from
+        if self._patterns is not None:
+            hold_from = min(hold_from, self._patterns.hold_from)
+        return self._take_to(hold_from)
+
+    def close(self) -> str:
+        """The rest of the text. A character whose bytes never became complete is U+FFFD."""
+        if self._end is None:
+            self._held += self._utf8.decode(b"", final=True)
+            self._end = self._taken + len(self._held)
+        return self._take_to(self._end)
+
+    def _piece(self, token_id: int) -> bytes:
+        is_special = token_id in self._tokenizer.special_ids
+        if is_special and self._params.skip_special_tokens:
+            return b""
+        piece = self._tokenizer.token_bytes(token_id)
+        if is_special and self._after_special and not self._params.spaces_between_special_tokens:
+            piece = piece.lstrip()
+        self._after_special = is_special
+        return piece
+
+    def _find(self, text: str, stops_allowed: bool) -> Match | None:
+        """The first match that this text completes."""
+        found = self._strings.feed(text) if text else []
+        if not stops_allowed:
+            found = []
+        if self._patterns is not None and text:
+            found += self._patterns.feed(text, ignore=not stops_allowed)
+        return min(found, default=None)
+
+    def _take_to(self, end: int) -> str:
+        count = max(end - self._taken, 0)
+        text, self._held = self._held[:count], self._held[count:]
+        self._taken += len(text)
+        return text
+
+
+def _special_stops(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, str]:
+    """Stops that are the text of a special token: they match its being produced even where its text is left out."""
+    if not params.skip_special_tokens:
+        return {}
+    ids = {stop: tokenizer.token_id(stop) for stop in params.stop}
+    return {token_id: stop for stop, token_id in ids.items() if token_id in tokenizer.special_ids}

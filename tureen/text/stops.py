@@ -1,0 +1,140 @@
+"""Finding where an output stops: stop strings and stop patterns, in text that arrives piece by piece."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import regex
+
+from tureen.errors import RequestFailed
+
+SEARCH_TIMEOUT_S: Final = 0.05
+LOOKBEHIND_CHARS: Final = 1024  # kept before the text that can still match, for look-behind and word borders
+
+
+class Match(NamedTuple):
+    """Where an output stops. Positions count characters of the whole output text; sorts by start, then end."""
+
+    start: int
+    end: int
+    text: str
+
+
+class StopStrings:
+    """Knuth-Morris-Pratt over every stop at once; only those begun somewhere in the last characters cost anything."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._by_first: dict[str, list[int]] = {}
+        for index, stop in enumerate(self._stops):
+            self._by_first.setdefault(stop[0], []).append(index)
+        self._matched: dict[int, int] = {}  # stop -> length of its longest prefix that the text ends with
+        self._length = 0
+
+    def feed(self, text: str) -> list[Match]:
+        """The matches that this text completes."""
+        found: list[Match] = []
+        for char in text:
+            self._length += 1
+            if self._matched or char in self._by_first:
+                self._advance(char, found)
+        return found
+
+    @property
+    def hold_from(self) -> int:
+        """Where the longest unfinished stop begins: the text before it is safe to send."""
+        return self._length - max(self._matched.values(), default=0)
+
+    def _advance(self, char: str, found: list[Match]) -> None:
+        matched: dict[int, int] = {}
+        for index in dict.fromkeys([*self._matched, *self._by_first.get(char, ())]):
+            stop, length = self._stops[index], self._matched.get(index, 0)
+            while length and stop[length] != char:
+                length = _borders(stop)[length - 1]
+            length += stop[length] == char
+            if length == len(stop):
+                found.append(Match(self._length - length, self._length, stop))
+                length = _borders(stop)[length - 1]
+            if length:
+                matched[index] = length
+        self._matched = matched
+
+
+@lru_cache(maxsize=1024)
+def _borders(text: str) -> array[int]:
+    """For each prefix: the length of the longest shorter prefix that it ends with."""
+    borders = array("H", [0])
+    length = 0
+    for char in text[1:]:
+        while length and text[length] != char:
+            length = borders[length - 1]
+        length += text[length] == char
+        borders.append(length)
+    return borders
+
+
+class StopPatterns:
+    """Regular expressions. A match counts as soon as the text so far matches; text that may begin one is held.
+
+    Look-behind sees 1024 characters. Each search may take 50 ms.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [regex.compile(pattern) for pattern in dict.fromkeys(patterns)]
+        self._starts = [0] * len(self._patterns)  # where a match may still begin
+        self._text = ""
+        self._dropped = 0  # characters of the output before self._text
+
+    def feed(self, text: str, *, ignore: bool) -> list[Match]:
+        """The leftmost match of each pattern. `ignore`: such a match is passed over for good.
+
+        Raises RequestFailed when a search takes too long.
+        """
+        self._text += text
+        found: list[Match] = []
+        for index, pattern in enumerate(self._patterns):
+            match = self._search(pattern, index)
+            while match is not None and ignore and match.start < self._length:
+                self._starts[index] = match.start + 1
+                match = self._search(pattern, index)
+            if match is None:
+                partial = self._search(pattern, index, partial=True)
+                self._starts[index] = self._length if partial is None else partial.start
+            elif not ignore:
+                self._starts[index] = match.start
+                found.append(match)
+        self._forget()
+        return found
+
+    @property
+    def hold_from(self) -> int:
+        """Where the earliest match that may yet come about begins."""
+        return min(self._starts, default=self._length)
+
+    @property
+    def _length(self) -> int:
+        return self._dropped + len(self._text)
+
+    def _search(self, pattern: regex.Pattern[str], index: int, *, partial: bool = False) -> Match | None:
+        try:
+            match = pattern.search(
+                self._text, self._starts[index] - self._dropped, partial=partial, timeout=SEARCH_TIMEOUT_S
+            )
+        except TimeoutError:
+            raise RequestFailed(
+                "sampling_params.stop_regex took more than 50 ms on one search of the output; make it simpler",
+                field="sampling_params.stop_regex",
+                code="stop_regex_timeout",
+            ) from None
+        if match is None:
+            return None
+        return Match(match.start() + self._dropped, match.end() + self._dropped, match.group())
+
+    def _forget(self) -> None:
+        unneeded = self.hold_from - self._dropped - LOOKBEHIND_CHARS
+        if unneeded > len(self._text) // 2 and unneeded > 0:
+            self._text = self._text[unneeded:]
+            self._dropped += unneeded

@@ -54,5 +54,8 @@ bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 gpu-check: $(DEV) ## parity tests and the offline benchmark on a CUDA device, where there is one
 	@$(BIN)/python tools/gpu_check.py $(ARGS)
 
+docs: $(DEV) ## write the pages that derive from the code: parameters, settings
+	@$(BIN)/python tools/docs.py
+
 clean: ## remove what was built here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

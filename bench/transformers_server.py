@@ -49,7 +49,7 @@ class Fan(BaseStreamer):
 
 
 class Worker:
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.waiting: list[Job] = []
         self.arrived = asyncio.Event()

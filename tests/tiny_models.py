@@ -1,4 +1,4 @@
-"""Tiny models with random weights, written by transformers as folders: the oracle and what we load are the same files."""
+"""Tiny models with random weights, written by transformers as folders; the oracle holds the same weights."""
 
 from __future__ import annotations
 

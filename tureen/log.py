@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import sys
+import time
 from typing import Protocol
 
+from tureen.config import Config
+
 LOGGER_NAME = "tureen"
+COLOURS = {"DEBUG": "\033[2m", "INFO": "", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31m"}
+RESET = "\033[0m"
 
 
 class Progress(Protocol):
@@ -21,3 +29,66 @@ def no_progress(phase: str, done: int, total: int) -> None:
 def get_logger(part: str) -> logging.Logger:
     """The logger of one part of the program: `get_logger("engine")`."""
     return logging.getLogger(f"{LOGGER_NAME}.{part}")
+
+
+def set_up_logging(config: Config) -> None:
+    """Send our log to stderr in the chosen format. Prompts and outputs are never passed to a logger."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.handlers = [handler]
+    logger.setLevel(config.log_level.upper())
+    logger.propagate = False
+    logging.raiseExceptions = False  # a closed stderr must not stop the server
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:00 INFO  engine: message`, coloured by level on a terminal unless NO_COLOR is set."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(part)s: %(message)s", datefmt="%H:%M:%S")
+        self._has_colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.part = record.name.removeprefix(f"{LOGGER_NAME}.")
+        text = super().format(record)
+        colour = COLOURS.get(record.levelname, "") if self._has_colour else ""
+        return f"{colour}{text}{RESET}" if colour else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, part, message, and the exception where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "part": record.name.removeprefix(f"{LOGGER_NAME}."),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+class RateLimit:
+    """At most `count` events in each `interval_s`; tells how many were left out since."""
+
+    def __init__(self, count: int, interval_s: float) -> None:
+        self._count = count
+        self._interval_s = interval_s
+        self._window_start = 0.0
+        self._in_window = 0
+        self._left_out = 0
+
+    def admit(self) -> int | None:
+        """None = leave this one out; else how many were left out before it."""
+        now = time.monotonic()
+        if now - self._window_start > self._interval_s:
+            self._window_start, self._in_window = now, 0
+        self._in_window += 1
+        if self._in_window > self._count:
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        return left_out

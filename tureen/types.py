@@ -94,7 +94,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_output_tokens: int = 0
     total_preemptions: int = 0
     total_steps: int = 0
-    step_python_ms: float = 0.0  # last step: time outside runner.run
+    step_ms: float = 0.0  # the last step, schedule to commit
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +122,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     request: GenerateRequest
+    arrived_s: float | None = None  # this machine's monotonic clock when the client asked; None = when the loop takes it
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -148,7 +149,7 @@ ToEngine = Submit | Abort | Call | Close
 
 class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True):
     deltas: tuple[OutputDelta, ...]
-    stats: EngineStats
+    stats: EngineStats = EngineStats()
 
 
 class CallResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
@@ -161,6 +162,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
 
+class Phase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
+    """Progress of start-up; `total` 0 = unknown."""
+
+    name: str
+    done: int
+    total: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The engine ends. `message` is one line for the operator; `startup` tells whether it ever was ready."""
 
@@ -168,4 +177,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     startup: bool = False
 
 
-FromEngine = StepReport | CallResult | Ready | Failed
+FromEngine = StepReport | CallResult | Phase | Ready | Failed

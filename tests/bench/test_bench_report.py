@@ -33,7 +33,6 @@ def test_a_spread_is_median_p99_and_maximum_in_milliseconds():
     assert found.p50 == pytest.approx(1000 * np.median(values), abs=1e-3)
     assert found.p99 == pytest.approx(1000 * np.percentile(values, 99), abs=1e-3)
     assert found.max == pytest.approx(1000 * values.max(), abs=1e-3)
-    assert spread([]) is None
 
 
 def test_rates_of_requests_that_overlap_are_of_the_whole_pass():
@@ -71,6 +70,12 @@ def test_an_answer_of_one_token_has_no_gap_between_tokens():
     result = summarise([_answer(0.0, [0.2], 0.3)], workload="w", target="t", concurrency=1)
     assert result.itl_ms is None
     assert keeps(_answer(0.0, [0.2], 0.3), Goals(300.0, 0.001))
+
+
+def test_a_pass_in_which_everything_was_refused_has_no_latencies():
+    result = summarise([_answer(0.0, [], 0.1, refused=True)], workload="w", target="t", concurrency=None)
+    assert (result.refused, result.ttft_ms, result.itl_ms, result.e2e_ms) == (1, None, None, None)
+    assert result.output_tok_s == 0.0
 
 
 def test_ratios_compare_within_a_round_and_take_the_median():

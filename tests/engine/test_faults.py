@@ -82,7 +82,7 @@ def _fault_of(victim, kind, from_call=0):
     return world
 
 
-@pytest.mark.parametrize("call", range(0, NUM_STEPS, 3))
+@pytest.mark.parametrize("call", range(0, NUM_STEPS, 4))
 @pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
 def test_a_row_that_keeps_raising_fails_alone(call, victim):
     world = _fault_of(victim, "raise", call)
@@ -95,7 +95,7 @@ def test_a_row_that_keeps_raising_fails_alone(call, victim):
         assert (finish.status, finish.code) == (500, "request_failed")
 
 
-@pytest.mark.parametrize("call", range(0, NUM_STEPS, 3))
+@pytest.mark.parametrize("call", range(0, NUM_STEPS, 4))
 @pytest.mark.parametrize("victim", ["r0", "r1", "r5"])
 def test_nan_ends_its_request_and_is_never_found_in_the_cache_again(call, victim):
     """NaN shows only where logits are asked for, so pages with NaN may have been published before."""

@@ -1,6 +1,6 @@
 """The schedule of one fixed workload. A refactoring must not change it.
 
-After a change of policy that is meant: `python tests/engine/test_golden_schedule.py` writes it anew; read the difference.
+After an intended change of policy `python tests/engine/test_golden_schedule.py` writes it anew; read the difference.
 """
 
 import sys
@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "schedule.txt"
 
 def _trace() -> str:
     """One line a step: request slot:start+tokens, a star where a token is drawn; then free and evictable pages."""
-    world = World(num_pages=20, page_size=4, max_rows=4, token_budget=10)
+    world = World(num_pages=16, page_size=4, max_rows=4, token_budget=10)
     stem = list(range(20, 32))
     arrivals = {
         0: [("a", stem), ("b", [*stem, 1]), ("c", [*stem, 2, 3])],

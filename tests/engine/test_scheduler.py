@@ -52,6 +52,17 @@ def test_every_chunk_and_every_cached_prefix_gives_the_same_answer(num_prompt, t
     assert world.answers["r"].usage.cached_tokens == full_pages * 4
 
 
+def test_queued_tokens_are_what_is_left_to_compute():
+    world = World(token_budget=10, num_pages=100)
+    world.add(make_request("a", range(25)))
+    world.add(make_request("b", range(30, 37)))
+    assert world.engine.scheduler.num_queued_tokens == 32
+    world.step()
+    assert world.engine.scheduler.num_queued_tokens == 22
+    world.drain()
+    assert world.engine.scheduler.num_queued_tokens == 0
+
+
 # ---- wave sharing
 
 

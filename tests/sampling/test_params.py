@@ -1,4 +1,5 @@
 import math
+import time
 from typing import get_args
 
 import msgspec
@@ -92,6 +93,32 @@ def test_the_path_of_a_message_is_the_callers():
     with pytest.raises(InvalidRequest, match=r"^sampling_params\[3\]\.top_k must be") as caught:
         check_params(SamplingParams(top_k=0), vocab_size=VOCAB, path="sampling_params[3]")
     assert caught.value.field == "sampling_params[3].top_k"
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["((a{1000}){1000}){1000}b"],
+        ["a{1000000000}"],
+        ["a{,99999999}b"],
+        ["(?:" + "a" * 900 + "){500}"],
+        ["a{700}"] * 64,
+        ["(?x)a{1 000 000}"],
+        ["(?i-x:a)"],
+        ["(" * 500 + "a" + ")" * 500],
+    ],
+    ids=lambda patterns: patterns[0][:30],
+)
+def test_a_pattern_that_is_dear_to_compile_is_refused_at_once(patterns):
+    start = time.perf_counter()
+    with pytest.raises(InvalidRequest, match="stop_regex"):
+        _parse(stop_regex=patterns)
+    assert time.perf_counter() - start < 1.0
+
+
+def test_ordinary_patterns_with_counts_are_taken():
+    patterns = (r"\d{3}-\d{3}-\d{4}", r"[A-Z]{1,50}\.", r"\w{1,20} \w{1,20}\n", r"\p{L}{2,}!", "(?i)end{0}e", "{}", "x")
+    assert _parse(stop_regex=list(patterns)).stop_regex == patterns
 
 
 def test_min_new_tokens_is_free_where_max_new_tokens_is_null():

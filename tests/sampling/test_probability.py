@@ -104,3 +104,10 @@ def test_numbers_at_every_boundary_draw_the_token_that_begins_there():
     weights = torch.ones((1, 4), dtype=torch.float64)
     for quarter in range(4):
         assert draw(in_blocks(weights), torch.tensor([quarter / 4])).tolist() == [quarter]
+
+
+def test_rounding_in_running_sums_draws_no_token_without_weight():
+    ends = torch.tensor([[1.0, 1.5, 1.4], [1.0, 2.0, 2.0]], dtype=torch.float64)
+    weights = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, 0.0]], dtype=torch.float64)
+    targets = torch.tensor([1.3, 2.0], dtype=torch.float64)
+    assert probability._first_above(ends, targets, weights).tolist() == [[2], [1]]

@@ -8,7 +8,7 @@ from scipy import stats
 
 from tureen.sampling.sampler import Sampler
 
-VOCAB, DRAWS, ROWS = 30, 20_000, 100
+VOCAB, DRAWS, ROWS = 30, 10_000, 100
 
 
 @pytest.mark.parametrize(

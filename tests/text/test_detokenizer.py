@@ -61,7 +61,12 @@ def _stored(ids, skip_special):
 
 
 def _could_go_on(tail):
-    """Whether these bytes are the beginning of a character: found by trying how it could end."""
+    """Whether these bytes are the beginning of a character: found by trying how it could end.
+
+    Python also waits for the third byte of a surrogate, though it is not a character; the text in the end is the same.
+    """
+    if len(tail) == 2 and tail[0] == 0xED and 0xA0 <= tail[1] <= 0xBF:
+        return True
     ends = [b"\x80", b"\x90", b"\xa0", b"\xbf", b"\x80\x80", b"\x90\x80", b"\xa0\x80", b"\xbf\xbf"]
     ends += [end + b"\x80" for end in ends[4:]] + [b"\x8f\xbf\xbf", b"\x9f\xbf"]
     for end in ends:

@@ -3,12 +3,14 @@
 The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
 multiple of KEY_BLOCK, where a sliding window begins later), padded to a multiple of KEY_PAD, and masked with -inf, so
 that padding adds exact zeros to sums of one fixed order. On CPU this holds bit for bit because torch's kernel walks
-the keys in blocks of KEY_BLOCK whatever the number of queries; on other devices it holds as far as their kernel does.
+the keys in blocks of KEY_BLOCK whatever the number of queries (in float32: whatever multiple of FLOAT32_QUERIES); on
+other devices it holds as far as their kernel does.
 Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from tureen.attention.base import LayerShape, ModelInput, Span
 
 KEY_PAD = 16
 KEY_BLOCK = 512
+FLOAT32_QUERIES = 16  # in float32, queries times heads that share keys come in multiples of this
 QUERY_PIECE = 256  # queries of one row attended at once
 MASK_ELEMENTS = 1 << 24  # most elements of one group's mask
 LEAST_BUCKET = 256  # rows with at most this many keys share a group
@@ -60,6 +63,7 @@ class ReferenceAttention:
         self._page_size = keys[0].shape[1]
         self._keys = [pool.view(-1, *pool.shape[2:]) for pool in keys]
         self._values = [pool.view(-1, *pool.shape[2:]) for pool in values]
+        self._dtype = keys[0].dtype
         self._kv_slots = torch.empty(0, dtype=torch.int64)
         self._groups: dict[tuple[int | None, int], list[Group]] = {}
 
@@ -90,17 +94,18 @@ class ReferenceAttention:
 
     def _group(self, pieces: list[Piece], kind: tuple[int | None, int], inputs: ModelInput, *, alone: bool) -> Group:
         window, heads_per_kv = kind
-        queries = max(piece.length for piece in pieces)
+        step = FLOAT32_QUERIES // math.gcd(FLOAT32_QUERIES, heads_per_kv) if self._dtype == torch.float32 else 1
+        queries = -(-max(piece.length for piece in pieces) // step) * step
         ends = np.array([piece.num_keys for piece in pieces])
         first = _first_key(pieces, window)
-        width = -(-(int(ends.max()) - first) // KEY_PAD) * KEY_PAD
+        width = _padded(int(ends.max()) - first, self._dtype)
         slots = self._key_slots(pieces, first, width, ends)
         offsets = np.minimum(np.arange(queries), np.array([[piece.length - 1] for piece in pieces]))
         tokens = offsets + np.array([[piece.span.first + piece.begin] for piece in pieces])
         positions = offsets + np.array([[piece.span.start + piece.begin] for piece in pieces])
         in_order = alone and tokens.size == inputs.token_ids.shape[0]
         device = inputs.token_ids.device
-        mask = _mask(torch.from_numpy(positions).to(device), first, width, window, self._keys[0].dtype)
+        mask = _mask(torch.from_numpy(positions).to(device), first, width, window, self._dtype)
         mask = mask[:, None, None].expand(-1, 1, heads_per_kv, -1, -1)
         return Group(
             None if in_order else torch.from_numpy(tokens.reshape(-1)).to(device),
@@ -159,6 +164,13 @@ def _first_key(pieces: list[Piece], window: int | None) -> int:
         return 0
     least = min(piece.span.start + piece.begin for piece in pieces) - window + 1
     return max(0, least // KEY_BLOCK * KEY_BLOCK)
+
+
+def _padded(num_keys: int, dtype: torch.dtype) -> int:
+    width = -(-num_keys // KEY_PAD) * KEY_PAD
+    if dtype == torch.float32 and width % KEY_BLOCK > KEY_BLOCK // 2:  # such blocks are summed in two uneven halves
+        return -(-width // KEY_BLOCK) * KEY_BLOCK
+    return width
 
 
 def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tureen.bench.workloads import OVER_HTTP
-from tureen.config import DEFAULT_MODEL
+from tureen.config import DEFAULT_MODEL, Config
 from tureen.errors import InvalidRequest
 
 BACKENDS = ("tureen", "sglang", "openai", "llamacpp")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--goal-ttft-ms", type=_positive_float, default=2000.0, help="goodput: time to first token [2000]"
     )
     load.add_argument("--goal-itl-ms", type=_positive_float, default=200.0, help="goodput: mean time a token [200]")
-    load.add_argument("--model-path", help="model of --workload offline and of --engine-overhead [the default model]")
+    load.add_argument("--model-path", help="of --workload offline; of the two below, its tokenizer [the default model]")
     own = parser.add_argument_group("tureen's own share, with a fake model, in this process")
     own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
     own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
@@ -93,12 +93,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _overhead(options: argparse.Namespace) -> dict[str, Any]:
-    overhead = importlib.import_module("tureen.bench.overhead")
+    overhead, build = (importlib.import_module(name) for name in ("tureen.bench.overhead", "tureen.build"))
+    tokenizer = build.find_model(Config(model_path=options.model_path or DEFAULT_MODEL)).tokenizer
     document: dict[str, Any] = {}
     if options.engine_overhead:
-        document["engine_overhead"] = overhead.engine_overhead(options.model_path or DEFAULT_MODEL)
+        document["engine_overhead"] = msgspec.to_builtins(overhead.engine_overhead(tokenizer))
     if options.http_overhead:
-        document["http_overhead"] = overhead.http_overhead(options.model_path or DEFAULT_MODEL)
+        document["http_overhead"] = msgspec.to_builtins(overhead.http_overhead(tokenizer))
     _show(json.dumps(document, indent=1))
     return document
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import socket
+import statistics
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
+import uvicorn
+import uvloop
 
-from tureen.bench.http import BenchError
-from tureen.bench.report import Spread
+from tureen.api.app import build_app
+from tureen.bench.http import Address, BenchError, Connection
+from tureen.bench.report import Spread, spread
+from tureen.config import Config
 from tureen.engine.engine import Engine
+from tureen.log import Progress
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
+from tureen.serving.client import EngineClient
+from tureen.serving.inproc import InprocClient
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import GenerateRequest
+from tureen.types import EngineInfo, GenerateRequest
 
 RUNNING = (1, 16, 64)
 PROMPT_LEN = 128
 STEPS = 100
-REQUESTS = 200
+REQUESTS = 300
+WARM_UP = 50
 CAPACITY = Capacity(num_pages=2048, page_size=16, max_rows=64, vocab_size=49152, context_len=8192)
 
 
@@ -70,7 +82,76 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
         times.append(time.perf_counter() - start - runner.last_run_s)
         if len(deltas) != running:
             raise BenchError(f"a step with {running} sequences gave {len(deltas)} deltas")
-    return EngineOverhead(running=running, step_ms=_spread(times))
+    return EngineOverhead(running=running, step_ms=spread(times))
+
+
+def http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
+    """Requests for one token in turns, over HTTP and directly, all in one event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_http_overhead(tokenizer))
+
+
+async def _http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
+    client = InprocClient(lambda progress: _fake_engine(tokenizer, progress))
+    await client.start()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(build_app(client, tokenizer, Config()), log_level="warning"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    connection = Connection(Address(f"http://127.0.0.1:{listening.getsockname()[1]}"))
+    dice = random.Random(1)
+    try:
+        over_http, direct = [], []
+        for index in range(REQUESTS + WARM_UP):
+            over_http.append(await _timed(lambda: _ask_over_http(connection, dice)))
+            direct.append(await _timed(lambda: _ask_directly(client, f"direct-{index}", dice)))  # noqa: B023
+    finally:
+        connection.close()
+        server.should_exit = True
+        await serving
+        await client.close()
+    over_http, direct = over_http[WARM_UP:], direct[WARM_UP:]
+    added = statistics.median(over_http) - statistics.median(direct)
+    return HttpOverhead(http_ms=spread(over_http), direct_ms=spread(direct), added_p50_ms=round(1000 * added, 3))
+
+
+async def _timed(work: Callable[[], Awaitable[None]]) -> float:
+    start = time.perf_counter()
+    await work()
+    return time.perf_counter() - start
+
+
+async def _ask_over_http(connection: Connection, dice: random.Random) -> None:
+    request = _request("", dice, output_len=1, prompt_len=8)
+    params = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
+    body = msgspec.json.encode({"input_ids": request.token_ids, "sampling_params": params})
+    status, answer = await connection.request("POST", "/generate", body)
+    if status != 200:
+        raise BenchError(f"/generate: HTTP {status}: {answer[:300]!r}")
+
+
+async def _ask_directly(client: EngineClient, request_id: str, dice: random.Random) -> None:
+    async for _ in client.generate(_request(request_id, dice, output_len=1, prompt_len=8)):
+        pass
+
+
+def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, EngineInfo]:
+    progress("fake model", 1, 1)
+    info = EngineInfo(
+        model_path="fake",
+        model_name="fake",
+        architecture="none",
+        model_type="none",
+        device="none",
+        dtype="none",
+        vocab_size=CAPACITY.vocab_size,
+        context_len=CAPACITY.context_len,
+        max_total_tokens=CAPACITY.num_pages * CAPACITY.page_size,
+        page_size=CAPACITY.page_size,
+        kv_bytes_per_token=0,
+        max_running_requests=CAPACITY.max_rows,
+        eos_token_ids=(),
+    )
+    return Engine(FakeRunner(CAPACITY), tokenizer, eos_token_ids=()), info
 
 
 def _request(request_id: str, dice: random.Random, *, output_len: int, prompt_len: int = PROMPT_LEN) -> GenerateRequest:

@@ -76,12 +76,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def spread(seconds: Sequence[float]) -> Spread | None:
-    if not seconds:
-        return None
-    return Spread(
-        *(round(1000 * value, 3) for value in (statistics.median(seconds), percentile(seconds, 99), max(seconds)))
-    )
+def spread(seconds: Sequence[float]) -> Spread:
+    """`seconds` must not be empty."""
+    values = (statistics.median(seconds), percentile(seconds, 99), max(seconds))
+    return Spread(*(round(1000 * value, 3) for value in values))
 
 
 def ttft(answer: Answer) -> float:
@@ -119,6 +117,7 @@ def summarise(
     outputs, prompts = sum(a.output_tokens for a in done), sum(a.prompt_tokens for a in done)
     cached = [a.cached_tokens for a in done if a.cached_tokens is not None]
     latencies = [a.ended_s - a.started_s for a in done]
+    gaps = [gap for a in done for gap in itl(a)]
     busy = statistics.median(latencies) * len(done) if concurrency == 1 and done else seconds
     return Result(
         workload=workload,
@@ -136,9 +135,9 @@ def summarise(
         prompt_tok_s=round(prompts / busy, 2),
         total_tok_s=round((outputs + prompts) / busy, 2),
         request_s=round(len(done) / busy, 4),
-        ttft_ms=spread([ttft(a) for a in done]),
-        itl_ms=spread([gap for a in done for gap in itl(a)]),
-        e2e_ms=spread(latencies),
+        ttft_ms=spread([ttft(a) for a in done]) if done else None,
+        itl_ms=spread(gaps) if gaps else None,
+        e2e_ms=spread(latencies) if latencies else None,
         goodput_request_s=round(sum(keeps(a, goals) for a in answers) / seconds, 4) if goals else None,
     )
 

@@ -119,7 +119,7 @@ class Engine:
         return self.cache.flush()
 
     def stats(self) -> EngineStats:
-        """Gauges and totals as of now. `step_python_ms` is for the loop to fill in: there is no clock here."""
+        """Gauges and totals as of now. `step_ms` is for the loop to fill in: there is no clock here."""
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_queued=len(self.scheduler.queue),
@@ -150,7 +150,7 @@ class Engine:
         """Run the plan's rows. Where that raises, each row again by itself, so that only those at fault fail."""
         try:
             outputs = self._run_rows(plan)
-        except Exception as error:  # whatever the runner raises ends requests, not the engine
+        except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
             log.warning("a step of %d rows failed (%s); running them one at a time", len(plan), type(error).__name__)
         else:
             self._num_failed_steps = 0
@@ -221,8 +221,9 @@ class Engine:
         token_ids: tuple[int, ...] = (),
         logprobs: PositionLogprobs | None = None,
     ) -> OutputDelta:
+        text = sequence.detokenizer.close()
         self._forget(sequence)
-        return _delta(sequence, sequence.detokenizer.close(), token_ids, logprobs, finish=reason)
+        return _delta(sequence, text, token_ids, logprobs, finish=reason)
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         self.scheduler.release(sequence, distrust_from=distrust_from)

@@ -62,17 +62,17 @@ class WaitingQueue:
     def __init__(self, rank: Rank, order: Order = as_ranked) -> None:
         self._rank = rank
         self._order = order
-        self._waiting: list[Sequence] = []
+        self.waiting: list[Sequence] = []  # to be changed by add and remove only
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=self._rank)
+        insort(self.waiting, sequence, key=self._rank)
 
     def remove(self, sequence: Sequence) -> None:
-        del self._waiting[bisect_left(self._waiting, self._rank(sequence), key=self._rank)]
+        del self.waiting[bisect_left(self.waiting, self._rank(sequence), key=self._rank)]
 
     def candidates(self) -> Many[Sequence]:
         """All waiting sequences in the order to be tried; safe against changes of the queue."""
-        return self._order(tuple(self._waiting))
+        return self._order(tuple(self.waiting))

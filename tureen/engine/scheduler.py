@@ -12,7 +12,7 @@ from tureen.engine.sequence import Sequence
 from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
-"""Tokens that each running sequence must still find room for before a preempted one comes back."""
+"""So many more tokens every running sequence must have room for before a preempted one comes back."""
 
 
 class Planned(NamedTuple):
@@ -48,6 +48,12 @@ class Scheduler:
     @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Known tokens that are not computed yet, of all sequences: the work before a new one."""
+        known = (*self.running, *self.queue.waiting)
+        return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
     def schedule(self) -> list[Planned]:
         """The next step's rows; empty only when nothing waits or runs."""
@@ -122,7 +128,8 @@ class Scheduler:
         if not self.running:
             return 0
         if sequence.is_resuming:
-            return (len(self.running) + 1) * self._cache.num_pages_for(RESUME_HEADROOM)
+            growth = (s.max_tokens - s.num_tokens for s in (*self.running, sequence))
+            return sum(self._cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(self.running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[Node]) -> tuple[PageTable, int] | None:

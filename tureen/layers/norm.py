@@ -20,7 +20,8 @@ class RMSNorm:
         wide = x.float()
         size = self._weight.shape[0]
         squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
-        return (wide * squares.mul_(1 / size).add_(self._eps).rsqrt_()).mul_(self._weight).to(x.dtype)
+        inverse = squares.mul_(1 / size).add_(self._eps).rsqrt_()
+        return wide.mul(inverse).mul_(self._weight).to(x.dtype)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.weight", self._weight

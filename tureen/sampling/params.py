@@ -16,8 +16,11 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {counts} written out; bounds compiling
 MAX_BIAS = 100
 MAX_N = 128
+COUNTS, NUMBERS = regex.compile(r"\{([^{}]*)\}"), regex.compile("[0-9]+")
+VERBOSE_FLAG = regex.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -39,7 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             le=INT64_MAX,
-            description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end.",
+            description="Until reached, EOS and stop token ids cannot be sampled and stop strings do not end "
+            "the output. At most max_new_tokens.",
         ),
     ] = 0
     stop: Annotated[
@@ -48,7 +52,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Meta(description="Token ids that end the output. At most 1024.")] = ()
     stop_regex: Annotated[
-        tuple[str, ...], Meta(description="Patterns that end the output, trimmed and held back as `stop` is.")
+        tuple[str, ...],
+        Meta(
+            description="Patterns that end the output, trimmed and held back as `stop` is. "
+            "At most 64 of 1..1024 characters."
+        ),
     ] = ()
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
     top_p: Annotated[
@@ -143,6 +151,15 @@ def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     for pattern in patterns:
+        if VERBOSE_FLAG.search(pattern):
+            yield "stop_regex", f"{echo(pattern)} uses the flag x, which is not supported"
+    if sum(map(_written_out_len, patterns)) > MAX_PATTERN_LEN:
+        longest = echo(max(patterns, key=_written_out_len))
+        yield (
+            "stop_regex",
+            f"{longest} repeats too much: written out, all patterns may have {MAX_PATTERN_LEN} characters",
+        )
+    for pattern in patterns:
         try:
             compiled = regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
@@ -150,6 +167,14 @@ def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
         else:
             if compiled.match("") is not None:
                 yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once"
+
+
+def _written_out_len(pattern: str) -> int:
+    """Not less than the pattern's length with every {count} written out, which is what compiling it costs."""
+    length = len(pattern)
+    for inside in COUNTS.findall(pattern):
+        length *= max((int(number) for number in NUMBERS.findall(inside)), default=1) or 1
+    return length
 
 
 def _token_faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:

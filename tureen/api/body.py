@@ -1,0 +1,105 @@
+"""From bytes to checked values: JSON bodies, declared fields, errors that name the field and what was got."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
+from tureen.sampling.params import ALIASES, SamplingParams, check_params
+
+T = TypeVar("T")
+
+PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+TEXT_LISTS = ("stop", "stop_regex")
+NOT_YET_PARAMS = ("regex", "json_schema", "ebnf", "structural_tag", "custom_params", "dtype")
+
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
+    """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
+    if content_type is not None and content_type.split(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(
+            f"the body must be JSON, got content type {echo(content_type)}; add the header 'Content-Type: application/json'"
+        )
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        problem = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"the body is not valid JSON: {problem[:200]}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, got {echo(value)}", code="invalid_json")
+    return value
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
+    """Raises InvalidRequest with a suggestion for the first field that is not known."""
+    for name in given:
+        if name not in known:
+            hints = difflib.get_close_matches(name[:64], known, n=1)
+            hint = f"; did you mean '{hints[0]}'?" if hints else ""
+            place = f" in {where}" if where else ""
+            raise InvalidRequest(
+                f"unknown field {echo(name)}{place}{hint}",
+                field=f"{where}.{echo(name)[1:-1]}" if where else echo(name)[1:-1],
+                code="unknown_parameter",
+            )
+
+
+def refuse_not_yet(given: Mapping[str, Any], names: Sequence[str], where: str = "") -> None:
+    """Raises InvalidRequest for a field of the documented API that this version does not have."""
+    for name in names:
+        if given.get(name) not in (None, False):
+            path = f"{where}.{name}" if where else name
+            raise InvalidRequest(
+                f"{path} is not available in this version of tureen; leave it out", field=path, code="not_available"
+            )
+
+
+def convert(given: Any, kind: type[T], where: str = "") -> T:
+    """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed."""
+    try:
+        return msgspec.convert(given, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _as_invalid_request(str(error), given, where) from None
+
+
+def _as_invalid_request(message: str, given: Any, where: str) -> InvalidRequest:
+    match = _AT.match(message)
+    problem, path = (match["problem"], match["path"] or "") if match else (message, "")
+    value, names = given, []
+    for name, index in _STEP.findall(path):
+        names.append(name or f"[{index}]")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and index.isdigit() and int(index) < len(value):
+            value = value[int(index)]
+    field = ".".join([where, *names] if where else names).replace(".[", "[")
+    wanted = problem.replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
+    return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
+
+
+def parse_params(given: Mapping[str, Any], *, vocab_size: int, where: str = "sampling_params") -> SamplingParams:
+    """Sampling parameters as a client sent them. Raises InvalidRequest naming the field."""
+    known = (*PARAM_FIELDS, *ALIASES, *NOT_YET_PARAMS)
+    refuse_unknown(given, known, where)
+    refuse_not_yet(given, NOT_YET_PARAMS, where)
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        target = ALIASES.get(name, name)
+        if target in fields:
+            raise InvalidRequest(f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}")
+        if name in NOT_YET_PARAMS or (value is None and name != "max_new_tokens"):
+            continue  # null is the default; for max_new_tokens it means up to the context end
+        fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
+    params = convert(fields, SamplingParams, where)
+    check_params(params, vocab_size=vocab_size, path=where)
+    return params

@@ -1,0 +1,75 @@
+"""What all handlers of one server share."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tureen.config import Config
+from tureen.errors import InvalidRequest, Unavailable, echo
+from tureen.metrics import Metrics
+from tureen.serving.client import EngineClient
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import EngineInfo
+
+DRAIN_RETRY_S = 5
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Facts about the model and the settings: all that parsing a body needs."""
+
+    tokenizer: Tokenizer
+    info: EngineInfo
+    config: Config
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens, prompt and output together, that one request can have."""
+        return min(self.info.context_len, self.info.max_total_tokens)
+
+
+class ServerState:
+    """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
+
+    def __init__(self, client: EngineClient, context: Context, metrics: Metrics) -> None:
+        self.client = client
+        self.context = context
+        self.metrics = metrics
+        self.is_draining = False
+        self._running: dict[str, tuple[str, ...]] = {}  # what a client may call it -> internal ids
+        self._num_requests = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def check_accepting(self) -> None:
+        """Raises Unavailable when no new work is taken."""
+        if self.is_draining:
+            raise Unavailable("the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S)
+
+    def new_id(self, rid: str) -> str:
+        """An id for the engine; never used twice, whatever clients call their requests."""
+        self._num_requests += 1
+        return f"{self._num_requests}:{rid}"
+
+    def enter(self, names: dict[str, tuple[str, ...]]) -> None:
+        """Note running requests under the names clients may abort them by. Raises InvalidRequest when one is in use."""
+        for name in names:
+            if name in self._running:
+                raise InvalidRequest(
+                    f"rid {echo(name)} is in use by a request that has not ended; choose another or leave it out",
+                    field="rid",
+                    code="duplicate_rid",
+                )
+        self._running.update(names)
+
+    def leave(self, names: dict[str, tuple[str, ...]]) -> None:
+        for name in names:
+            del self._running[name]
+
+    def abort(self, rid: str | None, reason: str = "client") -> int:
+        """Abort by exact rid, or all with None; returns how many requests that ends."""
+        ids = {one for group in self._running.values() for one in group} if rid is None else self._running.get(rid, ())
+        for request_id in ids:
+            self.client.abort(request_id, reason)
+        return len(ids)

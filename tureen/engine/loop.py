@@ -1,0 +1,245 @@
+"""The engine's loop: take messages, enforce deadlines, step, publish. The edge at which the engine's exceptions end."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from tureen.engine import finish
+from tureen.errors import RequestFailed, TureenError, Unavailable
+from tureen.log import Progress, get_logger
+from tureen.types import (
+    Abort,
+    Call,
+    CallResult,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FromEngine,
+    GenerateRequest,
+    OutputDelta,
+    Phase,
+    Ready,
+    StepReport,
+    Submit,
+    ToEngine,
+)
+
+WINDOW_S = 0.5  # time in steps over which one pace is measured
+NUM_WINDOWS = 60
+
+log = get_logger("engine")
+
+Inbox = queue.SimpleQueue[ToEngine]
+Publish = Callable[[FromEngine], None]
+
+
+class SteppedEngine(Protocol):
+    """What the loop asks of an engine."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str, reason: str = "client") -> None: ...
+
+    def step(self) -> list[OutputDelta]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def call(self, op: str, **args: object) -> object: ...
+
+
+MakeEngine = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
+
+
+def serve_engine(make_engine: MakeEngine, inbox: Inbox, publish: Publish) -> None:
+    """Build an engine, publish Ready, run its loop to the end. Whatever goes wrong is published as Failed."""
+    try:
+        engine, info = make_engine(lambda phase, done, total: publish(Phase(phase, done, total)))
+    except TureenError as error:
+        publish(Failed(error.message, startup=True))
+        return
+    except Exception as error:
+        log.exception("the engine could not be built")
+        publish(Failed(f"the engine could not be built: {type(error).__name__}: {error}", startup=True))
+        return
+    publish(Ready(info))
+    run_loop(engine, inbox, publish)
+
+
+def run_loop(
+    engine: SteppedEngine, inbox: Inbox, publish: Publish, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Drive the engine until Close, or until it fails: then every live request gets an error and Failed is published."""
+    loop = EngineLoop(engine, publish, clock)
+    try:
+        while not loop.is_closed:
+            loop.take(inbox)
+            loop.turn()
+    except Exception as error:
+        log.exception("the engine failed")
+        loop.fail(f"{type(error).__name__}: {error}")
+
+
+class EngineLoop:
+    """One engine, its live requests with their deadlines, and the pace at which it works."""
+
+    def __init__(self, engine: SteppedEngine, publish: Publish, clock: Callable[[], float]) -> None:
+        self.is_closed = False
+        self._engine = engine
+        self._publish = publish
+        self._clock = clock
+        self._live: dict[str, Limits] = {}
+        self._pace = Pace()
+
+    def take(self, inbox: Inbox) -> None:
+        """Handle all that waits in the inbox. Blocks for a message when the engine has nothing to do."""
+        if not self._engine.has_work:
+            self._handle(inbox.get())
+        while not self.is_closed:
+            try:
+                message = inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(message)
+
+    def turn(self) -> None:
+        """Abort what is late, then one step, published with the engine's figures."""
+        now = self._clock()
+        for request_id, limits in self._live.items():
+            if limits.soonest_s <= now:
+                self._engine.abort(request_id, "deadline")
+        if not self._engine.has_work:
+            return
+        deltas = self._engine.step()
+        self._pace.add(self._clock() - now, sum(map(self._note, deltas)))
+        self._publish(StepReport(tuple(deltas), self._engine.stats()))
+
+    def fail(self, why: str) -> None:
+        """End every live request with an error; nothing more is done."""
+        error = Unavailable("the engine failed; the server must be restarted", code="engine_dead", retry_after_s=30)
+        self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
+        self._publish(Failed(why))
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            self._engine.abort(message.request_id, message.reason)
+        elif isinstance(message, Call):
+            self._call(message)
+        else:
+            self._close()
+
+    def _submit(self, message: Submit) -> None:
+        request, now = message.request, self._clock()
+        limits = Limits.of(request, now if message.arrived_s is None else message.arrived_s)
+        wait_s = self._pace.seconds_for(limits.num_prompt for limits in self._live.values() if not limits.has_output)
+        if now + wait_s > limits.soonest_s:
+            self._refuse(request.id, _unreachable(request, wait_s))
+            return
+        try:
+            self._engine.add(request)
+        except TureenError as error:
+            self._refuse(request.id, error)
+        except Exception:
+            log.exception("request %s could not be added", request.id)
+            self._refuse(request.id, RequestFailed("the server failed on this request; other requests go on"))
+        else:
+            self._live[request.id] = limits
+
+    def _refuse(self, request_id: str, error: TureenError) -> None:
+        self._publish(StepReport((OutputDelta(id=request_id, finish=finish.failed(error)),), self._engine.stats()))
+
+    def _call(self, message: Call) -> None:
+        try:
+            value = msgspec.to_builtins(self._engine.call(message.op, **message.args))
+        except TureenError as error:
+            self._publish(CallResult(message.number, error=finish.failed(error)))
+        else:
+            self._publish(CallResult(message.number, value))
+            self._publish(StepReport((), self._engine.stats()))
+
+    def _close(self) -> None:
+        for request_id in self._live:
+            self._engine.abort(request_id, "shutdown")
+        if self._live:
+            self._publish(StepReport(tuple(self._engine.step()), self._engine.stats()))
+        self.is_closed = True
+
+    def _note(self, delta: OutputDelta) -> int:
+        """Keep the books on a delta; the number of tokens whose computation it proves."""
+        limits = self._live.get(delta.id)
+        num_tokens = len(delta.token_ids)
+        if limits is not None and num_tokens and not limits.has_output:
+            cached = delta.usage.cached_tokens if delta.usage else 0
+            num_tokens += limits.num_prompt - cached
+            self._live[delta.id] = msgspec.structs.replace(limits, has_output=True, ttft_s=math.inf)
+        if delta.finish is not None:
+            self._live.pop(delta.id, None)
+        return num_tokens
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Until when a live request must have its first token, and its last; monotonic seconds."""
+
+    num_prompt: int
+    ttft_s: float = math.inf
+    end_s: float = math.inf
+    has_output: bool = False
+
+    @classmethod
+    def of(cls, request: GenerateRequest, arrived_s: float) -> Limits:
+        ttft, end = request.ttft_deadline_ms, request.deadline_ms
+        return cls(
+            num_prompt=len(request.token_ids),
+            ttft_s=math.inf if ttft is None else arrived_s + ttft / 1000,
+            end_s=math.inf if end is None else arrived_s + end / 1000,
+        )
+
+    @property
+    def soonest_s(self) -> float:
+        return min(self.ttft_s, self.end_s)
+
+
+class Pace:
+    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
+        self._seconds = 0.0
+        self._tokens = 0
+        self._since_tokens_s = 0.0  # time in steps since tokens were last proved; chunks of a prompt show only at its end
+
+    def add(self, seconds: float, num_tokens: int) -> None:
+        self._seconds += seconds
+        self._tokens += num_tokens
+        self._since_tokens_s = 0.0 if num_tokens else self._since_tokens_s + seconds
+        if self._tokens and self._seconds >= WINDOW_S:
+            self._rates.append(self._tokens / self._seconds)
+            self._seconds, self._tokens = 0.0, 0
+
+    def seconds_for(self, waiting: Iterable[int]) -> float:
+        """Least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
+        num_tokens = sum(waiting)
+        if not num_tokens or not self._rates:
+            return 0.0
+        return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
+
+
+def _unreachable(request: GenerateRequest, wait_s: float) -> Unavailable:
+    field = "deadline_ms" if request.ttft_deadline_ms is None else "ttft_deadline_ms"
+    return Unavailable(
+        f"{field} cannot be met: the prompts that wait already take about {wait_s:.1f} s; try again later",
+        field=field,
+        code="deadline_unreachable",
+        retry_after_s=max(1, math.ceil(wait_s)),
+    )

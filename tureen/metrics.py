@@ -1,0 +1,87 @@
+"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_BUCKETS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+FINISHES = ("stop", "length", "abort", "error")
+
+GAUGES = {
+    "num_running_reqs": "Requests that run.",
+    "num_queue_reqs": "Requests that wait.",
+    "num_grammar_queue_reqs": "Requests that wait for their grammar.",
+    "num_used_tokens": "Tokens of KV cache held by running requests.",
+    "token_usage": "Share of the KV cache held by running requests.",
+    "max_total_num_tokens": "Size of the KV cache in tokens.",
+    "cache_hit_rate": "Share of prompt tokens found in the prefix cache, over the last interval.",
+    "gen_throughput": "Output tokens per second, over the last interval.",
+    "spec_accept_length": "Accepted draft tokens per step; 0 without speculative decoding.",
+    "utilization": "Running requests as a share of --max-running-requests.",
+}
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of ended requests.",
+    "generation_tokens": "Output tokens of ended requests.",
+    "cached_tokens": "Prompt tokens of ended requests that came from the prefix cache.",
+    "num_aborted_requests": "Requests that were aborted.",
+    "num_retracted_requests": "Preemptions.",
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": (LATENCY_BUCKETS_S, "From arrival to the first token."),
+    "inter_token_latency_seconds": (LATENCY_BUCKETS_S, "Between two tokens of a request."),
+    "e2e_request_latency_seconds": (LATENCY_BUCKETS_S, "From arrival to the last token."),
+    "prompt_tokens_histogram": (TOKEN_BUCKETS, "Prompt tokens per request."),
+    "generation_tokens_histogram": (TOKEN_BUCKETS, "Output tokens per request."),
+}
+
+
+class Metrics:
+    """All series of one server. `model_name` is their one label, besides `finish_reason` and `status`."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model_name = model_name
+        self._series: dict[str, MetricWrapperBase] = {}
+        labels = ["model_name"]
+        for name, text in GAUGES.items():
+            self._series[name] = Gauge(f"sglang:{name}", text, labels, registry=self._registry)
+        for name, text in COUNTERS.items():
+            self._series[name] = Counter(f"sglang:{name}", text, labels, registry=self._registry)
+        for name, (buckets, text) in HISTOGRAMS.items():
+            self._series[name] = Histogram(f"sglang:{name}", text, labels, registry=self._registry, buckets=buckets)
+        self._requests = Counter(
+            "sglang:num_requests", "Requests that ended.", [*labels, "finish_reason"], registry=self._registry
+        )
+        self._responses = Counter(
+            "sglang:http_responses", "HTTP responses.", [*labels, "status"], registry=self._registry
+        )
+        for finish in FINISHES:
+            self._requests.labels(model_name, finish)
+        self._labelled = {name: series.labels(model_name) for name, series in self._series.items()}
+
+    def set(self, name: str, value: float) -> None:
+        gauge = self._labelled[name]
+        assert isinstance(gauge, Gauge)
+        gauge.set(value)
+
+    def add(self, name: str, amount: float = 1) -> None:
+        counter = self._labelled[name]
+        assert isinstance(counter, Counter)
+        counter.inc(amount)
+
+    def observe(self, name: str, value: float) -> None:
+        histogram = self._labelled[name]
+        assert isinstance(histogram, Histogram)
+        histogram.observe(value)
+
+    def count_finish(self, finish: str) -> None:
+        self._requests.labels(self._model_name, finish).inc()
+
+    def count_response(self, status: int) -> None:
+        self._responses.labels(self._model_name, str(status)).inc()
+
+    def render(self) -> bytes:
+        """The Prometheus text format, version 0.0.4."""
+        return generate_latest(self._registry)

@@ -1,0 +1,99 @@
+"""The engine's process: `python -m tureen.serving.child FD`, started by ProcessClient with one end of a socket pair."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from tureen.config import Config
+from tureen.engine.loop import Loop
+from tureen.errors import TureenError
+from tureen.log import get_logger, set_up_logging
+from tureen.serving.framing import PING, frame, read_frame
+from tureen.types import Failed, FromEngine, Phase, Ready, ToEngine
+
+log = get_logger("serving")
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The first frame: which engine to build."""
+
+    factory: str  # "module:function", called with (config, progress=…)
+    config: Config
+
+
+class Link:
+    """The child's end of the socket. The reading thread answers pings even while a step runs."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+
+    def receive_order(self) -> Order:
+        return msgspec.msgpack.decode(read_frame(self._connection) or b"", type=Order)
+
+    def start_reading(self) -> None:
+        threading.Thread(target=self._read, name="link", daemon=True).start()
+
+    def take(self, wait: bool) -> list[ToEngine]:
+        messages = [self._inbox.get()] if wait else []
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
+
+    def publish(self, message: FromEngine) -> None:
+        self._write(frame(self._encoder.encode(message)))
+
+    def _read(self) -> None:
+        while True:
+            payload = read_frame(self._connection)
+            if payload is None:
+                os._exit(1)  # the server is gone: nobody may be left behind, whatever the engine is doing
+            if payload:
+                self._inbox.put(self._decoder.decode(payload))
+            else:
+                self._write(PING)
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    """Build the engine, report, run its loop until Close."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = Link(socket.socket(fileno=descriptor))
+    order = link.receive_order()
+    link.start_reading()
+    set_up_logging(order.config)
+    module, name = order.factory.split(":")
+    try:
+        make_engine = getattr(importlib.import_module(module), name)
+        engine, info = make_engine(order.config, progress=lambda *phase: link.publish(Phase(*phase)))
+    except TureenError as error:
+        link.publish(Failed(error.message, startup=True))
+        return
+    except Exception as error:  # an edge: the server must hear why
+        log.exception("the engine could not be built")
+        link.publish(Failed(f"the engine could not be built: {type(error).__name__}", startup=True))
+        return
+    link.publish(Ready(info))
+    Loop(engine, link.take, link.publish).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -48,7 +48,10 @@ LLAMA_3_1_8B = {
     "bos_token_id": 128000,
 }
 SMALL = LLAMA_3_1_8B | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 4096}
-SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B, "small": SMALL | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}}
+SHAPES = {
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "small": SMALL | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
+}
 
 
 def main() -> int:

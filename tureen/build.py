@@ -32,9 +32,7 @@ class Model(NamedTuple):
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetch the model if it is not on disk and build its tokenizer. Imports no torch. Raises StartupError."""
-    source = resolve_model(
-        config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress
-    )
+    source = resolve_model(config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress)
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)
@@ -104,3 +102,17 @@ def engine_mode(config: Config) -> str:
         return config.engine
     on_cuda = config.device == "cuda" or (config.device == "auto" and Path("/proc/driver/nvidia/version").exists())
     return "process" if on_cuda else "thread"
+
+
+async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> InprocClient | ProcessClient:
+    """A client with its engine ready. Raises StartupError."""
+    client: InprocClient | ProcessClient
+    if engine_mode(config) == "process":
+        client = ProcessClient("tureen.build:make_engine", config)
+    else:
+        client = InprocClient(
+            lambda report: make_engine(config, model=model, progress=report),
+            watchdog_timeout_s=config.watchdog_timeout_s,
+        )
+    await client.start(progress)
+    return client

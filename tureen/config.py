@@ -59,9 +59,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None, _meta("server", "Clients must send it as `Authorization: Bearer KEY`; /health is open.")
     ] = None
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
-    drain_timeout_s: Annotated[
-        float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)
-    ] = 30.0
+    drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
+        30.0
+    )
     engine: Annotated[
         Literal["auto", "thread", "process"],
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
@@ -84,12 +84,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)
     ] = 0.8
     page_size: Annotated[int, _meta("scheduling", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
-    max_running_requests: Annotated[
-        int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)
-    ] = 64
-    max_queued_requests: Annotated[
-        int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)
-    ] = 1024
+    max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
+    max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)] = 1024
     chunked_prefill_size: Annotated[
         int, _meta("scheduling", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1)
     ] = 512
@@ -101,9 +97,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
     disable_radix_cache: Annotated[bool, _meta("scheduling", "Do not reuse the KV cache of equal prefixes.")] = False
 
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _meta("logging", "Least level that is logged.")] = (
-        "info"
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _meta("logging", "Least level that is logged.")
+    ] = "info"
     log_format: Annotated[Literal["text", "json"], _meta("logging", "Lines for people, or one JSON object a line.")] = (
         "text"
     )
@@ -142,7 +138,9 @@ def _from_file(file: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     names = {field.name for field in msgspec.structs.fields(Config)}
-    found = {key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)}
+    found = {
+        key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
+    }
     return {name: value for name, value in found.items() if name in names}
 
 

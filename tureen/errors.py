@@ -1,18 +1,18 @@
 """The exception tree.
 
-    TureenError                      every error of ours; carries .status, .field, .code
-     ├── InvalidRequest        400   a field is wrong: names it
-     ├── Unauthorized          401   no or wrong API key
-     ├── Forbidden             403   not allowed here
-     ├── NotFound              404   route, model, adapter, session
-     ├── MethodNotAllowed      405
-     ├── RequestTimeout        408   the body did not arrive in time
-     ├── PayloadTooLarge       413   body over the limit
-     ├── UnsupportedMediaType  415   not application/json
-     ├── RequestFailed         500   this request failed; others go on
-     ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
-     ├── DeadlineExceeded      504
-     └── StartupError           –    the server cannot start; one line that names the fix, exit status 1
+TureenError                      every error of ours; carries .status, .field, .code
+ ├── InvalidRequest        400   a field is wrong: names it
+ ├── Unauthorized          401   no or wrong API key
+ ├── Forbidden             403   not allowed here
+ ├── NotFound              404   route, model, adapter, session
+ ├── MethodNotAllowed      405
+ ├── RequestTimeout        408   the body did not arrive in time
+ ├── PayloadTooLarge       413   body over the limit
+ ├── UnsupportedMediaType  415   not application/json
+ ├── RequestFailed         500   this request failed; others go on
+ ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
+ ├── DeadlineExceeded      504
+ └── StartupError           –    the server cannot start; one line that names the fix, exit status 1
 """
 
 from __future__ import annotations

@@ -122,7 +122,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     request: GenerateRequest
-    arrived_s: float | None = None  # this machine's monotonic clock when the client asked; None = when the loop takes it
+    arrived_s: float | None = (
+        None  # this machine's monotonic clock when the client asked; None = when the loop takes it
+    )
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):

@@ -145,3 +145,10 @@ def fake_server():
         instance.should_exit = True
         with contextlib.suppress(RuntimeError):
             thread.join(10)
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

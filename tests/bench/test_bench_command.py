@@ -2,10 +2,16 @@
 
 import argparse
 import json
+import os
+import signal
+import sys
+import threading
+import time
 
 import pytest
 
 from tureen.bench.command import add_arguments, run, target_specs
+from tureen.bench.process import listener
 from tureen.errors import TureenError
 
 
@@ -124,3 +130,26 @@ def test_mixed_arrivals_come_at_shares_of_the_capacity(fake_server, tmp_path):
 def test_a_server_that_does_not_tell_its_vocabulary_needs_the_flag(fake_server):
     with pytest.raises(TureenError, match="--vocab"):
         run(_options("--backend", "sglang", "--url", fake_server.url + "/nowhere", "--quick"))
+
+
+def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end(free_port):
+    script = (
+        "import http.server\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(500); self.end_headers()\n"
+        "    def log_message(self, *_): pass\n"
+        f"http.server.HTTPServer(('127.0.0.1', {free_port}), H).serve_forever()\n"
+    )
+
+    def end_once_started():
+        deadline = time.monotonic() + 20
+        while listener(free_port) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ender = threading.Thread(target=end_once_started)
+    ender.start()
+    with pytest.raises(TureenError, match="SIGTERM"):
+        run(_options("--url", f"http://127.0.0.1:{free_port}", "--start", f'{sys.executable} -c "{script}"'))
+    ender.join()
+    assert listener(free_port) is None

@@ -51,10 +51,8 @@ def test_a_server_that_ends_before_it_is_ready_is_reported_with_its_last_words()
     server.stop()
 
 
-def test_a_started_server_is_stopped_with_all_its_children():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_a_started_server_is_stopped_with_all_its_children(free_port):
+    port = free_port
     script = (
         "import http.server, subprocess, sys\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"

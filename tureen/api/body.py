@@ -96,7 +96,9 @@ def parse_params(given: Mapping[str, Any], *, vocab_size: int, where: str = "sam
     for name, value in given.items():
         target = ALIASES.get(name, name)
         if target in fields:
-            raise InvalidRequest(f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}")
+            raise InvalidRequest(
+                f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}"
+            )
         if name in NOT_YET_PARAMS or (value is None and name != "max_new_tokens"):
             continue  # null is the default; for max_new_tokens it means up to the context end
         fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value

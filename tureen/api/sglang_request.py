@@ -57,9 +57,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logprob_start_len: Annotated[
         int | list[int], Meta(description="First prompt position with log-probabilities; -1 = output only.")
     ] = -1
-    top_logprobs_num: Annotated[
-        int | list[int], Meta(description="Best alternatives per position, 0 to 128.")
-    ] = 0
+    top_logprobs_num: Annotated[int | list[int], Meta(description="Best alternatives per position, 0 to 128.")] = 0
     token_ids_logprob: Annotated[
         list[int | list[int] | None] | None, Meta(description="Log-probabilities of these ids at every position.")
     ] = None
@@ -112,7 +110,9 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, list[s
     prompts = _prompts(body, context.info.vocab_size)
     if not prompts:
         name = "text" if body.text is not None else "input_ids"
-        raise InvalidRequest(f"{name} is an empty list; it must have at least one prompt", field=name, code="empty_prompt")
+        raise InvalidRequest(
+            f"{name} is an empty list; it must have at least one prompt", field=name, code="empty_prompt"
+        )
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"a batch has at most {MAX_PROMPTS} prompts, got {len(prompts)}", field="text")
     return body, prompts
@@ -139,14 +139,18 @@ def _prompts(body: GenerateBody, vocab_size: int) -> list[str] | list[list[int]]
         for index, text in enumerate(texts):
             if not text:
                 where = "text" if isinstance(body.text, str) else f"text[{index}]"
-                raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
+                raise InvalidRequest(
+                    f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt"
+                )
         return texts
     given = body.input_ids or []
     batch = given if given and isinstance(given[0], list) else [given]
     for index, ids in enumerate(batch):
         where = "input_ids" if batch[0] is given else f"input_ids[{index}]"
         if not isinstance(ids, list):
-            raise InvalidRequest("input_ids mixes token ids and lists of them; send one or the other", field="input_ids")
+            raise InvalidRequest(
+                "input_ids mixes token ids and lists of them; send one or the other", field="input_ids"
+            )
         _check_ids(ids, where, vocab_size)
     return batch  # type: ignore[return-value]
 
@@ -156,7 +160,9 @@ def _check_ids(ids: list[Any], where: str, vocab_size: int) -> None:
         raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
     for position, token_id in enumerate(ids):
         if not isinstance(token_id, int):
-            raise InvalidRequest("input_ids mixes token ids and lists of them; send one or the other", field="input_ids")
+            raise InvalidRequest(
+                "input_ids mixes token ids and lists of them; send one or the other", field="input_ids"
+            )
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 f"{where}[{position}] must be a token id in [0, {vocab_size}), got {echo(token_id)}",
@@ -233,7 +239,9 @@ def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
         rids = _per_prompt(rid, batch, "rid")
     for one in [rid] if isinstance(rid, str) else rids:
         if not (1 <= len(one) <= MAX_RID_CHARS and one.isascii() and one.isprintable()):
-            raise InvalidRequest(f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(one)}", field="rid")
+            raise InvalidRequest(
+                f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(one)}", field="rid"
+            )
     if len(set(rids)) < len(rids):
         raise InvalidRequest("rid has the same id twice; each prompt of a batch needs its own", field="rid")
     return rids
@@ -317,6 +325,7 @@ def _refuse_unused_logprob_fields(start: int, top: int, ids: tuple[int, ...]) ->
 
 
 def _logprob_ids(given: list[int | list[int] | None] | None, batch: int, vocab_size: int) -> list[tuple[int, ...]]:
+    lists: list[list[Any]]
     if not given:
         return [()] * batch
     if all(isinstance(one, int) for one in given):
@@ -324,7 +333,8 @@ def _logprob_ids(given: list[int | list[int] | None] | None, batch: int, vocab_s
     elif any(isinstance(one, int) for one in given):
         raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
     else:
-        lists = _per_prompt([one or [] for one in given], batch, "token_ids_logprob")  # type: ignore[list-item, misc]
+        nested: list[Any] = [one or [] for one in given]
+        lists = _per_prompt(nested, batch, "token_ids_logprob")
     for ids in lists:
         if len(ids) > MAX_LOGPROB_IDS:
             raise InvalidRequest(
@@ -338,4 +348,4 @@ def _logprob_ids(given: list[int | list[int] | None] | None, batch: int, vocab_s
                     field="token_ids_logprob",
                     code="token_id_out_of_range",
                 )
-    return [tuple(ids) for ids in lists]  # type: ignore[arg-type]
+    return [tuple(ids) for ids in lists]

@@ -45,7 +45,9 @@ class ServerState:
     def check_accepting(self) -> None:
         """Raises Unavailable when no new work is taken."""
         if self.is_draining:
-            raise Unavailable("the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S)
+            raise Unavailable(
+                "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
+            )
 
     def new_id(self, rid: str) -> str:
         """An id for the engine; never used twice, whatever clients call their requests."""

@@ -6,14 +6,15 @@ import asyncio
 import random
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
-import uvicorn
 import uvloop
 
 from tureen.api.app import build_app
+from tureen.api.server import Server
 from tureen.bench.http import Address, BenchError, Connection
 from tureen.bench.report import Spread, spread
 from tureen.config import Config
@@ -22,6 +23,7 @@ from tureen.log import Progress
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
+from tureen.server import SWITCH_INTERVAL_S
 from tureen.serving.client import EngineClient
 from tureen.serving.inproc import InprocClient
 from tureen.text.tokenizer import Tokenizer
@@ -29,10 +31,11 @@ from tureen.types import EngineInfo, GenerateRequest
 
 RUNNING = (1, 16, 64)
 PROMPT_LEN = 128
+OUTPUT_LEN = 512
 STEPS = 100
 REQUESTS = 300
 WARM_UP = 50
-CAPACITY = Capacity(num_pages=2048, page_size=16, max_rows=64, vocab_size=49152, context_len=8192)
+CAPACITY = Capacity(num_pages=4096, page_size=16, max_rows=64, vocab_size=49152, context_len=8192)
 
 
 class TimedRunner(FakeRunner):
@@ -72,7 +75,7 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
     engine = Engine(runner, tokenizer, eos_token_ids=(), token_budget=512)
     dice = random.Random(running)
     for index in range(running):
-        engine.add(_request(f"r{index}", dice, output_len=2 * STEPS))
+        engine.add(_request(f"r{index}", dice, output_len=OUTPUT_LEN))
     while runner.num_tokens < running * (PROMPT_LEN + 1):  # all prompts are computed
         engine.step()
     times = []
@@ -87,6 +90,7 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
 
 def http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
     """Requests for one token in turns, over HTTP and directly, all in one event loop."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_http_overhead(tokenizer))
 
@@ -95,7 +99,8 @@ async def _http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
     client = InprocClient(lambda progress: _fake_engine(tokenizer, progress))
     await client.start()
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(build_app(client, tokenizer, Config()), log_level="warning"))
+    config = Config()
+    server = Server(build_app(client, tokenizer, config), config, lambda: None)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     connection = Connection(Address(f"http://127.0.0.1:{listening.getsockname()[1]}"))
     dice = random.Random(1)

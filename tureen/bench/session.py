@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -75,7 +76,10 @@ class Target:
 def run_plan(plan: Plan, say: Say) -> Outcome:
     """Measure; `say` gets a line about each pass as it ends. Raises BenchError. Started servers are always stopped."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Session(plan, say).run())
+        try:
+            return runner.run(_Session(plan, say).run())
+        except asyncio.CancelledError:
+            raise BenchError("ended by SIGTERM; nothing was written") from None
 
 
 class _Session:
@@ -87,6 +91,9 @@ class _Session:
         self.servers: list[Server] = []
 
     async def run(self) -> Outcome:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             targets = [await self._open(spec) for spec in self.plan.targets]
             for workload in self.plan.workloads:

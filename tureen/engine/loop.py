@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,19 +12,17 @@ import msgspec
 
 from tureen.engine import finish
 from tureen.errors import RequestFailed, TureenError, Unavailable
-from tureen.log import Progress, get_logger
+from tureen.log import get_logger
 from tureen.types import (
     Abort,
     Call,
     CallResult,
-    EngineInfo,
+    Close,
     EngineStats,
     Failed,
     FromEngine,
     GenerateRequest,
     OutputDelta,
-    Phase,
-    Ready,
     StepReport,
     Submit,
     ToEngine,
@@ -36,7 +33,7 @@ NUM_WINDOWS = 60
 
 log = get_logger("engine")
 
-Inbox = queue.SimpleQueue[ToEngine]
+Take = Callable[[bool], list[ToEngine]]
 Publish = Callable[[FromEngine], None]
 
 
@@ -57,62 +54,39 @@ class SteppedEngine(Protocol):
     def call(self, op: str, **args: object) -> object: ...
 
 
-MakeEngine = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
+class Loop:
+    """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
 
+    `take(wait)` returns the messages that have come in; with `wait` it blocks until there is one.
+    """
 
-def serve_engine(make_engine: MakeEngine, inbox: Inbox, publish: Publish) -> None:
-    """Build an engine, publish Ready, run its loop to the end. Whatever goes wrong is published as Failed."""
-    try:
-        engine, info = make_engine(lambda phase, done, total: publish(Phase(phase, done, total)))
-    except TureenError as error:
-        publish(Failed(error.message, startup=True))
-        return
-    except Exception as error:
-        log.exception("the engine could not be built")
-        publish(Failed(f"the engine could not be built: {type(error).__name__}: {error}", startup=True))
-        return
-    publish(Ready(info))
-    run_loop(engine, inbox, publish)
-
-
-def run_loop(
-    engine: SteppedEngine, inbox: Inbox, publish: Publish, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Drive the engine until Close, or until it fails: then every live request gets an error and Failed is published."""
-    loop = EngineLoop(engine, publish, clock)
-    try:
-        while not loop.is_closed:
-            loop.take(inbox)
-            loop.turn()
-    except Exception as error:
-        log.exception("the engine failed")
-        loop.fail(f"{type(error).__name__}: {error}")
-
-
-class EngineLoop:
-    """One engine, its live requests with their deadlines, and the pace at which it works."""
-
-    def __init__(self, engine: SteppedEngine, publish: Publish, clock: Callable[[], float]) -> None:
-        self.is_closed = False
+    def __init__(
+        self, engine: SteppedEngine, take: Take, publish: Publish, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engine = engine
+        self._take = take
         self._publish = publish
         self._clock = clock
         self._live: dict[str, Limits] = {}
         self._pace = Pace()
+        self._step_ms = 0.0
+        self._is_closed = False
 
-    def take(self, inbox: Inbox) -> None:
-        """Handle all that waits in the inbox. Blocks for a message when the engine has nothing to do."""
-        if not self._engine.has_work:
-            self._handle(inbox.get())
-        while not self.is_closed:
-            try:
-                message = inbox.get_nowait()
-            except queue.Empty:
-                return
-            self._handle(message)
+    def run(self) -> None:
+        """Returns after Close or the engine's failure; raises nothing that the engine raised."""
+        try:
+            while not self._is_closed:
+                for message in self._take(not self._engine.has_work):
+                    self._handle(message)
+                self._turn()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._fail(type(error).__name__)
 
-    def turn(self) -> None:
-        """Abort what is late, then one step, published with the engine's figures."""
+    def _turn(self) -> None:
+        """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
+        if self._is_closed:
+            return
         now = self._clock()
         for request_id, limits in self._live.items():
             if limits.soonest_s <= now:
@@ -120,23 +94,27 @@ class EngineLoop:
         if not self._engine.has_work:
             return
         deltas = self._engine.step()
-        self._pace.add(self._clock() - now, sum(map(self._note, deltas)))
-        self._publish(StepReport(tuple(deltas), self._engine.stats()))
+        seconds = self._clock() - now
+        self._pace.add(seconds, sum(map(self._note, deltas)))
+        self._step_ms = seconds * 1000
+        self._report(*deltas)
 
-    def fail(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         """End every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed; the server must be restarted", code="engine_dead", retry_after_s=30)
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
         self._publish(Failed(why))
 
     def _handle(self, message: ToEngine) -> None:
+        if self._is_closed:
+            return
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id, message.reason)
         elif isinstance(message, Call):
             self._call(message)
-        else:
+        elif isinstance(message, Close):
             self._close()
 
     def _submit(self, message: Submit) -> None:
@@ -157,23 +135,29 @@ class EngineLoop:
             self._live[request.id] = limits
 
     def _refuse(self, request_id: str, error: TureenError) -> None:
-        self._publish(StepReport((OutputDelta(id=request_id, finish=finish.failed(error)),), self._engine.stats()))
+        self._report(OutputDelta(id=request_id, finish=finish.failed(error)))
+
+    def _report(self, *deltas: OutputDelta) -> None:
+        self._publish(StepReport(deltas, msgspec.structs.replace(self._engine.stats(), step_ms=self._step_ms)))
 
     def _call(self, message: Call) -> None:
         try:
             value = msgspec.to_builtins(self._engine.call(message.op, **message.args))
         except TureenError as error:
             self._publish(CallResult(message.number, error=finish.failed(error)))
+        except Exception:
+            log.exception("operation %s failed", message.op)
+            self._publish(CallResult(message.number, error=finish.failed(RequestFailed("the operation failed"))))
         else:
             self._publish(CallResult(message.number, value))
-            self._publish(StepReport((), self._engine.stats()))
+            self._report()
 
     def _close(self) -> None:
         for request_id in self._live:
             self._engine.abort(request_id, "shutdown")
-        if self._live:
-            self._publish(StepReport(tuple(self._engine.step()), self._engine.stats()))
-        self.is_closed = True
+        if self._engine.has_work:
+            self._report(*self._engine.step())
+        self._is_closed = True
 
     def _note(self, delta: OutputDelta) -> int:
         """Keep the books on a delta; the number of tokens whose computation it proves."""
@@ -217,7 +201,7 @@ class Pace:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
         self._seconds = 0.0
         self._tokens = 0
-        self._since_tokens_s = 0.0  # time in steps since tokens were last proved; chunks of a prompt show only at its end
+        self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
     def add(self, seconds: float, num_tokens: int) -> None:
         self._seconds += seconds

@@ -148,7 +148,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequen
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = _flag(metadata, "add_space_prefix", True)
     spaces = normalizers.Replace(" ", SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -164,9 +164,13 @@ def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]
     pieces = {token: i for token, i in vocab.items() if types[i] in (NORMAL, USER_DEFINED)}
     merges: list[tuple[str, str]] = []
     for piece, _ in sorted(pieces.items(), key=lambda item: (-scores[item[1]], item[1])):
-        parts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        known = [(left, right) for left, right in parts if left in pieces and right in pieces]
-        merges += sorted(known, key=lambda pair: (pieces[pair[0]], pieces[pair[1]])) if len(known) > 1 else known
+        first = len(merges)
+        for at in range(1, len(piece)):
+            left = piece[:at]
+            if left in pieces and (right := piece[at:]) in pieces:
+                merges.append((left, right))
+        if len(merges) - first > 1:
+            merges[first:] = sorted(merges[first:], key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
     return merges
 
 
@@ -182,9 +186,10 @@ def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
 
 
 def _add_bos(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str]) -> None:
-    by_default = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in BOS_BY_DEFAULT
+    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    by_default = is_sentencepiece or _get(metadata, "pre", str) in BOS_BY_DEFAULT
     bos_id = special_id(metadata, "bos_token_id", len(tokens))
-    if bos_id is not None and bool(metadata.get("tokenizer.ggml.add_bos_token", by_default)):
+    if bos_id is not None and _flag(metadata, "add_bos_token", by_default):
         add_bos(backend, tokens[bos_id], bos_id)
 
 
@@ -213,6 +218,13 @@ def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
         raise StartupError(f"tokenizer.ggml.{key} must have one number for each of the {count} tokens")
     numbers: list[Any] = values.tolist()
     return numbers
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(value, bool):
+        raise StartupError(f"tokenizer.ggml.{key} must be true or false, got {echo(value)}")
+    return value
 
 
 def _get(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:

@@ -38,6 +38,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in steps
         self._byte_fallback = "ByteFallback" in steps
         self.vocab_size: int = backend.get_vocab_size()
+        self.max_token_chars: int = max(map(len, backend.get_vocab()), default=1)
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.bos_token_id = bos_token_id

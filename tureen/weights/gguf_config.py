@@ -19,6 +19,9 @@ ROPE_TOLERANCE: Final = 1e-3
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """What config.json of the original model says. Raises StartupError naming what is missing or not supported."""
     facts = _Facts(file)
+    num_parts = file.metadata.get("split.count")
+    if isinstance(num_parts, int) and num_parts > 1:
+        raise facts.fault("is one part of a split model; join the parts with llama-gguf-split --merge")
     build = ARCHITECTURES.get(facts.architecture)
     if build is None:
         raise facts.fault(
@@ -84,7 +87,8 @@ def _common(facts: _Facts) -> dict[str, Any]:
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise facts.fault("tensor 'token_embd.weight' is missing")
-    num_tokens = len(facts.file.metadata.get("tokenizer.ggml.tokens", ()))
+    tokens = facts.file.metadata.get("tokenizer.ggml.tokens")
+    num_tokens = len(tokens) if isinstance(tokens, list) else 0
     return {
         "hidden_size": hidden,
         "num_hidden_layers": facts.count("block_count"),
@@ -101,7 +105,7 @@ def _common(facts: _Facts) -> dict[str, Any]:
         "attention_bias": facts.has("blk.0.attn_q.bias"),
         "mlp_bias": facts.has("blk.0.ffn_up.bias"),
         "hidden_act": "silu",
-        "bos_token_id": special_id(facts.file.metadata, "bos_token_id", num_tokens),
+        "bos_token_id": special_id(facts.file.metadata, "bos_token_id", num_tokens) if num_tokens else None,
         "eos_token_id": list(end_token_ids(facts.file.metadata)) if num_tokens else [],
     }
 

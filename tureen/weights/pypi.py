@@ -12,7 +12,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, NamedTuple
 
@@ -96,7 +96,7 @@ def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
             _move_into_place(scratch / "model", home, wanted)
     except OSError as error:
         raise StartupError(
-            f"model {model}: cannot keep it in {cache_dir}: {error.strerror}; see --download-dir"
+            f"model {model}: cannot keep it in {cache_dir}: {error.strerror or error}; see --download-dir"
         ) from None
     found = _cached(home, wanted)
     if found is None:
@@ -168,8 +168,8 @@ def _size_below(folder: Path) -> int:
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
-            with_path = os.path.join(root, name)
-            total += os.path.getsize(with_path) if os.path.exists(with_path) else 0
+            with suppress(FileNotFoundError):  # pip is at work in there
+                total += os.path.getsize(os.path.join(root, name))
     return total
 
 

@@ -6,6 +6,8 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -44,7 +46,9 @@ def resolve_model(
         return _local(path)
     if HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
         return _local(_from_hub(model, cache_dir, revision, progress), name=model.split("/")[-1])
-    raise StartupError(f"model {model[:300]!r}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}")
+    raise StartupError(
+        f"model {model[:300]!r}: there is no such file or folder{_near_miss(path)}; give {WHAT_IS_TAKEN}"
+    )
 
 
 def _local(path: Path, name: str | None = None) -> ModelSource:
@@ -144,11 +148,8 @@ def model_config(source: ModelSource) -> dict[str, Any]:
     Raises StartupError naming the file and what is wrong or not supported.
     """
     if source.format == "gguf":
-        file = GgufFile(source.path)
-        try:
+        with _opened(source.path) as file:
             return gguf_config(file)
-        finally:
-            file.close()
     config = _json_object(source.path / "config.json")
     generation = source.path / "generation_config.json"
     ends = tokenizer.id_list(config.get("eos_token_id"))
@@ -178,10 +179,19 @@ def load_tokenizer(source: ModelSource, tokenizer_path: str | None = None) -> To
         return tokenizer.from_folder(path)
     if source.format == "safetensors":
         return tokenizer.from_folder(source.path)
-    file = GgufFile(source.path)
-    try:
+    with _opened(source.path) as file:
         return tokenizer.from_gguf_metadata(file.metadata)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[GgufFile]:
+    """The file, closed afterwards. Faults found in its contents name it."""
+    file = GgufFile(path)
+    try:
+        yield file
     except StartupError as error:
-        raise StartupError(f"model {source.path}: {error.message}") from None
+        if str(path) in error.message:
+            raise
+        raise StartupError(f"model {path}: {error.message}") from None
     finally:
         file.close()

@@ -1,0 +1,227 @@
+"""The loop around the engine: deadlines, refusals, failures, control calls, closing. Time is scripted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
+
+from tureen.engine.engine import Engine
+from tureen.engine.loop import Loop, Pace
+from tureen.errors import RequestFailed
+from tureen.runner.base import Capacity
+from tureen.runner.fake import FakeRunner
+from tureen.sampling.params import SamplingParams
+from tureen.types import Abort, Call, CallResult, Close, Failed, GenerateRequest, StepReport, Submit
+
+CAPACITY = Capacity(num_pages=64, page_size=16, max_rows=8, vocab_size=VOCAB_SIZE, context_len=512)
+
+
+class World:
+    """A loop over a real engine with a fake runner. `script[turn]` are the messages that come in before that turn."""
+
+    def __init__(self, script, *, step_s=0.0, runner=None, engine=None, token_budget=512):
+        self.now = 100.0
+        self.step_s = step_s
+        self.script = script
+        self.published = []
+        self.waits = []
+        self.num_turns = 0
+        runner = runner or FakeRunner(CAPACITY, choose=lambda token, state, outputs: 65)
+        tokenizer = make_byte_tokenizer()
+        self.engine = engine or Engine(runner, tokenizer, eos_token_ids=(EOS,), token_budget=token_budget)
+        step = self.engine.step
+
+        def timed_step():
+            self.now += self.step_s
+            return step()
+
+        self.engine.step = timed_step
+        self.loop = Loop(self.engine, self.take, self.published.append, clock=lambda: self.now)
+
+    def take(self, wait):
+        self.waits.append(wait)
+        messages = self.script.get(self.num_turns, [])
+        self.num_turns += 1
+        if wait and not messages:
+            return [Close()]  # nothing will ever come: the script has ended
+        return messages
+
+    def run(self):
+        self.loop.run()
+        return self
+
+    def deltas(self, request_id):
+        reports = [message for message in self.published if isinstance(message, StepReport)]
+        return [delta for report in reports for delta in report.deltas if delta.id == request_id]
+
+    def finish(self, request_id):
+        ends = [delta.finish for delta in self.deltas(request_id) if delta.finish]
+        assert len(ends) == 1
+        return ends[0]
+
+    def text(self, request_id):
+        return "".join(delta.text for delta in self.deltas(request_id))
+
+
+def request(request_id="a", *, num_prompt=4, max_new_tokens=4, **fields):
+    return GenerateRequest(
+        id=request_id,
+        token_ids=tuple(i % 200 for i in range(num_prompt)),
+        params=SamplingParams(max_new_tokens=max_new_tokens),
+        max_new_tokens=max_new_tokens,
+        seed=1,
+        **fields,
+    )
+
+
+def test_a_request_runs_to_its_end_and_the_idle_loop_waits_instead_of_spinning():
+    world = World({0: [Submit(request())]}).run()
+    assert world.text("a") == "AAAA"
+    assert world.finish("a").type == "length"
+    assert world.waits == [True, False, False, False, True]
+
+
+def test_every_step_is_published_with_the_engines_figures_and_its_duration():
+    world = World({0: [Submit(request())]}, step_s=0.25).run()
+    reports = [message for message in world.published if isinstance(message, StepReport)]
+    assert [report.stats.total_steps for report in reports] == [1, 2, 3, 4]
+    assert all(report.stats.step_ms == pytest.approx(250) for report in reports)
+
+
+def test_a_chunk_that_sends_nothing_is_still_reported_so_that_a_watchdog_sees_progress():
+    world = World({0: [Submit(request(num_prompt=64, max_new_tokens=1))]}, token_budget=16).run()
+    reports = [message for message in world.published if isinstance(message, StepReport)]
+    assert [len(report.deltas) for report in reports] == [0, 0, 0, 1]
+
+
+def test_a_deadline_ends_a_request_with_its_partial_text():
+    world = World({0: [Submit(request(max_new_tokens=100, deadline_ms=3500))]}, step_s=1.0).run()
+    assert world.finish("a").type == "abort"
+    assert world.finish("a").reason == "deadline"
+    assert world.text("a") == "AAAA"
+    assert not world.engine.has_work
+
+
+def test_a_deadline_counts_from_the_clients_arrival_not_from_when_the_loop_took_it():
+    late = Submit(request(max_new_tokens=100, deadline_ms=3500), arrived_s=98.0)
+    assert World({0: [late]}, step_s=1.0).run().text("a") == "AA"
+
+
+def test_a_request_whose_deadline_passed_before_it_was_taken_is_refused():
+    world = World({0: [Submit(request(deadline_ms=1000), arrived_s=98.0)]}).run()
+    assert (world.finish("a").status, world.finish("a").code) == (503, "deadline_unreachable")
+    assert world.finish("a").field == "deadline_ms"
+    assert world.engine.stats().total_steps == 0
+
+
+def test_the_first_token_meets_a_first_token_deadline_for_good():
+    world = World({0: [Submit(request(max_new_tokens=8, ttft_deadline_ms=1500))]}, step_s=1.0).run()
+    assert world.finish("a").type == "length"
+
+
+def test_a_first_token_deadline_ends_a_request_that_still_waits_for_its_first_token():
+    slow = request(num_prompt=64, ttft_deadline_ms=1500)
+    world = World({0: [Submit(slow)]}, step_s=1.0, token_budget=16).run()
+    assert (world.finish("a").reason, world.text("a")) == ("deadline", "")
+
+
+def test_a_deadline_that_the_waiting_prompts_make_unreachable_is_refused_at_once():
+    first = [Submit(request("warm", num_prompt=64, max_new_tokens=1))]
+    queued = [Submit(request(f"q{i}", num_prompt=200 + i, max_new_tokens=1)) for i in range(3)]
+    hasty = Submit(request("hasty", ttft_deadline_ms=2000))
+    patient = Submit(request("patient", ttft_deadline_ms=600_000))
+    world = World({0: first, 4: [*queued, hasty, patient]}, step_s=1.0, token_budget=16).run()
+    refusal = world.finish("hasty")
+    assert (refusal.status, refusal.code, refusal.field) == (503, "deadline_unreachable", "ttft_deadline_ms")
+    assert refusal.retry_after_s >= 2
+    assert world.finish("patient").type == "length"
+
+
+def test_nothing_is_refused_for_its_deadline_before_anything_was_measured():
+    queued = [Submit(request(f"q{i}", num_prompt=200)) for i in range(3)]
+    world = World({0: [*queued, Submit(request("hasty", ttft_deadline_ms=2000))]}).run()
+    assert world.finish("hasty").type == "length"
+
+
+def test_an_aborted_request_ends_with_what_it_has_and_its_pages_are_free():
+    world = World({0: [Submit(request(max_new_tokens=100))], 2: [Abort("a")]}).run()
+    assert (world.finish("a").type, world.text("a")) == ("abort", "AA")
+    assert world.engine.stats().num_running == 0
+
+
+def test_an_abort_of_an_unknown_id_changes_nothing():
+    world = World({0: [Abort("nobody"), Submit(request())], 1: [Abort("nobody")]}).run()
+    assert world.finish("a").type == "length"
+
+
+def test_what_the_engine_refuses_comes_back_as_that_error_and_the_others_go_on():
+    world = World({0: [Submit(request("long", max_new_tokens=10_000)), Submit(request())]}).run()
+    assert (world.finish("long").type, world.finish("long").status) == ("error", 400)
+    assert world.finish("a").type == "length"
+
+
+def test_a_fault_while_one_request_is_added_fails_that_request_alone():
+    world = World({0: [Submit(request("bad")), Submit(request())]})
+    add = world.engine.add
+
+    def faulty(one):
+        if one.id == "bad":
+            raise KeyError("secret")
+        add(one)
+
+    world.engine.add = faulty
+    world.run()
+    assert (world.finish("bad").type, world.finish("bad").status) == ("error", 500)
+    assert "secret" not in world.finish("bad").message
+    assert world.finish("a").type == "length"
+
+
+def test_when_the_engine_fails_every_live_request_gets_an_error_and_the_loop_ends():
+    world = World({0: [Submit(request("a")), Submit(request("b"))]})
+
+    def broken():
+        raise RequestFailed("secret", code="engine_dead")
+
+    world.engine.step = broken
+    world.run()
+    for request_id in "ab":
+        assert (world.finish(request_id).status, world.finish(request_id).code) == (503, "engine_dead")
+        assert "secret" not in world.finish(request_id).message
+    assert isinstance(world.published[-1], Failed)
+    assert not world.published[-1].startup
+
+
+def test_a_call_is_answered_by_number_and_an_unknown_one_is_an_error():
+    world = World({0: [Call(1, "flush_cache"), Call(2, "launch_missiles")]}).run()
+    results = {message.number: message for message in world.published if isinstance(message, CallResult)}
+    assert results[1].error is None
+    assert (results[2].error.status, results[2].error.code) == (404, "not_found")
+
+
+def test_a_call_that_breaks_is_answered_with_an_error_and_the_engine_lives():
+    world = World({0: [Call(1, "flush_cache", {"no_such_argument": 1}), Submit(request())]}).run()
+    (result,) = (message for message in world.published if isinstance(message, CallResult))
+    assert result.error.status == 500
+    assert world.finish("a").type == "length"
+
+
+def test_closing_ends_what_runs_with_an_abort_and_takes_nothing_more():
+    running = Submit(request(max_new_tokens=100))
+    world = World({0: [running], 2: [Close(), Submit(request("late"))]}).run()
+    assert (world.finish("a").type, world.finish("a").reason) == ("abort", "shutdown")
+    assert world.deltas("late") == []
+    assert not world.engine.has_work
+
+
+def test_the_pace_is_the_best_recent_one_less_the_work_that_does_not_show_yet():
+    pace = Pace()
+    assert pace.seconds_for([1000]) == 0
+    pace.add(1.0, 100)
+    pace.add(1.0, 10)
+    assert pace.seconds_for([1000]) == pytest.approx(10)
+    pace.add(4.0, 0)
+    assert pace.seconds_for([1000]) == pytest.approx(6)
+    assert pace.seconds_for([]) == 0
+    assert math.isfinite(pace.seconds_for([10**9]))

@@ -1,0 +1,99 @@
+import os
+import random
+import warnings
+
+import pytest
+import torch
+from runner_driver import GREEDY, Running, generate, step
+from tiny_models import greedy, logprobs
+
+from tureen.config import Config
+from tureen.runner.model_runner import load_runner
+from tureen.sampling.params import SamplingParams
+from tureen.types import LogprobSpec
+from tureen.weights.load import iter_tensors
+from tureen.weights.source import model_config
+
+pytestmark = pytest.mark.model
+DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
+# "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n", made with the model's tokenizer
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+TOP = LogprobSpec(prompt_start=0, top=50)
+
+
+def make_runner(source, **settings):
+    settings = {"device": DEVICE, "num_threads": 2, "max_total_tokens": 16384} | settings
+    return load_runner(source, Config(**settings))
+
+
+@pytest.fixture(scope="module")
+def oracle(default_model_source):
+    """transformers' model with our dequantised weights; some of these are compared with the gguf package's below."""
+    import transformers
+
+    hf = model_config(default_model_source)
+    known = {key: value for key, value in hf.items() if key not in ("architectures", "model_type")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**known))
+    state = dict(iter_tensors(default_model_source, hf))
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    model.tie_weights()
+    return model.float().eval()
+
+
+def test_weights_are_those_that_the_gguf_package_reads(default_model_source):
+    gguf = pytest.importorskip("gguf")
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(str(default_model_source.path)).tensors}
+    ours = dict(iter_tensors(default_model_source, model_config(default_model_source)))
+
+    def theirs(name):
+        return torch.from_numpy(gguf.dequantize(stored[name].data, stored[name].tensor_type).copy())
+
+    assert torch.equal(ours["model.embed_tokens.weight"].float(), theirs("token_embd.weight"))
+    assert torch.equal(ours["model.layers.17.mlp.down_proj.weight"], theirs("blk.17.ffn_down.weight"))
+    assert torch.equal(ours["model.layers.3.self_attn.v_proj.weight"], theirs("blk.3.attn_v.weight"))
+    permuted = theirs("blk.29.attn_k.weight").view(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
+    assert torch.equal(ours["model.layers.29.self_attn.k_proj.weight"], permuted)
+
+
+def test_greedy_tokens_and_logprobs_equal_transformers_in_float32(default_model_source, oracle):
+    runner = make_runner(default_model_source, dtype="float32")
+    sequence = Running(0, PROMPT, [40, 3, 17, 88], logprobs=TOP)
+    assert generate(runner, sequence, 24, chunk=7, score=True) == greedy(oracle, PROMPT, 24)
+    expected = logprobs(oracle, sequence.token_ids[:-1])
+    for report, row in zip(sequence.prompt_logprobs + sequence.output_logprobs, expected, strict=True):
+        assert abs(report.token[0] - float(row[report.token[1]])) < 1e-4
+        assert max(abs(value - float(row[token])) for value, token in report.top) < 1e-4
+
+
+def test_a_long_prompt_in_chunks_equals_transformers_in_float32(default_model_source, oracle):
+    rng = random.Random(2)
+    prompt = [rng.randrange(49152) for _ in range(1300)]
+    expected = logprobs(oracle, prompt)[-1]
+    sequence = Running(0, prompt, range(100, 190), logprobs=TOP)
+    generate(make_runner(default_model_source, dtype="float32"), sequence, 1, chunk=512)
+    assert max(abs(value - float(expected[token])) for value, token in sequence.output_logprobs[0].top) < 1e-4
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="bit for bit on CPU only")
+def test_a_request_gives_the_same_tokens_and_logprobs_alone_and_among_thirty(default_model_source):
+    runner = make_runner(default_model_source)
+    rng = random.Random(4)
+
+    def run(params, chunk, mates):
+        sequence = Running(0, PROMPT * 20, range(30), params=params, logprobs=TOP, seed=3)
+        while len(sequence.output) < 12:
+            step(runner, [*mates, sequence], [40] * len(mates) + [chunk])
+        return sequence.output, sequence.output_logprobs
+
+    for params in (GREEDY, SamplingParams(temperature=1.0)):
+        mates = [
+            Running(slot, [rng.randrange(49152) for _ in range(rng.randrange(1, 90))], range(30 * slot, 30 * slot + 30))
+            for slot in range(1, 31)
+        ]
+        alone = run(params, 1000, [])
+        assert run(params, 100, []) == alone
+        assert run(params, 50, mates) == alone

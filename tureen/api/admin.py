@@ -1,0 +1,177 @@
+"""Health, facts about model and server, metrics, control operations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tureen import __version__
+from tureen.api import sglang
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.state import ServerState
+from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
+
+SECRET_FIELDS = ("api_key",)
+HEALTH_TIMEOUT_S = 20.0
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AbortBody(msgspec.Struct, frozen=True):
+    rid: str | None = None
+    abort_all: bool = False
+
+
+def routes(state: ServerState) -> list[Route]:
+    return [*_health_routes(state), *_fact_routes(state), *_control_routes(state)]
+
+
+def _health_routes(state: ServerState) -> list[Route]:
+    def check() -> None:
+        if state.client.failure is not None:
+            raise Unavailable(f"the engine does not run: {state.client.failure}", code="engine_dead", retry_after_s=10)
+        state.check_accepting()
+
+    async def health(_: Request) -> Response:
+        check()
+        return PlainTextResponse("")
+
+    async def health_generate(_: Request) -> Response:
+        check()
+        body = {"input_ids": [state.context.info.bos_token_id or 0], "log_metrics": False}
+        plan = await sglang.prepare(body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}}, state.context)
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                await sglang.answer(plan, state)
+        except TimeoutError:
+            raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
+        return PlainTextResponse("")
+
+    return [Route("/health", health), Route("/health_generate", health_generate)]
+
+
+def _fact_routes(state: ServerState) -> list[Route]:
+    started = int(time.time())
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model_card(state, started)]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != state.context.info.model_name:
+            raise NotFound(
+                f"the model {echo(name)} does not exist; this server has {state.context.info.model_name}",
+                field="model",
+                code="model_not_found",
+            )
+        return JSONResponse(model_card(state, started))
+
+    async def model_info(_: Request) -> Response:
+        return JSONResponse(model_facts(state))
+
+    async def server_info(_: Request) -> Response:
+        return JSONResponse(server_facts(state))
+
+    async def metrics(_: Request) -> Response:
+        update_gauges(state)
+        return Response(state.metrics.render(), media_type=METRICS_TYPE)
+
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/model_info", model_info),
+        Route("/get_model_info", model_info),
+        Route("/server_info", server_info),
+        Route("/get_server_info", server_info),
+        Route("/metrics", metrics),
+        Route("/version", version),
+    ]
+
+
+def _control_routes(state: ServerState) -> list[Route]:
+    async def flush_cache(_: Request) -> Response:
+        num_pages = await state.client.call("flush_cache")
+        return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
+
+    async def abort_request(request: Request) -> Response:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        refuse_unknown(given, ("rid", "abort_all"))
+        body = convert({name: value for name, value in given.items() if value is not None}, AbortBody)
+        if (body.rid is None) != body.abort_all:
+            raise InvalidRequest("send either rid or abort_all: true", field="rid")
+        return JSONResponse({"aborted": state.abort(body.rid)})
+
+    return [
+        Route("/flush_cache", flush_cache, methods=["GET", "POST"]),
+        Route("/abort_request", abort_request, methods=["POST"]),
+    ]
+
+
+def model_card(state: ServerState, created: int) -> dict[str, Any]:
+    info = state.context.info
+    return {
+        "id": info.model_name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tureen",
+        "root": info.model_name,
+        "parent": None,
+        "max_model_len": state.context.capacity,
+    }
+
+
+def model_facts(state: ServerState) -> dict[str, Any]:
+    """What SGLang's clients read, and what a person asks first."""
+    info, config = state.context.info, state.context.config
+    return {
+        "model_path": info.model_path,
+        "served_model_name": info.model_name,
+        "tokenizer_path": config.tokenizer_path or info.model_path,
+        "is_generation": True,
+        "weight_version": config.weight_version,
+        "model_type": info.model_type,
+        "architectures": [info.architecture],
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "vocab_size": info.vocab_size,
+        "context_length": info.context_len,
+        "max_total_tokens": info.max_total_tokens,
+        "eos_token_ids": list(info.eos_token_ids),
+        "dtype": info.dtype,
+        "device": info.device,
+    }
+
+
+def server_facts(state: ServerState) -> dict[str, Any]:
+    """All settings but the secret ones, and the engine's state."""
+    config: dict[str, Any] = msgspec.to_builtins(state.context.config)
+    info = state.context.info
+    return (
+        config
+        | {name: None for name in SECRET_FIELDS}
+        | {
+            "version": __version__,
+            "max_total_num_tokens": info.max_total_tokens,
+            "load_seconds": round(info.load_seconds, 3),
+            "internal_states": [msgspec.structs.asdict(state.client.stats)],
+        }
+    )
+
+
+def update_gauges(state: ServerState) -> None:
+    stats, info, metrics = state.client.stats, state.context.info, state.metrics
+    used_pages = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+    metrics.set("num_running_reqs", stats.num_running)
+    metrics.set("num_queue_reqs", stats.num_queued)
+    metrics.set("num_used_tokens", used_pages * info.page_size)
+    metrics.set("token_usage", used_pages / stats.num_pages if stats.num_pages else 0.0)
+    metrics.set("max_total_num_tokens", info.max_total_tokens)
+    metrics.set("utilization", stats.num_running / info.max_running_requests)

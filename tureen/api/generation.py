@@ -1,0 +1,193 @@
+"""The one path all dialects use: tokenize, submit, follow, cancel when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+
+from tureen.api.state import ServerState
+from tureen.errors import InvalidRequest, TureenError, Unavailable
+from tureen.log import get_logger
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
+
+INLINE_CHARS = 2048
+"""A shorter text is tokenized on the event loop: that takes less than a hand-over to a thread."""
+
+log = get_logger("api")
+
+
+class Output:
+    """What has come of one request so far. Also remembers how much of it was sent."""
+
+    def __init__(self, request: GenerateRequest, index: int, rid: str) -> None:
+        self.request = request
+        self.index = index
+        self.rid = rid
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.usage = Usage(len(request.token_ids), 0, 0)
+        self.output_logprobs: list[PositionLogprobs] = []
+        self.prompt_logprobs: list[PositionLogprobs] = []
+        self.finish: FinishReason | None = None
+        self.started_s = time.monotonic()
+        self.elapsed_s = 0.0
+        self.sent_tokens = 0
+        self.sent_chars = 0
+
+    def add(self, delta: OutputDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.output_logprobs += delta.output_logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.usage = delta.usage or self.usage
+        self.elapsed_s = time.monotonic() - self.started_s
+        if delta.finish is not None and delta.finish.reason == "shutdown":
+            raise Unavailable("the server was shut down before the request ended", code="draining")
+        self.finish = delta.finish
+
+
+async def tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int) -> list[list[int]]:
+    """Token ids of each text. Raises InvalidRequest for a text without tokens, or far longer than `max_tokens`."""
+    limit = max_tokens * tokenizer.max_token_chars
+    for text in texts:
+        if len(text) > limit:
+            raise InvalidRequest(
+                f"The input ({len(text)} characters) is longer than the model's context length ({max_tokens} tokens) "
+                "can hold; shorten it.",
+                field="text",
+                code="prompt_too_long",
+            )
+    if sum(map(len, texts)) <= INLINE_CHARS:
+        ids = [tokenizer.encode(text) for text in texts]
+    else:
+        ids = await asyncio.to_thread(lambda: [tokenizer.encode(text) for text in texts])
+    if not all(ids):
+        raise InvalidRequest("text has no tokens; a prompt has at least one", field="text", code="empty_prompt")
+    return ids
+
+
+class Run:
+    """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        requests: Sequence[GenerateRequest],
+        rids: Sequence[str],
+        names: dict[str, tuple[int, ...]],
+        *,
+        log_metrics: bool,
+    ) -> None:
+        self._state = state
+        self._log_metrics = log_metrics
+        self.outputs = [
+            Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid)
+            for index, (request, rid) in enumerate(zip(requests, rids, strict=True))
+        ]
+        self._names = {
+            name: tuple(self.outputs[index].request.id for index in indices) for name, indices in names.items()
+        }
+
+    async def updates(self) -> AsyncGenerator[Output, None]:
+        """Each output again whenever there is more of it. Closing the generator aborts what has not ended.
+
+        Raises the TureenError of the first request that fails.
+        """
+        self._state.check_accepting()
+        self._state.enter(self._names)
+        try:
+            if len(self.outputs) == 1:
+                async with contextlib.aclosing(self._follow(self.outputs[0])) as stream:
+                    async for output in stream:
+                        yield output
+            else:
+                async with contextlib.aclosing(self._follow_all()) as stream:
+                    async for output in stream:
+                        yield output
+        finally:
+            self._state.leave(self._names)
+
+    async def whole(self) -> list[Output]:
+        """All outputs, once all have ended."""
+        async with contextlib.aclosing(self.updates()) as updates:
+            async for _ in updates:
+                pass
+        return self.outputs
+
+    async def _follow_all(self) -> AsyncGenerator[Output, None]:
+        arrived: asyncio.Queue[Output | TureenError] = asyncio.Queue()
+        waiting: set[int] = set()  # outputs that are in the queue and not taken yet
+
+        async def follow(output: Output) -> None:
+            try:
+                async with contextlib.aclosing(self._follow(output)) as stream:
+                    async for one in stream:
+                        if one.index not in waiting:
+                            waiting.add(one.index)
+                            arrived.put_nowait(one)
+            except TureenError as error:
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.create_task(follow(output)) for output in self.outputs]
+        num_ended = 0
+        try:
+            while num_ended < len(tasks):
+                one = await arrived.get()
+                if isinstance(one, TureenError):
+                    raise one
+                waiting.discard(one.index)
+                num_ended += one.finish is not None
+                yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, output: Output) -> AsyncGenerator[Output, None]:
+        stream: Any = self._state.client.generate(output.request)
+        last_s = output.started_s
+        finish = "abort"  # unless it ends otherwise: nobody listens any more
+        try:
+            async with contextlib.aclosing(stream):
+                async for delta in stream:
+                    output.add(delta)
+                    if self._log_metrics and delta.token_ids:
+                        last_s = self._observe(output, len(delta.token_ids), last_s)
+                    if output.finish is not None:
+                        finish = output.finish.type
+                    yield output
+        except TureenError:
+            finish = "error"
+            raise
+        finally:
+            self._count(output, finish)
+
+    def _observe(self, output: Output, num_new: int, last_s: float) -> float:
+        now = time.monotonic()
+        metrics = self._state.metrics
+        if num_new == len(output.token_ids):
+            metrics.observe("time_to_first_token_seconds", now - output.started_s)
+        else:
+            metrics.observe("inter_token_latency_seconds", (now - last_s) / num_new)
+        return now
+
+    def _count(self, output: Output, finish: str) -> None:
+        log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
+        if not self._log_metrics:
+            return
+        metrics = self._state.metrics
+        metrics.count_finish(finish)
+        if finish == "abort":
+            metrics.add("num_aborted_requests")
+        metrics.add("prompt_tokens", output.usage.prompt_tokens)
+        metrics.add("cached_tokens", output.usage.cached_tokens)
+        metrics.add("generation_tokens", len(output.token_ids))
+        metrics.observe("prompt_tokens_histogram", output.usage.prompt_tokens)
+        metrics.observe("generation_tokens_histogram", len(output.token_ids))
+        metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)

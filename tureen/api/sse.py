@@ -1,0 +1,60 @@
+"""Server-sent events: one `data:` line each, `[DONE]` at the end, the stream's end when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from starlette.types import Message, Receive, Scope, Send
+
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing for so long is taken for gone."""
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+class EventStream:
+    """An ASGI response over a generator of events. The generator is closed as soon as the client is gone."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+        self._events = events
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        } | (headers or {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError, TimeoutError):
+                await sending
+
+    async def _send(self, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        async with contextlib.aclosing(self._events):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for data in self._events:
+                await _write(send, {"type": "http.response.body", "body": data, "more_body": True})
+            await _write(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _write(send: Send, message: Message) -> None:
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await send(message)

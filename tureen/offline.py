@@ -1,0 +1,143 @@
+"""`tureen.Engine`: the same answers as over HTTP, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from tureen.api import sglang
+from tureen.api.sglang import Answer
+from tureen.api.state import Context, ServerState
+from tureen.build import connect, find_model
+from tureen.config import Config, load
+from tureen.metrics import Metrics
+from tureen.serving.inproc import InprocClient
+from tureen.serving.process import ProcessClient
+
+T = TypeVar("T")
+
+
+class Engine:
+    """A model ready to generate; a context manager. Settings are those of `tureen serve`, by their Python names.
+
+    Raises StartupError when it cannot start; its methods raise InvalidRequest and the rest of tureen.errors.
+    """
+
+    def __init__(self, config: Config | None = None, **settings: Any) -> None:
+        self._config = load(settings, environment={}) if config is None else msgspec.structs.replace(config, **settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tureen", daemon=True)
+        self._thread.start()
+        self._is_shut_down = False
+        try:
+            self._client, self._state = self._wait(self._connect())
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """One answer, or a list for a batch or n > 1; with `stream`, an iterator of them as they grow.
+
+        `fields` are those of `POST /generate`: input_ids, return_logprob, …
+        """
+        body = _body(prompt, sampling_params, stream, fields)
+        return self._iterate(body) if stream else self._wait(self._answer(body))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """`generate` for asynchronous callers; with `stream`, an asynchronous iterator."""
+        body = _body(prompt, sampling_params, stream, fields)
+        if stream:
+            return self._iterate_async(body)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer(body), self._loop))
+
+    def flush_cache(self) -> object:
+        """Forget all cached prefixes; returns the number of pages freed."""
+        return self._wait(self._client.call("flush_cache"))
+
+    def shutdown(self) -> None:
+        """Stop the engine and free what it holds. Idempotent."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._wait(self._client.close())
+            self._stop_loop()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+    async def _connect(self) -> tuple[InprocClient | ProcessClient, ServerState]:
+        model = await asyncio.to_thread(find_model, self._config)
+        client = await connect(self._config, model)
+        context = Context(model.tokenizer, client.info, self._config)
+        return client, ServerState(client, context, Metrics(client.info.model_name))
+
+    async def _answer(self, body: dict[str, Any]) -> Answer | list[Answer]:
+        return await sglang.answer(await sglang.prepare(body, self._state.context), self._state)
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
+        answers = sglang.stream(await sglang.prepare(body, self._state.context), self._state)
+        async with contextlib.aclosing(answers):
+            async for one in answers:
+                yield one
+
+    def _iterate(self, body: dict[str, Any]) -> Iterator[Answer]:
+        answers: Any = self._stream(body)
+        try:
+            while (one := self._wait(anext(answers, None))) is not None:
+                yield one
+        finally:
+            self._wait(answers.aclose())
+
+    async def _iterate_async(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
+        answers: Any = self._stream(body)
+        try:
+            while (one := await self._hand_over(anext(answers, None))) is not None:
+                yield one
+        finally:
+            await self._hand_over(answers.aclose())
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop).result()
+
+    async def _hand_over(self, work: Any) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop))
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _as_coroutine(work: Any) -> Any:
+    return await work
+
+
+def _body(
+    prompt: str | list[str] | None,
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None,
+    stream: bool,
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    return fields | {"text": prompt, "sampling_params": sampling_params, "stream": stream}

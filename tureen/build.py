@@ -1,4 +1,4 @@
-"""Composition root: Config -> tokenizer, engine, client, app. The only file that knows which concrete classes are in use."""
+"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.log import Progress, no_progress
-from tureen.serving.client import EngineClient
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.tokenizer import Tokenizer
@@ -66,7 +65,7 @@ def make_engine(
     return engine, _describe(config, source, runner, eos_token_ids, tokenizer, time.monotonic() - started)
 
 
-def _describe(  # noqa: PLR0913 - one fact each
+def _describe(
     config: Config,
     source: ModelSource,
     runner: Runner,

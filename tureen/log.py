@@ -9,8 +9,6 @@ import sys
 import time
 from typing import Protocol
 
-from tureen.config import Config
-
 LOGGER_NAME = "tureen"
 COLOURS = {"DEBUG": "\033[2m", "INFO": "", "WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31m"}
 RESET = "\033[0m"
@@ -31,13 +29,13 @@ def get_logger(part: str) -> logging.Logger:
     return logging.getLogger(f"{LOGGER_NAME}.{part}")
 
 
-def set_up_logging(config: Config) -> None:
+def set_up_logging(level: str, log_format: str) -> None:
     """Send our log to stderr in the chosen format. Prompts and outputs are never passed to a logger."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logger = logging.getLogger(LOGGER_NAME)
     logger.handlers = [handler]
-    logger.setLevel(config.log_level.upper())
+    logger.setLevel(level.upper())
     logger.propagate = False
     logging.raiseExceptions = False  # a closed stderr must not stop the server
 

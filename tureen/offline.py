@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ class Engine:
     Raises StartupError when it cannot start; its methods raise InvalidRequest and the rest of tureen.errors.
     """
 
-    def __init__(self, config: Config | None = None, **settings: Any) -> None:
+    def __init__(self, config: Config | None = None, /, **settings: Any) -> None:
         self._config = load(settings, environment={}) if config is None else msgspec.structs.replace(config, **settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tureen", daemon=True)
@@ -118,10 +118,10 @@ class Engine:
         finally:
             await self._hand_over(answers.aclose())
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, work: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop).result()
 
-    async def _hand_over(self, work: Any) -> Any:
+    async def _hand_over(self, work: Awaitable[T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop))
 
     def _stop_loop(self) -> None:
@@ -130,7 +130,7 @@ class Engine:
         self._loop.close()
 
 
-async def _as_coroutine(work: Any) -> Any:
+async def _as_coroutine(work: Awaitable[T]) -> T:
     return await work
 
 

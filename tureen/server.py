@@ -23,7 +23,7 @@ SWITCH_INTERVAL_S = 0.001
 
 def serve(config: Config) -> int:
     """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
-    set_up_logging(config)
+    set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(_serve(config))
 

@@ -13,6 +13,8 @@ from rich.progress import Progress as Bars
 
 from tureen.types import EngineInfo
 
+EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
+
 
 class PhaseDisplay:
     """A `Progress`: bars on a terminal, one plain line a phase otherwise. A context manager."""
@@ -68,7 +70,7 @@ def banner(info: EngineInfo, url: str, seconds: float) -> str:
             "",
             "  Try it:",
             f"  curl {url}/generate -H 'Content-Type: application/json' \\",
-            """    -d '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'""",
+            f"    -d '{EXAMPLE}'",
             "",
         )
     )

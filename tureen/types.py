@@ -59,7 +59,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position: the token there, the best alternatives (best first), the asked ids (asked order)."""
+    """Log-probabilities at one position: the token there, the best alternatives, the asked ids in asked order."""
 
     token: TokenLogprob
     top: tuple[TokenLogprob, ...] | None = None

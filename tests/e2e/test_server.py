@@ -53,7 +53,7 @@ def test_the_model_answers_a_question_and_says_why_it_stopped(server):
 
 
 def test_the_pages_client_code_prints_the_same_text_streamed_and_not(server):
-    code = '''
+    code = """
 import requests, json
 
 response = requests.post(
@@ -80,13 +80,11 @@ for chunk in response.iter_lines(decode_unicode=False):
         print(output[prev:], end="", flush=True)
         prev = len(output)
 print("")
-'''
+"""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code.replace("http://localhost:30000", server.url), {})
-    whole = generate(
-        server, text="The capital of France is", sampling_params={"temperature": 0, "max_new_tokens": 32}
-    )
+    whole = generate(server, text="The capital of France is", sampling_params={"temperature": 0, "max_new_tokens": 32})
     assert printed.getvalue().strip() == whole["text"].strip()
 
 

@@ -178,6 +178,12 @@ def test_a_fault_while_one_request_is_added_fails_that_request_alone():
     assert world.finish("a").type == "length"
 
 
+def test_a_deadline_beyond_all_numbers_fails_that_request_alone():
+    world = World({0: [Submit(request("bad", deadline_ms=10**400)), Submit(request())]}).run()
+    assert (world.finish("bad").type, world.finish("bad").status) == ("error", 500)
+    assert world.finish("a").type == "length"
+
+
 def test_when_the_engine_fails_every_live_request_gets_an_error_and_the_loop_ends():
     world = World({0: [Submit(request("a")), Submit(request("b"))]})
 

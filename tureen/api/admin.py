@@ -156,7 +156,7 @@ def server_facts(state: ServerState) -> dict[str, Any]:
     info = state.context.info
     return (
         config
-        | {name: None for name in SECRET_FIELDS}
+        | dict.fromkeys(SECRET_FIELDS)
         | {
             "version": __version__,
             "max_total_num_tokens": info.max_total_tokens,

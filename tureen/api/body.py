@@ -26,7 +26,7 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
     if content_type is not None and content_type.split(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(
-            f"the body must be JSON, got content type {echo(content_type)}; add the header 'Content-Type: application/json'"
+            _AT=re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
         )
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")

@@ -1,4 +1,4 @@
-"""Around every request: request id, host check, API key, body limit, access log. Plain ASGI; decisions use the raw path."""
+"""Around every request: its id, host check, API key, body limit, access log. Decisions use the raw path."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tureen.api.body import read_json
 from tureen.api.dialect import unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output, Run, tokenize
-from tureen.api.sglang_request import Plan
+from tureen.api.sglang_request import Plan, Texts
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context, ServerState
 from tureen.errors import TureenError
@@ -45,12 +45,9 @@ def routes(state: ServerState) -> list[Route]:
 async def prepare(given: dict[str, Any], context: Context) -> Plan:
     """A body becomes requests. Raises InvalidRequest; nothing has been submitted then."""
     body, prompts = sglang_request.parse(given, context)
-    ids: list[list[int]]
-    if body.text is not None:
-        ids = await tokenize(prompts, context.tokenizer, max_tokens=context.capacity)
-    else:
-        ids = prompts
-    return sglang_request.plan(body, ids, context)
+    if isinstance(prompts, Texts):
+        prompts = await tokenize(prompts.texts, context.tokenizer, max_tokens=context.capacity)
+    return sglang_request.plan(body, prompts, context)
 
 
 async def answer(plan: Plan, state: ServerState) -> Answer | list[Answer]:

@@ -1,10 +1,10 @@
-"""SGLang's `/generate` body: from a JSON object to a plan of requests. No HTTP in here; the offline engine uses it too."""
+"""SGLang's `/generate` body: from a JSON object to a plan of requests. No HTTP: the offline engine uses it too."""
 
 from __future__ import annotations
 
 import secrets
 import uuid
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +13,7 @@ from tureen.api.body import convert, parse_params, refuse_not_yet, refuse_unknow
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import SamplingParams
-from tureen.types import GenerateRequest, LogprobSpec, LogprobsMode
+from tureen.types import GenerateRequest, LogprobsMode, LogprobSpec
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ NOT_YET = (
 )
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds", "prompt", "inputs")
 
-Milliseconds = Annotated[int, Meta(ge=1)]
+Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +83,12 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 
 
+class Texts(NamedTuple):
+    """Prompts that must be tokenized."""
+
+    texts: list[str]
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What a body asks for: sequences in the order of the answer, prompt-major."""
 
@@ -95,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True):
     log_metrics: bool
 
 
-def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, list[str] | list[list[int]]]:
+def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[list[int]]]:
     """Check the body's form. Returns it with its prompts. Raises InvalidRequest."""
     _check_one_prompt(given)
     refuse_unknown(given, (*FIELDS, *NOT_YET, "prompt", "inputs"))
@@ -108,13 +114,14 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, list[s
             field="priority",
         )
     prompts = _prompts(body, context.info.vocab_size)
-    if not prompts:
+    num_prompts = len(prompts.texts if isinstance(prompts, Texts) else prompts)
+    if not num_prompts:
         name = "text" if body.text is not None else "input_ids"
         raise InvalidRequest(
             f"{name} is an empty list; it must have at least one prompt", field=name, code="empty_prompt"
         )
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"a batch has at most {MAX_PROMPTS} prompts, got {len(prompts)}", field="text")
+    if num_prompts > MAX_PROMPTS:
+        raise InvalidRequest(f"a batch has at most {MAX_PROMPTS} prompts, got {num_prompts}", field="text")
     return body, prompts
 
 
@@ -127,13 +134,13 @@ def _check_one_prompt(given: dict[str, Any]) -> None:
     if found[0] in ("prompt", "inputs"):
         dialect = "MindIE and vLLM" if found[0] == "prompt" else "TGI"
         raise InvalidRequest(
-            f"{found[0]} belongs to the dialect of {dialect}, which is not available in this version of tureen; send text",
+            f"{found[0]} belongs to the dialect of {dialect}, which this version of tureen does not have; send text",
             field=found[0],
             code="not_available",
         )
 
 
-def _prompts(body: GenerateBody, vocab_size: int) -> list[str] | list[list[int]]:
+def _prompts(body: GenerateBody, vocab_size: int) -> Texts | list[list[int]]:
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
         for index, text in enumerate(texts):
@@ -142,7 +149,7 @@ def _prompts(body: GenerateBody, vocab_size: int) -> list[str] | list[list[int]]
                 raise InvalidRequest(
                     f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt"
                 )
-        return texts
+        return Texts(texts)
     given = body.input_ids or []
     batch = given if given and isinstance(given[0], list) else [given]
     for index, ids in enumerate(batch):

@@ -1,16 +1,16 @@
 """Paged attention in plain torch: gather a group's pages, then one scaled dot product. Any device.
 
 The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
-multiple of KEY_BLOCK, where a sliding window begins later), padded to a multiple of KEY_PAD, and masked with -inf, so
-that padding adds exact zeros to sums of one fixed order. On CPU this holds bit for bit because torch's kernel walks
-the keys in blocks of KEY_BLOCK whatever the number of queries (in float32: whatever multiple of FLOAT32_QUERIES); on
-other devices it holds as far as their kernel does.
+multiple of KEY_BLOCK, where a sliding window begins later), padded to fixed sizes, and masked with -inf, so that
+padding adds exact zeros to sums of one fixed order. On CPU this holds bit for bit: torch's kernel walks the keys in
+blocks of KEY_BLOCK and the queries in tiles of QUERY_TILE or multiples of it, and for the sizes that `_padded_keys`
+and `_padded_queries` allow, every block and tile is summed alike (measured with AVX-512). On other devices it holds
+as far as their kernel does.
 Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from tureen.attention.base import LayerShape, ModelInput, Span
 
 KEY_PAD = 16
 KEY_BLOCK = 512
-FLOAT32_QUERIES = 16  # in float32, queries times heads that share keys come in multiples of this
+QUERY_TILE = 32
 QUERY_PIECE = 256  # queries of one row attended at once
 MASK_ELEMENTS = 1 << 24  # most elements of one group's mask
 LEAST_BUCKET = 256  # rows with at most this many keys share a group
@@ -94,11 +94,10 @@ class ReferenceAttention:
 
     def _group(self, pieces: list[Piece], kind: tuple[int | None, int], inputs: ModelInput, *, alone: bool) -> Group:
         window, heads_per_kv = kind
-        step = FLOAT32_QUERIES // math.gcd(FLOAT32_QUERIES, heads_per_kv) if self._dtype == torch.float32 else 1
-        queries = -(-max(piece.length for piece in pieces) // step) * step
+        queries = _padded_queries(max(piece.length for piece in pieces), heads_per_kv, self._dtype)
         ends = np.array([piece.num_keys for piece in pieces])
         first = _first_key(pieces, window)
-        width = _padded(int(ends.max()) - first, self._dtype)
+        width = _padded_keys(int(ends.max()) - first)
         slots = self._key_slots(pieces, first, width, ends)
         offsets = np.minimum(np.arange(queries), np.array([[piece.length - 1] for piece in pieces]))
         tokens = offsets + np.array([[piece.span.first + piece.begin] for piece in pieces])
@@ -166,11 +165,19 @@ def _first_key(pieces: list[Piece], window: int | None) -> int:
     return max(0, least // KEY_BLOCK * KEY_BLOCK)
 
 
-def _padded(num_keys: int, dtype: torch.dtype) -> int:
-    width = -(-num_keys // KEY_PAD) * KEY_PAD
-    if dtype == torch.float32 and width % KEY_BLOCK > KEY_BLOCK // 2:  # such blocks are summed in two uneven halves
+def _padded_keys(number: int) -> int:
+    width = -(-number // KEY_PAD) * KEY_PAD
+    if width % KEY_BLOCK > KEY_BLOCK // 2:  # a last block of such a size would be summed in two uneven halves
         return -(-width // KEY_BLOCK) * KEY_BLOCK
     return width
+
+
+def _padded_queries(number: int, heads_per_kv: int, dtype: torch.dtype) -> int:
+    """So many that the last tile of QUERY_TILE, counting each head, is not so small that another kernel computes it."""
+    least = 2 if dtype == torch.bfloat16 else QUERY_TILE // 2
+    while 0 < number * heads_per_kv % QUERY_TILE < least:
+        number += 1
+    return number
 
 
 def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tureen import __version__
 
@@ -37,22 +38,21 @@ def _first_field(path: Path, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
 
 
-class MemoryProbe:
-    """Reads main memory with every CPU. A virtual machine's share of it can change twofold within seconds."""
+def memory_read_gb_s() -> float:
+    """Speed of reading main memory with every CPU: best of a few rounds, in some tens of milliseconds.
 
-    def __init__(self) -> None:
-        threads = len(os.sched_getaffinity(0))
-        self._arrays = [np.ones(PROBE_BYTES // 8, dtype=np.int64) for _ in range(min(threads, 16))]
+    A virtual machine's share of it can change twofold within seconds.
+    """
+    threads = min(len(os.sched_getaffinity(0)), 16)
+    arrays = [np.ones(PROBE_BYTES // 8, dtype=np.int64) for _ in range(threads)]
+    return round(max(_read_once(arrays) for _ in range(PROBE_ROUNDS)), 1)
 
-    def gb_per_s(self) -> float:
-        """Best of a few rounds; takes some tens of milliseconds."""
-        return round(max(self._once() for _ in range(PROBE_ROUNDS)), 1)
 
-    def _once(self) -> float:
-        threads = [threading.Thread(target=array.max) for array in self._arrays]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return len(threads) * PROBE_BYTES / (time.perf_counter() - start) / 1e9
+def _read_once(arrays: list[npt.NDArray[np.int64]]) -> float:
+    threads = [threading.Thread(target=array.max) for array in arrays]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(arrays) * PROBE_BYTES / (time.perf_counter() - start) / 1e9

@@ -11,7 +11,7 @@ import msgspec
 
 import tureen
 from tureen.bench.http import BenchError
-from tureen.bench.machine import MemoryProbe
+from tureen.bench.machine import memory_read_gb_s
 from tureen.bench.process import Memory, memory
 from tureen.bench.workloads import Dice, make_load, shapes
 
@@ -46,16 +46,15 @@ def run_offline(
     """The throughput shapes, one batch each. Raises BenchError when the engine returns another number of tokens."""
     seed = secrets.randbits(32) if seed is None else seed
     started = time.perf_counter()
-    settings = {} if model_path is None else {"model_path": model_path}
+    settings: dict[str, Any] = {} if model_path is None else {"model_path": model_path}
     with tureen.Engine(**settings) as engine:
         load_s = time.perf_counter() - started
-        probe = MemoryProbe()
         _timed(engine, "warm-up", [Dice(vocab_size, seed, "warm-up").token_ids(32)], 8)
         results = []
-        for shape in shapes("throughput", quick=quick, requests=requests):
+        for shape in shapes("throughput", quick=quick, requests=requests)[: 1 if requests else None]:
             load = make_load(shape, Dice(vocab_size, seed, shape.name))
             prompts = [job.prompt_ids for job in load.jobs]
-            dram, cpu = probe.gb_per_s(), time.process_time()
+            dram, cpu = memory_read_gb_s(), time.process_time()
             seconds, cached = _timed(engine, shape.name, prompts, shape.output_len)
             outputs, inputs = len(prompts) * shape.output_len, sum(map(len, prompts))
             results.append(

@@ -14,7 +14,7 @@ import uvloop
 from tureen.bench.backends import BACKENDS, Backend
 from tureen.bench.drive import ask, run_load
 from tureen.bench.http import Address, BenchError, Connection
-from tureen.bench.machine import MemoryProbe
+from tureen.bench.machine import memory_read_gb_s
 from tureen.bench.process import Server, cpu_seconds, listener, memory
 from tureen.bench.report import ColdStart, Goals, Result, summarise, ttft
 from tureen.bench.workloads import MIXED_LOADS, Dice, Job, Load, Shape, make_load, mixed_jobs, shapes
@@ -87,7 +87,6 @@ class _Session:
         self.plan = plan
         self.say = say
         self.outcome = Outcome(secrets.randbits(32) if plan.seed is None else plan.seed, _for_the_record(plan))
-        self.probe = MemoryProbe()
         self.servers: list[Server] = []
 
     async def run(self) -> Outcome:
@@ -165,7 +164,7 @@ class _Session:
                 await self._pass(target, load, number, rate)
 
     async def _pass(self, target: Target, load: Load, number: int, rate: float | None = None) -> Result:
-        dram = self.probe.gb_per_s()
+        dram = memory_read_gb_s()
         server_cpu, client_cpu = cpu_seconds(target.pid), time.process_time()
         answers = await run_load(target.address, target.backend, load)
         client_cpu = time.process_time() - client_cpu

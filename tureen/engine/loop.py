@@ -118,21 +118,23 @@ class Loop:
             self._close()
 
     def _submit(self, message: Submit) -> None:
-        request, now = message.request, self._clock()
-        limits = Limits.of(request, now if message.arrived_s is None else message.arrived_s)
-        wait_s = self._pace.seconds_for(limits.num_prompt for limits in self._live.values() if not limits.has_output)
-        if now + wait_s > limits.soonest_s:
-            self._refuse(request.id, _unreachable(request, wait_s))
-            return
+        request = message.request
         try:
-            self._engine.add(request)
+            self._add(request, message.arrived_s)
         except TureenError as error:
             self._refuse(request.id, error)
         except Exception:
             log.exception("request %s could not be added", request.id)
             self._refuse(request.id, RequestFailed("the server failed on this request; other requests go on"))
-        else:
-            self._live[request.id] = limits
+
+    def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
+        now = self._clock()
+        limits = Limits.of(request, now if arrived_s is None else arrived_s)
+        wait_s = self._pace.seconds_for(other.num_prompt for other in self._live.values() if not other.has_output)
+        if now + wait_s > limits.soonest_s:
+            raise _unreachable(request, wait_s)
+        self._engine.add(request)
+        self._live[request.id] = limits
 
     def _refuse(self, request_id: str, error: TureenError) -> None:
         self._report(OutputDelta(id=request_id, finish=finish.failed(error)))

@@ -1,8 +1,9 @@
 """Matrix products with weights in the layout that the device reads fastest.
 
-On a CPU with oneDNN the weights are laid out in blocks once, at load: a third less time at small batches, the same
-bits as `torch.nn.functional.linear`. There the result of a row does not depend on how many rows are computed with it:
-measured on AVX-512, in bfloat16 for every number of rows, in float32 for multiples of 16.
+On a CPU with oneDNN the weights are laid out in blocks once, at load: a third less time at small batches than
+`torch.nn.functional.linear`, and a row's result does not depend on how many rows are computed with it. Measured with
+AVX-512 in bfloat16 and float32: bit for bit the same for 2 rows or more; for a single row, if its products are summed
+in one pass, which oneDNN does up to SINGLE_ROW_INPUTS of them. Beyond, a single row is computed as two.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch.nn import functional
 
 from tureen.devices.cpu import has_fast_bfloat16, has_onednn
 
-FLOAT32_ROWS = 16  # float32 inputs are padded to a multiple of this, so that a row's result is always the same
+SINGLE_ROW_INPUTS = 1024
+ROWS_HINT = 16  # oneDNN chooses the layout for about this many rows
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -26,7 +28,7 @@ def pack(weight: Tensor) -> Tensor:
     """[out, in] -> the same weights for `linear`; may be opaque, of the same size, or the tensor itself."""
     if not can_pack(weight):
         return weight
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, FLOAT32_ROWS)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
     return packed
 
 
@@ -34,8 +36,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias -> [rows, out]; `weight` comes from `pack`."""
     if not weight.is_mkldnn:
         return functional.linear(x, weight, bias)
-    rows = x.shape[0]
-    if x.dtype == torch.float32 and rows % FLOAT32_ROWS:
-        x = functional.pad(x, (0, 0, 0, -rows % FLOAT32_ROWS))
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result[:rows]
+    is_split = x.shape[0] == 1 and x.shape[1] > SINGLE_ROW_INPUTS
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x.repeat(2, 1) if is_split else x, weight, bias, "none", [], "")
+    return result[:1] if is_split else result

@@ -1,4 +1,4 @@
-"""What the engine asks of a runner. Plain integers, no torch: the engine imports this, and a plan can be sent to another rank."""
+"""What the engine asks of a runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed and their K/V stored."""
+    """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed, their K/V stored."""
 
     slot: int
     token_ids: tuple[int, ...]

@@ -79,7 +79,7 @@ def main(descriptor: int) -> None:
     link = Link(socket.socket(fileno=descriptor))
     order = link.receive_order()
     link.start_reading()
-    set_up_logging(order.config)
+    set_up_logging(order.config.log_level, order.config.log_format)
     module, name = order.factory.split(":")
     try:
         make_engine = getattr(importlib.import_module(module), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
 
 
 class _Stream:
-    """One request's deltas. What a slow reader has not taken yet is one merged delta: memory is bounded by the output."""
+    """One request's deltas. What a slow reader has not taken yet is merged: the output bounds the memory."""
 
     def __init__(self) -> None:
         self._pending: OutputDelta | None = None
@@ -83,9 +84,9 @@ class Streams:
         if request.id in self._streams:
             raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
         stream = self._streams[request.id] = _Stream()
-        self._send(Submit(request))
         has_ended = False
         try:
+            self._send(Submit(request, time.monotonic()))
             while not has_ended:
                 delta = await stream.next()
                 has_ended = delta.finish is not None

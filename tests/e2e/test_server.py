@@ -137,7 +137,10 @@ def test_a_client_that_leaves_frees_its_place_within_a_second(server, streamed):
             "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True},
         }
     ).encode()
-    head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: {host}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     before = metric(server.url, "sglang:num_aborted_requests_total")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)

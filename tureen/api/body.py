@@ -26,7 +26,8 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
     if content_type is not None and content_type.split(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaType(
-            _AT=re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+            f"the body must be JSON, got content type {echo(content_type)}; "
+            "add the header 'Content-Type: application/json'"
         )
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")

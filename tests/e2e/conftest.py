@@ -15,8 +15,5 @@ from server_process import ServerProcess
 
 @pytest.fixture(scope="session")
 def server(default_model_source) -> Iterator[ServerProcess]:
-    running = ServerProcess()
-    try:
+    with ServerProcess() as running:
         yield running.wait_ready()
-    finally:
-        running.stop()

@@ -67,7 +67,15 @@ class ServerProcess:
             return self.process.wait(timeout_s)
         finally:
             self.process.kill()
+            self.process.wait()
             self._reader.join(5)
+            self.process.stdout.close()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def command_line(pid: int) -> str:

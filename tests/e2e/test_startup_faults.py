@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,12 @@ pytestmark = pytest.mark.e2e
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tureen", "serve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def write_tokenizer(folder: Path) -> None:
+    vocab = {chr(33 + i): i for i in range(90)}
+    tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def fault_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -47,9 +54,7 @@ def test_corrupt_safetensors_are_named(tmp_path):
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 256, "rms_norm_eps": 1e-5}
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    vocab = {chr(33 + i): i for i in range(90)}
-    tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": []}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    write_tokenizer(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     assert "model.safetensors" in fault_line(run("--model-path", str(tmp_path), "--port", "0"))
 
@@ -57,7 +62,7 @@ def test_corrupt_safetensors_are_named(tmp_path):
 def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    (tmp_path / "tokenizer.json").write_text("{}")
+    write_tokenizer(tmp_path)
     line = fault_line(run("--model-path", str(tmp_path), "--port", "0"))
     assert "MambaForCausalLM" in line
     assert "LlamaForCausalLM" in line

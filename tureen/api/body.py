@@ -58,7 +58,8 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str 
 def refuse_not_yet(given: Mapping[str, Any], names: Sequence[str], where: str = "") -> None:
     """Raises InvalidRequest for a field of the documented API that this version does not have."""
     for name in names:
-        if given.get(name) not in (None, False):
+        value = given.get(name)
+        if value is not None and value is not False:
             path = f"{where}.{name}" if where else name
             raise InvalidRequest(
                 f"{path} is not available in this version of tureen; leave it out", field=path, code="not_available"

@@ -52,23 +52,26 @@ class Output:
         self.finish = delta.finish
 
 
-async def tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int) -> list[list[int]]:
-    """Token ids of each text. Raises InvalidRequest for a text without tokens, or far longer than `max_tokens`."""
+async def tokenize(
+    texts: Sequence[str], names: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int
+) -> list[list[int]]:
+    """Token ids of each text. Raises InvalidRequest, with the text's name, for one without tokens or far too long."""
     limit = max_tokens * tokenizer.max_token_chars
-    for text in texts:
+    for text, name in zip(texts, names, strict=True):
         if len(text) > limit:
             raise InvalidRequest(
                 f"The input ({len(text)} characters) is longer than the model's context length ({max_tokens} tokens) "
                 "can hold; shorten it.",
-                field="text",
+                field=name,
                 code="prompt_too_long",
             )
     if sum(map(len, texts)) <= INLINE_CHARS:
         ids = [tokenizer.encode(text) for text in texts]
     else:
         ids = await asyncio.to_thread(lambda: [tokenizer.encode(text) for text in texts])
-    if not all(ids):
-        raise InvalidRequest("text has no tokens; a prompt has at least one", field="text", code="empty_prompt")
+    for one, name in zip(ids, names, strict=True):
+        if not one:
+            raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
     return ids
 
 

@@ -46,7 +46,7 @@ async def prepare(given: dict[str, Any], context: Context) -> Plan:
     """A body becomes requests. Raises InvalidRequest; nothing has been submitted then."""
     body, prompts = sglang_request.parse(given, context)
     if isinstance(prompts, Texts):
-        prompts = await tokenize(prompts.texts, context.tokenizer, max_tokens=context.capacity)
+        prompts = await tokenize(*prompts, context.tokenizer, max_tokens=context.capacity)
     return sglang_request.plan(body, prompts, context)
 
 

@@ -79,14 +79,24 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
     ] = None
 
+    @property
+    def is_batch(self) -> bool:
+        return isinstance(self.text, list) or bool(self.input_ids and isinstance(self.input_ids[0], list))
+
+    def prompt_name(self, index: int) -> str:
+        """What to call a prompt in an error."""
+        name = "text" if self.text is not None else "input_ids"
+        return f"{name}[{index}]" if self.is_batch else name
+
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 
 
 class Texts(NamedTuple):
-    """Prompts that must be tokenized."""
+    """Prompts that must be tokenized, and what to call each in an error."""
 
     texts: list[str]
+    names: list[str]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -115,13 +125,13 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
         )
     prompts = _prompts(body, context.info.vocab_size)
     num_prompts = len(prompts.texts if isinstance(prompts, Texts) else prompts)
+    name = "text" if body.text is not None else "input_ids"
     if not num_prompts:
-        name = "text" if body.text is not None else "input_ids"
         raise InvalidRequest(
             f"{name} is an empty list; it must have at least one prompt", field=name, code="empty_prompt"
         )
     if num_prompts > MAX_PROMPTS:
-        raise InvalidRequest(f"a batch has at most {MAX_PROMPTS} prompts, got {num_prompts}", field="text")
+        raise InvalidRequest(f"{name} is a batch of at most {MAX_PROMPTS} prompts, got {num_prompts}", field=name)
     return body, prompts
 
 
@@ -130,7 +140,7 @@ def _check_one_prompt(given: dict[str, Any]) -> None:
     listed = "text, input_ids, input_embeds, prompt, inputs"
     if len(found) != 1:
         got = "none of them" if not found else " and ".join(found)
-        raise InvalidRequest(f"send exactly one of {listed}; got {got}", field=found[0] if found else "text")
+        raise InvalidRequest(f"send exactly one of {listed}; got {got}", field=found[-1] if found else "text")
     if found[0] in ("prompt", "inputs"):
         dialect = "MindIE and vLLM" if found[0] == "prompt" else "TGI"
         raise InvalidRequest(
@@ -143,22 +153,21 @@ def _check_one_prompt(given: dict[str, Any]) -> None:
 def _prompts(body: GenerateBody, vocab_size: int) -> Texts | list[list[int]]:
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
-        for index, text in enumerate(texts):
+        names = [body.prompt_name(index) for index in range(len(texts))]
+        for text, name in zip(texts, names, strict=True):
             if not text:
-                where = "text" if isinstance(body.text, str) else f"text[{index}]"
                 raise InvalidRequest(
-                    f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt"
+                    f"{name} is empty; a prompt has at least one token", field=name, code="empty_prompt"
                 )
-        return Texts(texts)
+        return Texts(texts, names)
     given = body.input_ids or []
-    batch = given if given and isinstance(given[0], list) else [given]
+    batch = given if body.is_batch else [given]
     for index, ids in enumerate(batch):
-        where = "input_ids" if batch[0] is given else f"input_ids[{index}]"
         if not isinstance(ids, list):
             raise InvalidRequest(
                 "input_ids mixes token ids and lists of them; send one or the other", field="input_ids"
             )
-        _check_ids(ids, where, vocab_size)
+        _check_ids(ids, body.prompt_name(index), vocab_size)
     return batch  # type: ignore[return-value]
 
 
@@ -182,7 +191,6 @@ def plan(body: GenerateBody, prompt_ids: list[list[int]], context: Context) -> P
     """Resolve everything that may be given per prompt or left out. Raises InvalidRequest."""
     batch = len(prompt_ids)
     given = _per_prompt(body.sampling_params, batch, "sampling_params")
-    is_batch = isinstance(body.text, list) or bool(body.input_ids and isinstance(body.input_ids[0], list))
     params = []
     for index, one in enumerate(given):
         where = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
@@ -196,9 +204,10 @@ def plan(body: GenerateBody, prompt_ids: list[list[int]], context: Context) -> P
             field="sampling_params.n",
         )
     logprobs = _logprob_specs(body, [len(ids) for ids in prompt_ids], context)
-    rids = _rids(body.rid, batch, is_batch)
+    rids = _rids(body.rid, batch, body.is_batch)
     requests: list[GenerateRequest] = []
     for index, ids in enumerate(prompt_ids):
+        _check_fits(body.prompt_name(index), len(ids), params[index], context)
         max_new_tokens = _max_new_tokens(params[index], given[index], len(ids), context)
         seed = params[index].sampling_seed
         base = secrets.randbits(63) if seed is None else seed
@@ -222,7 +231,7 @@ def plan(body: GenerateBody, prompt_ids: list[list[int]], context: Context) -> P
         requests=tuple(requests),
         rids=all_rids,
         names=names,
-        is_list=is_batch or num_samples > 1,
+        is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         log_metrics=body.log_metrics,
@@ -242,8 +251,10 @@ def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
         return [uuid.uuid4().hex for _ in range(batch)]
     if isinstance(rid, str):
         rids = [f"{rid}_{index}" for index in range(batch)] if is_batch else [rid]
-    else:
+    elif is_batch:
         rids = _per_prompt(rid, batch, "rid")
+    else:
+        raise InvalidRequest("rid is a list, but there is one prompt, not a batch; send a string", field="rid")
     for one in [rid] if isinstance(rid, str) else rids:
         if not (1 <= len(one) <= MAX_RID_CHARS and one.isascii() and one.isprintable()):
             raise InvalidRequest(
@@ -268,19 +279,24 @@ def _names(
         own += [f"{one}_{sample}" if num_samples > 1 else one for sample in range(num_samples)]
     if isinstance(rid, str):
         names[rid] = tuple(range(len(own)))
+    elif num_samples > 1 and len(names) < len(rids) + len(own):
+        raise InvalidRequest("rid has an id that is also that of another's sample, such as x and x_0", field="rid")
     return names, tuple(own)
+
+
+def _check_fits(name: str, num_prompt: int, params: SamplingParams, context: Context) -> None:
+    if context.capacity - num_prompt < (0 if params.max_new_tokens == 0 else 1):
+        raise InvalidRequest(
+            f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
+            "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
+            field=name,
+            code="prompt_too_long",
+        )
 
 
 def _max_new_tokens(params: SamplingParams, given: dict[str, Any], num_prompt: int, context: Context) -> int:
     room = context.capacity - num_prompt
     asked = params.max_new_tokens
-    if room < (0 if asked == 0 else 1):
-        raise InvalidRequest(
-            f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
-            "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
-            field="text",
-            code="prompt_too_long",
-        )
     if asked is not None and "max_new_tokens" in given and asked > room:
         raise InvalidRequest(
             f"sampling_params.max_new_tokens: the prompt's {num_prompt} tokens and max_new_tokens {asked} make "

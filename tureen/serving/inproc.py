@@ -12,7 +12,7 @@ from typing import Any
 
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
-from tureen.errors import TureenError
+from tureen.errors import StartupError, TureenError
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.streams import Streams
 from tureen.types import (
@@ -30,6 +30,8 @@ from tureen.types import (
 )
 
 EngineFactory = Callable[[Progress], tuple[Engine, EngineInfo]]
+
+CLOSE_TIMEOUT_S = 10.0
 
 log = get_logger("serving")
 
@@ -54,7 +56,11 @@ class InprocClient:
         """Returns when the engine is ready. Raises StartupError when it cannot be built."""
         self._streams.progress = progress
         self._thread.start()
-        self.info = await self._streams.ready
+        try:
+            self.info = await self._streams.ready
+        except StartupError:
+            await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)  # an exit in the middle of torch would crash
+            raise
         self._watcher = asyncio.create_task(self._watch())
         return self.info
 
@@ -79,7 +85,7 @@ class InprocClient:
         if self._watcher is not None:
             self._watcher.cancel()
         self._inbox.put(Close())
-        await asyncio.to_thread(self._thread.join, 10)
+        await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         try:

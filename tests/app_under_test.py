@@ -1,0 +1,175 @@
+"""The application over a fake engine, driven from synchronous tests: without sockets, or on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+from byte_tokenizer import make_byte_tokenizer
+from fake_engine import make_engine, make_slow_engine
+from prometheus_client.parser import text_string_to_metric_families
+
+from tureen.api.app import build_app
+from tureen.api.server import Server, bind
+from tureen.api.state import ServerState
+from tureen.config import Config
+from tureen.serving.inproc import InprocClient
+
+LOCAL = "http://127.0.0.1"
+
+
+class App:
+    """The ASGI application; one event loop for all of its calls, which stands still between them."""
+
+    def __init__(self, *, slow: bool = False, **settings: Any) -> None:
+        self.config = Config(**settings)
+        self._runner = asyncio.Runner()
+        factory = make_slow_engine if slow else make_engine
+        self.client: InprocClient = self.run(self._connect(lambda report: factory(self.config, progress=report)))
+        self.app = build_app(self.client, make_byte_tokenizer(), self.config)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL, timeout=20)
+
+    @property
+    def state(self) -> ServerState:
+        return self.app.state.server
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    async def _connect(self, factory: Any) -> InprocClient:
+        client = InprocClient(factory)
+        await client.start()
+        return client
+
+    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
+        return self.run(self.http.request(method, path, **how))
+
+    def post(self, path: str = "/generate", **body: Any) -> httpx.Response:
+        return self.request("POST", path, json=body)
+
+    def generate(self, **body: Any) -> Any:
+        response = self.post(**body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def events(self, **body: Any) -> list[dict[str, Any]]:
+        """Each event's payload; checks the frame of the stream."""
+        response = self.post(**body, stream=True)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return parse_events(response.text)
+
+    def error(self, **body: Any) -> dict[str, Any]:
+        response = self.post(**body)
+        assert response.status_code == 400, response.text
+        return response.json()["error"]
+
+    def check_idle(self) -> None:
+        """Nothing runs and no page is held."""
+        limit = time.monotonic() + 3
+        while not self._is_idle() and time.monotonic() < limit:
+            self.run(asyncio.sleep(0.01))
+        assert self._is_idle(), (self.client.stats, self.state.num_running)
+
+    def _is_idle(self) -> bool:
+        stats = self.client.stats
+        is_free = stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+        return is_free and not stats.num_running and not stats.num_queued and not self.state.num_running
+
+    def metrics(self) -> dict[str, float]:
+        return parse_metrics(self.request("GET", "/metrics").text)
+
+    def close(self) -> None:
+        self.run(self.http.aclose())
+        self.run(self.client.close())
+        self._runner.close()
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LiveServer:
+    """The application under uvicorn, in a thread, on a free port."""
+
+    def __init__(self, *, slow: bool = False, **settings: Any) -> None:
+        self.config = Config(port=0, **settings)
+        self._factory = make_slow_engine if slow else make_engine
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._is_up.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"{LOCAL}:{self.port}"
+
+    @property
+    def stats(self) -> Any:
+        return self.client.stats
+
+    def metric(self, name: str) -> float:
+        return parse_metrics(httpx.get(f"{self.url}/metrics").text)[name]
+
+    def terminate(self) -> None:
+        self._server.handle_exit(signal.SIGTERM, None)
+
+    def wait_ended(self, timeout_s: float = 10) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        self.client = InprocClient(lambda report: self._factory(self.config, progress=report))
+        await self.client.start()
+        self.app = build_app(self.client, make_byte_tokenizer(), self.config)
+        with bind(self.config) as listener:
+            self.port = listener.getsockname()[1]
+            self._server = Server(self.app, self.config, self._is_up.set)
+            await self._server.serve(sockets=[listener])
+        await self.client.close()
+
+    def __enter__(self) -> LiveServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self.terminate()
+            self.terminate()
+        self.wait_ended()
+
+
+def parse_events(text: str) -> list[dict[str, Any]]:
+    blocks = text.split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text[:500]
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Samples by name without the prefix; label values but the model's in brackets."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for label, value in sample.labels.items() if label != "model_name"]
+            name = sample.name.removeprefix("sglang:")
+            found[name + (f"[{','.join(labels)}]" if labels else "")] = sample.value
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 3) -> None:
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit:
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {timeout_s} s")

@@ -1,0 +1,107 @@
+"""Engines over the fake runner that do what the prompt says; a child process can build them by name.
+
+"say:héllo" answers "héllo" and EOS. Any other prompt gets lower-case letters that depend on prompt and seed, without end.
+A drawn byte 1 makes the next step's numbers of that sequence wrong; a request with the salt "die" kills the engine.
+"""
+
+from __future__ import annotations
+
+from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
+
+from tureen.config import Config
+from tureen.engine.engine import Engine
+from tureen.errors import StartupError
+from tureen.log import Progress, no_progress
+from tureen.runner.base import Capacity, Row, SlotState
+from tureen.runner.fake import FakeRunner
+from tureen.sampling.params import SamplingParams
+from tureen.types import EngineInfo, GenerateRequest, OutputDelta
+
+SAY = b"say:"
+PAGES, PAGE_SIZE, CONTEXT_LEN, MAX_ROWS = 256, 16, 2048, 16
+POISON_TOKEN = 1
+SLOW_STEP_S = 0.01
+
+
+class DyingEngine(Engine):
+    """Its fourth step with a request of the salt "die" in it raises."""
+
+    num_steps_to_live = 3
+
+    def step(self) -> list[OutputDelta]:
+        if any(sequence.request.cache_salt == "die" for sequence in self._sequences.values()):
+            self.num_steps_to_live -= 1
+            if self.num_steps_to_live < 0:
+                raise RuntimeError("scripted death")
+        return super().step()
+
+
+def choose(token_id: int, state: SlotState, outputs: list[int]) -> int:
+    prompt = bytes(byte for byte in state.prompt_ids if byte < 256)
+    if not prompt.startswith(SAY):
+        return ord("a") + token_id % 26
+    script = prompt[len(SAY) :]
+    return script[len(outputs)] if len(outputs) < len(script) else EOS
+
+
+def fault(_: int, row: Row) -> str | None:
+    return "poison" if row.start and row.token_ids == (POISON_TOKEN,) else None
+
+
+def make_engine(
+    config: Config | None = None, *, progress: Progress = no_progress, step_s: float = 0.0
+) -> tuple[Engine, EngineInfo]:
+    config = config or Config()
+    progress("load weights", 1, 1)
+    capacity = Capacity(PAGES, PAGE_SIZE, MAX_ROWS, VOCAB_SIZE, CONTEXT_LEN)
+    engine = DyingEngine(
+        FakeRunner(capacity, choose=choose, fault=fault, step_s=step_s),
+        make_byte_tokenizer(),
+        eos_token_ids=(EOS,),
+        max_queued=config.max_queued_requests,
+        token_budget=config.chunked_prefill_size,
+        priority_scheduling=config.enable_priority_scheduling,
+    )
+    info = EngineInfo(
+        model_path="fake",
+        model_name="fake-model",
+        architecture="Fake",
+        model_type="fake",
+        device="fake",
+        dtype="none",
+        vocab_size=VOCAB_SIZE,
+        context_len=CONTEXT_LEN,
+        max_total_tokens=PAGES * PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        kv_bytes_per_token=8,
+        max_running_requests=MAX_ROWS,
+        eos_token_ids=(EOS,),
+        bos_token_id=257,
+    )
+    return engine, info
+
+
+def make_slow_engine(
+    config: Config | None = None, *, progress: Progress = no_progress
+) -> tuple[Engine, EngineInfo]:
+    """Ten milliseconds a step."""
+    return make_engine(config, progress=progress, step_s=SLOW_STEP_S)
+
+
+def refuse_to_start(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
+    raise StartupError("the model is missing; use --model-path")
+
+
+def crash_at_start(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
+    raise ValueError("a secret detail")
+
+
+def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, **fields: object) -> GenerateRequest:
+    return GenerateRequest(
+        id=request_id,
+        token_ids=tuple(text.encode()),
+        params=SamplingParams(max_new_tokens=max_new_tokens),
+        max_new_tokens=max_new_tokens,
+        seed=1,
+        **fields,
+    )

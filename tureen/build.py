@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.log import Progress, no_progress
+from tureen.registry import declared
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.tokenizer import Tokenizer
@@ -36,6 +37,16 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     tokenizer = load_tokenizer(source, config.tokenizer_path)
     progress("build tokenizer", 1, 1)
     return Model(source, tokenizer)
+
+
+def downloaded_models(config: Config) -> list[tuple[Path, int]]:
+    """Model files fetched before, with their sizes in bytes."""
+    return [(path, path.stat().st_size) for path in sorted(cache_dir(config).rglob("*.gguf"))]
+
+
+def architectures() -> list[str]:
+    """The names in a config.json that this version can run."""
+    return sorted(declared("tureen.models", "ARCHITECTURES"))
 
 
 def cache_dir(config: Config) -> Path:

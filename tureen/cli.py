@@ -71,7 +71,8 @@ def _parser() -> Parser:
     check.set_defaults(run=_check)
 
     models = commands.add_parser("models", help="models on disk and architectures that run", allow_abbrev=False)
-    models.add_argument("--download-dir", default=None, help="where downloaded models are kept")
+    models.add_argument("--config", help=argparse.SUPPRESS)
+    models.add_argument("--download-dir", default=argparse.SUPPRESS, help="where downloaded models are kept")
     models.set_defaults(run=_models)
     return parser
 
@@ -155,15 +156,21 @@ def _check(options: argparse.Namespace) -> int:
         except importlib.metadata.PackageNotFoundError:
             print(f"{name:<11} not installed")
     print(f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
-    for line in importlib.import_module("tureen.devices.base").report():
-        print(line)
+    device = importlib.import_module("tureen.devices.base").resolve_device("auto")
+    dtype = str(device.default_dtype).removeprefix("torch.")
+    print(f"device      {device.name}, {dtype}, {device.free_bytes() / 2**30:.1f} GiB free")
     return 0
 
 
 def _models(options: argparse.Namespace) -> int:
     build = importlib.import_module("tureen.build")
-    for line in build.list_models(options.download_dir):
-        print(line)
+    config = load_config(options)
+    print("on disk:")
+    for path, size_bytes in build.downloaded_models(config):
+        print(f"  {path}  {size_bytes / 2**20:,.0f} MiB")
+    print("architectures that run:")
+    for name in build.architectures():
+        print(f"  {name}")
     return 0
 
 

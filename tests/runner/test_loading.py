@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import GEMMA, write
 
 from tureen.config import Config
+from tureen.devices.base import resolve_device
 from tureen.errors import StartupError
 from tureen.models import gemma3
 from tureen.runner import kv_pool
@@ -118,16 +119,10 @@ def test_untouched_pages_of_the_pool_take_no_memory():
             return int(statm.read().split()[1]) * 4096
 
     model = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2})
-    cpu = load_device()
+    cpu = resolve_device("cpu")
     before = resident()
     pool = kv_pool.allocate(model, torch.bfloat16, num_pages=4096, page_size=16, device=cpu)
     assert sum(tensor.nbytes for tensor in (*pool.keys, *pool.values)) > 1 << 28
     assert resident() - before < 1 << 24
     assert not pool.keys[1][4000].any()
     assert pool.keys[0].dtype == torch.bfloat16
-
-
-def load_device():
-    from tureen.devices.base import resolve_device
-
-    return resolve_device("cpu")

@@ -8,7 +8,7 @@ from tiny_models import greedy, write
 
 from tureen.config import Config
 from tureen.errors import NotFound, StartupError
-from tureen.runner.base import Batch, Row
+from tureen.runner.base import Batch
 from tureen.runner.model_runner import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
@@ -218,4 +218,3 @@ def test_a_row_may_end_exactly_at_a_page_and_at_the_context(llama):
     prompt = (PROMPT * 12)[:510]
     sequence = Running(0, prompt, range(32))
     assert generate(runner, sequence, 3, chunk=64) == greedy(llama[1], prompt, 3)
-    assert isinstance(sequence.next_row(1), Row)

@@ -104,7 +104,7 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
         nonlocal num_bytes, is_complete
         if is_complete:
             return await receive()
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdigit() and int(declared[:18]) > max_bytes:
             raise too_large
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):

@@ -1,0 +1,61 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from tureen.layers.activation import gelu_tanh_and_mul, silu_and_mul
+from tureen.layers.norm import RMSNorm
+from tureen.layers.rotary import RopeConfig, RopeTable, rotate
+
+ROWS = (1, 2, 3, 5, 16, 33, 99, 100, 299)
+
+
+@pytest.fixture(params=[1, 2, 3, 8])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [96, 1152, 1280, 8192])
+def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype):
+    x = torch.randn(300, size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    norm = RMSNorm(size, 1e-5)
+    dict(norm.weights("norm"))["norm.weight"].uniform_(0.5, 2)
+    for function in (silu_and_mul, gelu_tanh_and_mul, norm):
+        expected = function(x)
+        for rows in ROWS:
+            assert torch.equal(function(x[:rows]), expected[:rows])
+
+
+def test_gated_activations_multiply_the_activated_first_half_by_the_second():
+    x = torch.randn(7, 20, dtype=torch.float64)
+    gate, up = x[:, :10], x[:, 10:]
+    torch.testing.assert_close(silu_and_mul(x), gate / (1 + torch.exp(-gate)) * up)
+    torch.testing.assert_close(gelu_tanh_and_mul(x), functional.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize("unit_offset", [False, True])
+def test_the_norm_equals_its_definition(unit_offset):
+    x, weight = torch.randn(5, 48) * 3, torch.rand(48)
+    norm = RMSNorm(48, 1e-3, unit_offset=unit_offset)
+    dict(norm.weights("norm"))["norm.weight"].copy_(weight)
+    norm.finish()
+    expected = (
+        x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True) + 1e-3) * (weight.double() + unit_offset)
+    )
+    torch.testing.assert_close(norm(x).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_rotation_turns_each_pair_by_its_position_times_its_frequency():
+    config, positions = RopeConfig(theta=1000.0, kind="linear", factor=2.0), torch.tensor([0, 3, 17])
+    x = torch.randn(3, 2, 8)
+    cos, sin = RopeTable(config, 8, 32, torch.device("cpu")).at(positions)
+    angles = positions[:, None] / 2.0 * 1000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1).double()) * torch.polar(
+        torch.ones_like(angles), angles
+    ).unsqueeze(1)
+    expected = torch.cat((turned.real, turned.imag), -1)
+    torch.testing.assert_close(rotate(x, cos, sin).double(), expected, atol=1e-6, rtol=1e-6)

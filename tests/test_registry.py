@@ -1,0 +1,31 @@
+import subprocess
+import sys
+
+import pytest
+
+from tureen.errors import StartupError
+from tureen.registry import declared, find_model
+
+
+def test_every_architecture_is_found_in_its_own_file():
+    known = declared("tureen.models", "ARCHITECTURES")
+    assert known["MistralForCausalLM"] == "tureen.models.llama"
+    assert known["Qwen2ForCausalLM"] == "tureen.models.qwen2"
+    for architecture, module in known.items():
+        assert find_model(architecture).__name__ == module
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones():
+    with pytest.raises(StartupError, match=r"T5Model is not supported; this version serves Gemma3.*Qwen3ForCausalLM"):
+        find_model("T5Model")
+
+
+def test_only_the_file_asked_for_is_imported():
+    code = (
+        "import sys; from tureen.registry import declared, find_model; declared('tureen.models', 'ARCHITECTURES');"
+        "assert 'torch' not in sys.modules; find_model('Qwen3ForCausalLM');"
+        "print([name for name in sys.modules if name.startswith('tureen.models.')])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "qwen3" in run.stdout
+    assert "llama" not in run.stdout

@@ -73,10 +73,13 @@ class App:
 
     def check_idle(self) -> None:
         """Nothing runs and no page is held."""
-        limit = time.monotonic() + 3
-        while not self._is_idle() and time.monotonic() < limit:
+        self.wait_until(self._is_idle)
+
+    def wait_until(self, condition: Callable[[], object], timeout_s: float = 3) -> None:
+        limit = time.monotonic() + timeout_s
+        while not condition() and time.monotonic() < limit:
             self.run(asyncio.sleep(0.01))
-        assert self._is_idle(), (self.client.stats, self.state.num_running)
+        assert condition(), (self.client.stats, self.state.num_running)
 
     def _is_idle(self) -> bool:
         stats = self.client.stats

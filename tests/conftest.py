@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tureen import config
+from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
+
+wait_politely()  # before any test loads torch
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,15 @@ A drawn byte 1 makes the next step's numbers of that sequence wrong; a request w
 
 from __future__ import annotations
 
+import time
+
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.errors import StartupError
 from tureen.log import Progress, no_progress
-from tureen.runner.base import Capacity, Row, SlotState
+from tureen.runner.base import Batch, Capacity, Row, SlotState, StepOutput
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
 from tureen.types import EngineInfo, GenerateRequest, OutputDelta
@@ -105,3 +107,19 @@ def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, 
         seed=1,
         **fields,
     )
+
+
+def make_hanging_engine(
+    config: Config | None = None, *, progress: Progress = no_progress
+) -> tuple[Engine, EngineInfo]:
+    """Drawing byte 2 takes very long."""
+    engine, info = make_engine(config, progress=progress)
+    run = engine._runner.run
+
+    def slow_run(batch: Batch) -> StepOutput:
+        if any(row.start and row.token_ids == (2,) for row in batch.rows):
+            time.sleep(3)
+        return run(batch)
+
+    engine._runner.run = slow_run  # type: ignore[method-assign]
+    return engine, info

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.config import Config
+from tureen.devices.threads import wait_politely
 from tureen.engine.engine import Engine
 from tureen.log import Progress, no_progress
 from tureen.registry import declared
@@ -59,6 +60,7 @@ def make_engine(
     """Load the weights and wire an engine; the process client calls this in the child. Raises StartupError."""
     started = time.monotonic()
     source, tokenizer = model or find_model(config, progress=progress)
+    wait_politely()  # before torch is loaded
     model_runner = importlib.import_module("tureen.runner.model_runner")  # torch: only where an engine runs
     runner = model_runner.load_runner(source, config, progress=progress)
     hf_config = model_config(source)

@@ -30,13 +30,14 @@ def get_logger(part: str) -> logging.Logger:
 
 
 def set_up_logging(level: str, log_format: str) -> None:
-    """Send our log to stderr in the chosen format. Prompts and outputs are never passed to a logger."""
+    """Send our log, and warnings of libraries, to stderr in the chosen format.
+
+    Prompts and outputs are never passed to a logger.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    logger = logging.getLogger(LOGGER_NAME)
-    logger.handlers = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger(LOGGER_NAME).setLevel(level.upper())
     logging.raiseExceptions = False  # a closed stderr must not stop the server
 
 

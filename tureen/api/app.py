@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tureen.api import admin, sglang
@@ -48,6 +48,7 @@ def build_app(client: EngineClient, tokenizer: Tokenizer, config: Config) -> Sta
             TureenError: _tureen_error,
             HTTPException: _http_exception,
             ClientGone: _client_gone,
+            ClientDisconnect: _client_gone,
             Exception: _unexpected,
         },
         lifespan=lifespan,
@@ -78,5 +79,6 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s failed", request.scope.get("request_id"), exc_info=error)
+    """The server logs the traceback: Starlette raises the exception again."""
+    log.error("%s failed: %s", request.scope.get("request_id"), type(error).__name__)
     return error_response(RequestFailed("an internal error ended this request; the server goes on"))

@@ -60,6 +60,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 log_config=None,
+                log_level="error",  # what it warns of is clients' nonsense
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,

@@ -104,7 +104,8 @@ def render(output: Output, plan: Plan, context: Context, *, only_new: bool = Fal
         meta["e2e_latency"] = output.elapsed_s
     spec = output.request.logprobs
     if spec is not None:
-        sides = (("input", output.prompt_logprobs), ("output", output.output_logprobs[first_token:]))
+        prompt = [] if first_token else output.prompt_logprobs  # they come with the first token
+        sides = (("input", prompt), ("output", output.output_logprobs[first_token:]))
         for side, positions in sides:
             meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
             if spec.top:

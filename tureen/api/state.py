@@ -40,7 +40,8 @@ class ServerState:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        """Requests that have not ended."""
+        return len({one for group in self._running.values() for one in group})
 
     def check_accepting(self) -> None:
         """Raises Unavailable when no new work is taken."""

@@ -55,7 +55,11 @@ class ProcessClient:
         self._streams.progress = progress
         self._writer.write(frame(self._encoder.encode(self._order)))
         self._tasks.append(asyncio.create_task(self._read(reader)))
-        self.info = await self._streams.ready
+        try:
+            self.info = await self._streams.ready
+        except BaseException:
+            await self.close()
+            raise
         self._tasks.append(asyncio.create_task(self._watch()))
         return self.info
 
@@ -89,8 +93,11 @@ class ProcessClient:
                 await asyncio.to_thread(child.wait, CLOSE_TIMEOUT_S)
         child.kill()
         await asyncio.to_thread(child.wait)
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # the reader ends with the child's last words
         if self._writer is not None:
             self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -1,0 +1,322 @@
+"""Over real sockets: clients that leave, read slowly or pipeline; the server that drains."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import json
+import socket
+import struct
+import time
+
+import httpx
+import pytest
+import requests
+from app_under_test import LiveServer, parse_events, wait_until
+
+LONG = {"max_new_tokens": 1900}
+RST_ON_CLOSE = struct.pack("ii", 1, 0)
+
+# as the documentation of SGLang's /generate shows it, but for the port
+PLAIN_CLIENT = """
+import requests
+
+response = requests.post(
+    "http://localhost:30000/generate",
+    json={
+        "text": "say: Paris. It is a city of 2 million.",
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": 32,
+        },
+    },
+)
+print(response.json())
+"""
+STREAMING_CLIENT = """
+import requests, json
+
+response = requests.post(
+    "http://localhost:30000/generate",
+    json={
+        "text": "say: Paris. It is a city of 2 million.",
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": 32,
+        },
+        "stream": True,
+    },
+    stream=True,
+)
+
+prev = 0
+for chunk in response.iter_lines(decode_unicode=False):
+    chunk = chunk.decode("utf-8")
+    if chunk and chunk.startswith("data:"):
+        if chunk == "data: [DONE]":
+            break
+        data = json.loads(chunk[5:].strip("\\n"))
+        output = data["text"].strip()
+        print(output[prev:], end="", flush=True)
+        prev = len(output)
+print("")
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with LiveServer(slow=True) as running:
+        yield running
+
+
+def head(path: str = "/generate", length: int = 0, method: str = "POST", **headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    lines += [f"Content-Length: {length}"] + [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def message(path: str = "/generate", **body) -> bytes:
+    content = json.dumps(body).encode()
+    return head(path, len(content)) + content
+
+
+def connect(server: LiveServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def read_responses(connection: socket.socket, count: int) -> list[tuple[int, dict, bytes]]:
+    """(status, headers, body) of `count` responses with a content length."""
+    stream = connection.makefile("rb")
+    found = []
+    for _ in range(count):
+        status = int(stream.readline().split()[1])
+        headers = {}
+        while (line := stream.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        found.append((status, headers, stream.read(int(headers["content-length"]))))
+    return found
+
+
+def run_client(server: LiveServer, code: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code.replace("http://localhost:30000", server.url), {})
+    return printed.getvalue()
+
+
+def check_idle(server: LiveServer, timeout_s: float = 2) -> None:
+    def is_idle() -> bool:
+        stats = server.stats
+        is_free = stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+        return is_free and not stats.num_running and not stats.num_queued and not server.app.state.server.num_running
+
+    wait_until(is_idle, "the end of all requests", timeout_s)
+
+
+def test_the_documented_clients_work_word_for_word(server):
+    printed = run_client(server, STREAMING_CLIENT)
+    assert printed.strip() == "Paris. It is a city of 2 millio"  # 32 tokens
+    answer = eval(run_client(server, PLAIN_CLIENT), {})  # noqa: S307 - a dictionary that we printed
+    assert answer["text"].strip() == printed.strip()
+
+
+def test_requests_and_httpx_read_the_same_stream(server):
+    body = {"text": "say:héllo 🙂", "stream": True}
+    by_httpx = parse_events(httpx.post(f"{server.url}/generate", json=body).text)
+    with requests.post(f"{server.url}/generate", json=body, stream=True) as response:
+        response.encoding = "utf-8"
+        lines = [line for line in response.iter_lines(decode_unicode=True) if line]
+    assert json.loads(lines[-2].removeprefix("data: "))["text"] == by_httpx[-1]["text"] == "héllo 🙂"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
+@pytest.mark.parametrize("body", [{"text": "abc"}, {"text": ["abc", "abd"]}], ids=["single", "batch"])
+def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server, stream, reset, body):
+    before = server.metric("num_aborted_requests_total")
+    count = 2 if isinstance(body["text"], list) else 1
+    with connect(server) as connection:
+        connection.sendall(message(**body, stream=stream, sampling_params=LONG))
+        wait_until(lambda: server.stats.num_running == count, "the start")
+        if stream:
+            assert connection.recv(1000)
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
+    left = time.monotonic()
+    check_idle(server)
+    assert time.monotonic() - left < 1.5
+    assert server.metric("num_aborted_requests_total") == before + count
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(server, stream):
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(connect(server)) for _ in range(16)]
+        for connection in busy:
+            connection.sendall(message(text="abc", sampling_params=LONG))
+        wait_until(lambda: server.stats.num_running >= 2, "the start")
+        with connect(server) as connection:
+            connection.sendall(message(text=["abd"] * 100, stream=stream, sampling_params=LONG))
+            wait_until(lambda: server.stats.num_queued >= 90, "the queue")
+        wait_until(lambda: server.stats.num_queued < 10, "the end of what waited", 1.5)
+    check_idle(server)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, caplog):
+    with connect(server) as connection:
+        connection.sendall(head(length=1000) + b'{"text":')
+        time.sleep(0.1)
+    wait_until(lambda: server.metric("http_responses_total[499]") >= 1, "the note")
+    assert "failed" not in caplog.text
+    assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
+
+
+def test_many_clients_that_leave_at_any_time_leave_nothing_behind(server):
+    for index in range(60):
+        with connect(server) as connection:
+            connection.sendall(message(text="abc", stream=index % 2 == 0, sampling_params=LONG | {"n": 1 + index % 3}))
+            time.sleep(index % 7 / 200)
+            if index % 3 == 0:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
+    check_idle(server)
+
+
+def test_a_reader_that_takes_nothing_holds_up_nobody(server):
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", server.port))
+        lazy.sendall(message(text=["abc"] * 4, stream=True, return_logprob=True, sampling_params={"max_new_tokens": 400}))
+        wait_until(lambda: server.stats.num_running, "the start")
+        started = time.monotonic()
+        for _ in range(5):
+            assert httpx.post(f"{server.url}/generate", json={"text": "say:abc"}).json()["text"] == "abc"
+        assert time.monotonic() - started < 3
+    check_idle(server)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (message(text=""), 400),
+        (head(length=3) + b"{{{", 400),
+        (message("/nope", text="a"), 404),
+        (message("/generate/", text="x" * 100_000), 404),
+        (head(method="DELETE"), 405),
+        (head(length=2).replace(b"application/json", b"text/plain") + b"{}", 415),
+    ],
+)
+def test_a_connection_can_be_used_on_after_an_error_also_by_a_pipelining_client(server, bad, status):
+    good = message(text="say:good")
+    with connect(server) as connection:
+        connection.sendall(bad)
+        ((first, _, _),) = read_responses(connection, 1)
+        connection.sendall(good)
+        ((second, _, body),) = read_responses(connection, 1)
+        assert (first, second, json.loads(body)["text"]) == (status, 200, "good")
+    with connect(server) as connection:
+        connection.sendall(bad + good + bad + good)
+        responses = read_responses(connection, 4)
+        assert [response[0] for response in responses] == [status, 200, status, 200]
+        assert json.loads(responses[3][2])["text"] == "good"
+
+
+def test_after_a_body_that_was_not_read_the_connection_is_closed():
+    with LiveServer(max_body_bytes=2000) as server:
+        for request in (
+            head(length=10**9) + b"x" * 5000,
+            head().replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"fa0\r\n" + b"x" * 4000 + b"\r\n",
+        ):
+            with connect(server) as connection:
+                connection.sendall(request)
+                ((status, headers, _),) = read_responses(connection, 1)
+                assert (status, headers["connection"]) == (413, "close")
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(100) == b""
+        assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_no_proper_request_get_400(server, nonsense):
+    with connect(server) as connection:
+        connection.sendall(nonsense)
+        assert connection.recv(4000).split()[1] == b"400"
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://h/generate"])
+def test_no_path_gets_around_the_key_over_a_socket(path):
+    with LiveServer(api_key="k3y") as server, connect(server) as connection:
+        content = b'{"text":"say:a"}'
+        connection.sendall(head(path, len(content)) + content)
+        assert read_responses(connection, 1)[0][0] == 401
+
+
+def test_a_repeated_authorization_header_is_no_way_in():
+    with LiveServer(api_key="k3y") as server, connect(server) as connection:
+        connection.sendall(b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n")
+        assert read_responses(connection, 1)[0][0] == 401
+
+
+def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
+    with LiveServer(slow=True) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 80}}
+        whole = pool.submit(httpx.post, f"{server.url}/generate", json=body)
+        streamed = pool.submit(httpx.post, f"{server.url}/generate", json=body | {"stream": True})
+        wait_until(lambda: server.stats.num_running == 2, "the start")
+        server.terminate()
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, "the drain")
+        refused = httpx.post(f"{server.url}/generate", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert whole.result().json()["meta_info"]["completion_tokens"] == 80
+        assert parse_events(streamed.result().text)[-1]["meta_info"]["completion_tokens"] == 80
+        server.wait_ended()
+
+
+def test_what_does_not_end_in_time_is_told_so():
+    with LiveServer(slow=True, drain_timeout_s=0.2) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        body = {"text": "abc", "sampling_params": LONG}
+        whole = pool.submit(httpx.post, f"{server.url}/generate", json=body)
+        streamed = pool.submit(httpx.post, f"{server.url}/generate", json=body | {"stream": True})
+        wait_until(lambda: server.stats.num_running == 2, "the start")
+        server.terminate()
+        assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "draining")
+        events = parse_events(streamed.result().text)
+        assert events[-1]["error"]["code"] == "draining"
+        assert events[0]["text"]
+        server.wait_ended()
+
+
+def test_a_second_signal_ends_at_once():
+    with LiveServer(slow=True) as server, connect(server) as connection:
+        connection.sendall(message(text="abc", stream=True, sampling_params=LONG))
+        wait_until(lambda: server.stats.num_running == 1, "the start")
+        started = time.monotonic()
+        server.terminate()
+        time.sleep(0.05)
+        server.terminate()
+        server.wait_ended(5)
+        assert time.monotonic() - started < 5
+
+
+def test_an_idle_server_ends_at_once():
+    with LiveServer() as server:
+        httpx.post(f"{server.url}/generate", json={"text": "say:a"})
+        started = time.monotonic()
+        server.terminate()
+        server.wait_ended(3)
+        assert time.monotonic() - started < 1

@@ -1,0 +1,306 @@
+"""What every engine client promises, checked for the one with a thread and the one with a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_engine
+import pytest
+from fake_engine import SLOW_STEP_S, make_request
+
+from tureen.config import Config
+from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError, Unavailable
+from tureen.serving.inproc import InprocClient
+from tureen.serving.process import ProcessClient
+
+TESTS = str(Path(fake_engine.__file__).parent)
+KINDS = ("thread", "process")
+
+
+@pytest.fixture(autouse=True)
+def child_finds_our_factories(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+
+
+def make_client(kind: str, factory: str = "make_slow_engine", config: Config | None = None):
+    config = config or Config(log_level="error")
+    if kind == "process":
+        return ProcessClient(f"fake_engine:{factory}", config)
+    make = getattr(fake_engine, factory)
+    return InprocClient(
+        lambda report: make(config, progress=report), watchdog_timeout_s=config.watchdog_timeout_s
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(kind: str, factory: str = "make_slow_engine", config: Config | None = None):
+    client = make_client(kind, factory, config)
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client, request):
+    """(text, token ids, finish) of a request."""
+    text, ids = "", []
+    async for delta in client.generate(request):
+        assert delta.id == request.id
+        text += delta.text
+        ids += delta.token_ids
+        last = delta
+    return text, ids, last.finish
+
+
+async def until(condition, timeout_s: float = 3) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def test_the_contract_of_a_healthy_engine(kind):
+    phases = []
+
+    async def scenario():
+        client = make_client(kind)
+        info = await client.start(lambda *phase: phases.append(phase))
+        assert info == client.info
+        assert (info.model_name, info.vocab_size) == ("fake-model", 258)
+        assert ("load weights", 1, 1) in phases
+        await generating(client)
+        await aborting(client)
+        await leaving(client)
+        await calling(client)
+        await refusing(client)
+        assert client.failure is None
+        await client.close()
+        await client.close()  # idempotent
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(collect(client, make_request("late")), 5)
+
+    asyncio.run(scenario())
+
+
+async def generating(client):
+    text, ids, finish = await collect(client, make_request("one", "say:héllo"))
+    assert (text, bytes(ids[:-1]).decode()) == ("héllo", "héllo")
+    assert (finish.type, finish.matched) == ("stop", 256)
+    alone = await collect(client, make_request("alone", "abc"))
+    together = await asyncio.gather(*(collect(client, make_request(f"{i}", "abc")) for i in range(30)))
+    assert [one[:2] for one in together] == [alone[:2]] * 30
+    await until(lambda: client.stats.num_running == 0)
+    assert client.stats.total_output_tokens == 31 * 20 + 7
+    assert client.stats.step_ms >= SLOW_STEP_S * 1000
+
+
+async def aborting(client):
+    task = asyncio.create_task(collect(client, make_request("abort-me", max_new_tokens=1000)))
+    await until(lambda: client.stats.num_running == 1)
+    client.abort("abort")  # nobody's: a beginning of an id is none
+    client.abort("nobody")
+    await asyncio.sleep(3 * SLOW_STEP_S)
+    assert not task.done()
+    client.abort("abort-me", "why")
+    client.abort("abort-me")
+    text, ids, finish = await task
+    assert (finish.type, finish.reason) == ("abort", "why")
+    assert len(text) == len(ids) < 1000
+    client.abort("abort-me")
+    assert (await collect(client, make_request("abort-me", "say:a")))[0] == "a"
+
+
+async def leaving(client):
+    stream = client.generate(make_request("leave", max_new_tokens=1000))
+    await anext(stream)
+    await stream.aclose()
+    await until(lambda: client.stats.num_running == 0)
+    tasks = [asyncio.create_task(collect(client, make_request(f"leave{i}", max_new_tokens=1000))) for i in range(40)]
+    await until(lambda: client.stats.num_running == 16)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(lambda: client.stats.num_running == client.stats.num_queued == 0)
+
+
+async def calling(client):
+    freed = await client.call("flush_cache")
+    assert type(freed) is int
+    assert (await client.call("stats"))["num_pages"] == 256
+    with pytest.raises(NotFound, match="nope"):
+        await client.call("nope")
+    answers = await asyncio.gather(*(client.call("stats") for _ in range(20)))
+    assert len(answers) == 20
+    task = asyncio.create_task(collect(client, make_request("busy", max_new_tokens=20)))
+    await until(lambda: client.stats.num_running == 1)
+    with pytest.raises(InvalidRequest):
+        await client.call("flush_cache")
+    assert (await task)[2].type == "length"
+
+
+async def refusing(client):
+    with pytest.raises(InvalidRequest) as refused:
+        await collect(client, make_request("long", max_new_tokens=5000))
+    assert refused.value.field == "max_new_tokens"
+    with pytest.raises(RequestFailed) as failed:
+        await collect(client, make_request("wrong", "say:ab\x01c"))
+    assert failed.value.code == "nan_logits"
+    first = client.generate(make_request("twice", max_new_tokens=1000))
+    await anext(first)
+    with pytest.raises(InvalidRequest):
+        await collect(client, make_request("twice"))
+    assert (await anext(first)).finish is None
+    await first.aclose()
+
+
+def test_when_the_engine_raises_everybody_is_told(kind, caplog):
+    async def scenario():
+        async with running(kind) as client:
+            tasks = [asyncio.create_task(collect(client, make_request(f"r{i}", max_new_tokens=500))) for i in range(4)]
+            await until(lambda: client.stats.num_running == 4)
+            tasks.append(asyncio.create_task(collect(client, make_request("killer", cache_salt="die"))))
+            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+            assert [(type(one), one.code) for one in results] == [(Unavailable, "engine_dead")] * 5
+            await until(lambda: client.failure is not None)
+            assert "scripted" not in client.failure
+            for late in (collect(client, make_request("late")), client.call("stats")):
+                with pytest.raises(Unavailable) as refused:
+                    await asyncio.wait_for(late, 5)
+                assert refused.value.code == "engine_dead"
+                assert refused.value.retry_after_s >= 1
+            client.abort("r0")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("refuse_to_start", "the model is missing; use --model-path"),
+        ("crash_at_start", "the engine could not be built: ValueError"),
+    ],
+)
+def test_an_engine_that_cannot_start_says_why(kind, factory, message):
+    async def scenario():
+        client = make_client(kind, factory)
+        with pytest.raises(StartupError) as refused:
+            await asyncio.wait_for(client.start(), 20)
+        assert refused.value.message == message
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_never_ends_is_noticed(kind):
+    async def scenario():
+        config = Config(log_level="error", watchdog_timeout_s=0.3)
+        async with running(kind, "make_hanging_engine", config) as client:
+            assert (await collect(client, make_request("fine", "say:a")))[0] == "a"
+            await asyncio.sleep(0.8)
+            assert client.failure is None  # an idle engine does not hang
+            with pytest.raises(Unavailable) as failed:
+                await asyncio.wait_for(collect(client, make_request("hang", "say:\x02\x02")), 5)
+            assert failed.value.code == "engine_dead"
+            assert "0.3 s" in client.failure
+
+    asyncio.run(scenario())
+
+
+def test_closing_aborts_what_runs(kind):
+    async def scenario():
+        client = make_client(kind)
+        await client.start()
+        task = asyncio.create_task(collect(client, make_request("r", max_new_tokens=1000)))
+        await until(lambda: client.stats.num_running == 1)
+        await client.close()
+        with contextlib.suppress(TureenError):
+            finish = (await asyncio.wait_for(task, 5))[2]
+            assert (finish.type, finish.reason) == ("abort", "shutdown")
+
+    asyncio.run(scenario())
+
+
+# ---- the process
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("sign", "limit_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 3.0)])
+def test_a_killed_or_stopped_child_is_noticed_and_cleared_away(sign, limit_s):
+    async def scenario():
+        async with running("process") as client:
+            pid = client._child.pid
+            tasks = [asyncio.create_task(collect(client, make_request(f"r{i}", max_new_tokens=900))) for i in range(4)]
+            tasks.append(asyncio.create_task(client.call("stats")))
+            await asyncio.gather(tasks.pop())
+            await until(lambda: client.stats.num_running == 4)
+            started = time.monotonic()
+            os.kill(pid, sign)
+            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+            assert time.monotonic() - started < limit_s
+            assert {one.code for one in results} == {"engine_dead"}
+            assert client.failure is not None
+        assert not is_alive(pid)
+
+    asyncio.run(scenario())
+
+
+def test_closing_leaves_no_child():
+    async def scenario():
+        async with running("process") as client:
+            pid = client._child.pid
+            assert is_alive(pid)
+        assert not is_alive(pid)
+
+    asyncio.run(scenario())
+
+
+def test_the_child_ends_when_its_parent_is_killed():
+    code = """
+import asyncio
+from fake_engine import make_request
+from tureen.config import Config
+from tureen.serving.process import ProcessClient
+
+async def main():
+    client = ProcessClient("fake_engine:make_slow_engine", Config())
+    await client.start()
+    print(client._child.pid, flush=True)
+    async for delta in client.generate(make_request("r", max_new_tokens=1900)):
+        pass
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        assert is_alive(child)
+        parent.kill()
+    limit = time.monotonic() + 3
+    while is_alive(child) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def test_the_server_s_side_imports_no_torch():
+    code = (
+        "import sys, tureen.api.app, tureen.api.server, tureen.serving.process, tureen.text.tokenizer, tureen.build, "
+        "tureen.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
+import uvloop
 from byte_tokenizer import make_byte_tokenizer
 from fake_engine import make_engine, make_slow_engine
 from prometheus_client.parser import text_string_to_metric_families
@@ -108,7 +109,7 @@ class LiveServer:
         self.config = Config(port=0, **settings)
         self._factory = make_slow_engine if slow else make_engine
         self._is_up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
         self._thread.start()
         assert self._is_up.wait(10)
 

@@ -1,6 +1,6 @@
 """Engines over the fake runner that do what the prompt says; a child process can build them by name.
 
-"say:héllo" answers "héllo" and EOS. Any other prompt gets lower-case letters that depend on prompt and seed, without end.
+"say:héllo" answers "héllo" and EOS. Any other prompt gets letters that depend on prompt and seed, without end.
 A drawn byte 1 makes the next step's numbers of that sequence wrong; a request with the salt "die" kills the engine.
 """
 
@@ -83,9 +83,7 @@ def make_engine(
     return engine, info
 
 
-def make_slow_engine(
-    config: Config | None = None, *, progress: Progress = no_progress
-) -> tuple[Engine, EngineInfo]:
+def make_slow_engine(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
     """Ten milliseconds a step."""
     return make_engine(config, progress=progress, step_s=SLOW_STEP_S)
 
@@ -109,16 +107,14 @@ def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, 
     )
 
 
-def make_hanging_engine(
-    config: Config | None = None, *, progress: Progress = no_progress
-) -> tuple[Engine, EngineInfo]:
+def make_hanging_engine(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
     """Drawing byte 2 takes very long."""
     engine, info = make_engine(config, progress=progress)
     run = engine._runner.run
 
     def slow_run(batch: Batch) -> StepOutput:
         if any(row.start and row.token_ids == (2,) for row in batch.rows):
-            time.sleep(3)
+            time.sleep(1.5)
         return run(batch)
 
     engine._runner.run = slow_run  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── RequestTimeout        408   the body did not arrive in time
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
+ ├── HeadersTooLarge       431   request line and headers over the limit
  ├── RequestFailed         500   this request failed; others go on
  ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
  ├── DeadlineExceeded      504
@@ -72,6 +73,11 @@ class PayloadTooLarge(TureenError):
 class UnsupportedMediaType(TureenError):
     status = 415
     code = "unsupported_media_type"
+
+
+class HeadersTooLarge(TureenError):
+    status = 431
+    code = "headers_too_large"
 
 
 class RequestFailed(TureenError):

@@ -16,6 +16,7 @@ from tureen.api.sglang import Answer
 from tureen.api.state import Context, ServerState
 from tureen.build import connect, find_model
 from tureen.config import Config, load
+from tureen.errors import Unavailable
 from tureen.metrics import Metrics
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
@@ -53,6 +54,7 @@ class Engine:
 
         `fields` are those of `POST /generate`: input_ids, return_logprob, …
         """
+        self._check_running()
         body = _body(prompt, sampling_params, stream, fields)
         return self._iterate(body) if stream else self._wait(self._answer(body))
 
@@ -65,6 +67,7 @@ class Engine:
         **fields: Any,
     ) -> Any:
         """`generate` for asynchronous callers; with `stream`, an asynchronous iterator."""
+        self._check_running()
         body = _body(prompt, sampling_params, stream, fields)
         if stream:
             return self._iterate_async(body)
@@ -72,6 +75,7 @@ class Engine:
 
     def flush_cache(self) -> object:
         """Forget all cached prefixes; returns the number of pages freed."""
+        self._check_running()
         return self._wait(self._client.call("flush_cache"))
 
     def shutdown(self) -> None:
@@ -108,7 +112,8 @@ class Engine:
             while (one := self._wait(anext(answers, None))) is not None:
                 yield one
         finally:
-            self._wait(answers.aclose())
+            if not self._is_shut_down:
+                self._wait(answers.aclose())
 
     async def _iterate_async(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers: Any = self._stream(body)
@@ -116,7 +121,8 @@ class Engine:
             while (one := await self._hand_over(anext(answers, None))) is not None:
                 yield one
         finally:
-            await self._hand_over(answers.aclose())
+            if not self._is_shut_down:
+                await self._hand_over(answers.aclose())
 
     def _wait(self, work: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop).result()
@@ -124,7 +130,12 @@ class Engine:
     async def _hand_over(self, work: Awaitable[T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop))
 
+    def _check_running(self) -> None:
+        if self._is_shut_down:
+            raise Unavailable("the engine was shut down; make a new one", code="shut_down")
+
     def _stop_loop(self) -> None:
+        self._wait(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

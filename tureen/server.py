@@ -7,8 +7,6 @@ import gc
 import sys
 import time
 
-import uvloop
-
 from tureen.api.app import build_app
 from tureen.api.server import Server, bind
 from tureen.build import connect, find_model
@@ -16,6 +14,11 @@ from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.log import set_up_logging
 from tureen.terminal import PhaseDisplay, banner
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # not on this platform
+    from asyncio import new_event_loop
 
 SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
@@ -25,7 +28,8 @@ def serve(config: Config) -> int:
     """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return uvloop.run(_serve(config))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(config))
 
 
 async def _serve(config: Config) -> int:

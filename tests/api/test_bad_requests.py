@@ -419,7 +419,16 @@ def test_the_key_is_in_no_answer(locked: App):
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"rid": "a", "abort_all": True}, {"rid": None}, {"rid": 5}, {"abort_all": "x"}, {"abort_all": False}, {"x": 1}]
+    "body",
+    [
+        {},
+        {"rid": "a", "abort_all": True},
+        {"rid": None},
+        {"rid": 5},
+        {"abort_all": "x"},
+        {"abort_all": False},
+        {"x": 1},
+    ],
 )
 def test_a_bad_abort_request_is_refused(app: App, body):
     check_error(app.post("/abort_request", **body), 400)

@@ -87,16 +87,17 @@ def connect(server: LiveServer) -> socket.socket:
 
 def read_responses(connection: socket.socket, count: int) -> list[tuple[int, dict, bytes]]:
     """(status, headers, body) of `count` responses with a content length."""
-    stream = connection.makefile("rb")
-    found = []
-    for _ in range(count):
-        status = int(stream.readline().split()[1])
-        headers = {}
-        while (line := stream.readline()) not in (b"\r\n", b""):
-            name, _, value = line.decode().partition(":")
-            headers[name.lower()] = value.strip()
-        found.append((status, headers, stream.read(int(headers["content-length"]))))
-    return found
+    with connection.makefile("rb") as stream:
+        return [read_response(stream) for _ in range(count)]
+
+
+def read_response(stream) -> tuple[int, dict, bytes]:
+    status = int(stream.readline().split()[1])
+    headers = {}
+    while (line := stream.readline()) not in (b"\r\n", b""):
+        name, _, value = line.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    return status, headers, stream.read(int(headers["content-length"]))
 
 
 def run_client(server: LiveServer, code: str) -> str:
@@ -187,13 +188,27 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(server):
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", server.port))
-        lazy.sendall(message(text=["abc"] * 4, stream=True, return_logprob=True, sampling_params={"max_new_tokens": 400}))
+        lazy.sendall(
+            message(text=["abc"] * 4, stream=True, return_logprob=True, sampling_params={"max_new_tokens": 400})
+        )
         wait_until(lambda: server.stats.num_running, "the start")
         started = time.monotonic()
         for _ in range(5):
             assert httpx.post(f"{server.url}/generate", json={"text": "say:abc"}).json()["text"] == "abc"
         assert time.monotonic() - started < 3
     check_idle(server)
+
+
+def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
+    monkeypatch.setattr("tureen.api.sse.WRITE_TIMEOUT_S", 0.3)
+    with LiveServer() as server, socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", server.port))
+        params = {"max_new_tokens": 1900, "n": 16}
+        lazy.sendall(message(text="abc", stream=True, return_logprob=True, top_logprobs_num=20, sampling_params=params))
+        wait_until(lambda: server.stats.num_running, "the start")
+        check_idle(server, 5)
+        assert server.metric("num_aborted_requests_total") > 0
 
 
 @pytest.mark.parametrize(
@@ -245,7 +260,7 @@ def test_after_a_body_that_was_not_read_the_connection_is_closed():
         b"nonsense\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
     ],
@@ -253,8 +268,68 @@ def test_after_a_body_that_was_not_read_the_connection_is_closed():
 def test_bytes_that_are_no_proper_request_get_400(server, nonsense):
     with connect(server) as connection:
         connection.sendall(nonsense)
-        assert connection.recv(4000).split()[1] == b"400"
+        ((status, headers, body),) = read_responses(connection, 1)
+        assert (status, headers["content-type"]) == (400, "application/json")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 2_000_000,
+        b"GET /" + b"x" * 2_000_000,
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=["many headers", "endless header", "endless path", "long path"],
+)
+def test_a_head_over_the_limit_is_refused_without_waiting_for_its_end(server, head_bytes):
+    with connect(server) as connection:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            connection.sendall(head_bytes)
+        with contextlib.suppress(ConnectionResetError):  # what it sent after our answer may reset the connection
+            ((status, _, body),) = read_responses(connection, 1)
+            assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        for _ in range(60):
+            connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
+        connection.sendall(b"\r\n")
+        assert read_responses(connection, 1)[0][0] == 200
+
+
+def test_a_head_or_body_that_stalls_is_closed_and_running_answers_are_not(monkeypatch):
+    monkeypatch.setattr("tureen.api.connection.HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tureen.api.middleware.BODY_TIMEOUT_S", 0.2)
+    with LiveServer(slow=True) as server, contextlib.ExitStack() as stack:
+        silent, slow_head, slow_body, pipelined = (stack.enter_context(connect(server)) for _ in range(4))
+        slow_head.sendall(b"POST /gen")
+        slow_body.sendall(head(length=100) + b'{"text":')
+        pipelined.sendall(message(text="abc", sampling_params={"max_new_tokens": 60}) + b"POST /gen")
+        for stalled in (silent, slow_head, slow_body):
+            ((status, headers, body),) = read_responses(stalled, 1)
+            assert (status, headers["connection"]) == (408, "close")
+            assert json.loads(body)["error"]["code"] == "request_timeout"
+            assert stalled.recv(100) == b""
+        ((status, _, body),) = read_responses(pipelined, 1)
+        assert (status, json.loads(body)["meta_info"]["completion_tokens"]) == (200, 60)
+
+
+def test_many_idle_connections_keep_nobody_out(server):
+    with contextlib.ExitStack() as stack:
+        for index in range(200):
+            idle = stack.enter_context(connect(server))
+            idle.sendall(b"POST /generate HT" if index % 2 else b"")
+        started = time.monotonic()
+        assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
+        assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize("path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://h/generate"])
@@ -267,7 +342,9 @@ def test_no_path_gets_around_the_key_over_a_socket(path):
 
 def test_a_repeated_authorization_header_is_no_way_in():
     with LiveServer(api_key="k3y") as server, connect(server) as connection:
-        connection.sendall(b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n")
+        connection.sendall(
+            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n"
+        )
         assert read_responses(connection, 1)[0][0] == 401
 
 

@@ -12,12 +12,12 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from tureen.api.connection import Connection
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.log import get_logger
 
-MAX_HEADER_BYTES = 64 << 10
 KEEP_ALIVE_S = 5
 LAST_WORDS_S = 1.0
 """After the drain, how long the last error events may take to be sent."""
@@ -64,7 +64,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                http=Connection,
+                ws="none",
                 backlog=1024,
                 timeout_graceful_shutdown=5,
             )

@@ -86,6 +86,8 @@ class InprocClient:
             self._watcher.cancel()
         self._inbox.put(Close())
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+        self._drain()
+        self._streams.fail("it was closed")
 
     def _run(self) -> None:
         try:

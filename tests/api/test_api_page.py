@@ -1,0 +1,56 @@
+"""docs/api.md: its requests work, its tables are complete."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+from app_under_test import App
+
+from tureen.api.body import NOT_YET_PARAMS
+from tureen.api.sglang_request import NOT_YET, GenerateBody
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)
+
+
+def run(app: App, command: str):
+    words = shlex.split(command)
+    url = next(word for word in words if word.startswith("http://"))
+    data = words[words.index("-d") + 1] if "-d" in words else None
+    method = "POST" if data or "POST" in words else "GET"
+    headers = {"content-type": "application/json"} if "-H" in words else {}
+    return app.request(method, url.removeprefix("http://127.0.0.1:30000"), content=data, headers=headers)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_on_the_page_works(app: App, command):
+    response = run(app, command)
+    assert response.status_code == 200, response.text
+
+
+def test_every_field_is_in_the_table_and_what_is_missing_is_said():
+    for field in msgspec.structs.fields(GenerateBody):
+        assert f"| `{field.name}` |" in PAGE
+    for name in (*NOT_YET, *NOT_YET_PARAMS):
+        assert f"`{name}`" in PAGE
+
+
+def test_every_route_is_in_the_table_and_has_a_command(app: App):
+    for route in app.app.routes:
+        path = route.path.replace("{name:path}", "NAME")
+        assert f"{path}`" in PAGE
+        if not path.startswith("/get_") and "NAME" not in path:
+            assert any(path in command for command in COMMANDS)
+
+
+def test_the_answer_and_the_error_on_the_page_are_those_of_the_server(app: App):
+    answer, error = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+    real = app.generate(text="say:a")
+    assert set(answer) == set(real)
+    assert set(answer["meta_info"]) == set(real["meta_info"])
+    assert error["error"] == app.error(text="a", sampling_params={"temprature": 0})

@@ -1,0 +1,287 @@
+"""What the operator sees: metrics equal what the clients got, logs tell nothing of what they said."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import re
+import sys
+
+import httpx
+import pytest
+from app_under_test import App, LiveServer, wait_until
+
+from tureen.api.reporter import report_forever
+from tureen.log import LOGGER_NAME, RateLimit, get_logger, set_up_logging
+
+DASHBOARD = [
+    "num_running_reqs",
+    "num_used_tokens",
+    "token_usage",
+    "gen_throughput",
+    "num_queue_reqs",
+    "num_grammar_queue_reqs",
+    "cache_hit_rate",
+    "spec_accept_length",
+    "max_total_num_tokens",
+    "utilization",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "cached_tokens_total",
+]
+HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"]
+SECRET = "xyzzy-plugh-secret"
+
+
+def test_the_names_that_sglang_s_dashboard_reads_are_there_from_the_start():
+    with App() as app:
+        text = app.request("GET", "/metrics").text
+        for name in DASHBOARD:
+            assert f'sglang:{name}{{model_name="fake-model"}}' in text
+        for name in HISTOGRAMS:
+            for part in ("_sum", "_count"):
+                assert f'sglang:{name}{part}{{model_name="fake-model"}}' in text
+            assert f'sglang:{name}_bucket{{le="+Inf",model_name="fake-model"}}' in text
+        assert 'sglang:num_requests_total{finish_reason="stop",model_name="fake-model"} 0.0' in text
+        assert app.request("GET", "/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_totals_equal_what_the_clients_got():
+    with App() as app:
+        answers = []
+        for i in range(10):
+            answers.append(app.generate(text=f"say:{'long ' * i}"))
+            answers.append(app.events(text="a shared prompt of two pages or more", rid=f"r{i}")[-1])
+        answers += app.generate(text=["p", "q"], sampling_params={"n": 3, "max_new_tokens": 5})
+        assert app.post(text="say:a\x01b").status_code == 500
+        app.error(text="")
+        metas = [answer["meta_info"] for answer in answers]
+        found = app.metrics()
+        assert found["prompt_tokens_total"] == sum(meta["prompt_tokens"] for meta in metas) + len("say:a\x01b")
+        assert found["generation_tokens_total"] - 2 == sum(meta["completion_tokens"] for meta in metas)
+        assert found["cached_tokens_total"] == sum(meta["cached_tokens"] for meta in metas) > 0
+        finishes = [meta["finish_reason"]["type"] for meta in metas]
+        for finish in ("stop", "length", "abort"):
+            assert found[f"num_requests_total[{finish}]"] == finishes.count(finish)
+        assert found["num_requests_total[error]"] == 1
+        assert found["e2e_request_latency_seconds_count"] == len(answers) + 1
+        assert found["time_to_first_token_seconds_count"] == len(answers) + 1
+        assert found["generation_tokens_histogram_sum"] == found["generation_tokens_total"]
+        assert found["e2e_request_latency_seconds_sum"] >= sum(meta["e2e_latency"] for meta in metas) * 0.9
+        assert found["http_responses_total[400]"] == 1
+        assert found["http_responses_total[500]"] == 1
+
+
+def test_a_request_that_asks_for_it_does_not_count():
+    with App() as app:
+        app.generate(text="say:a", log_metrics=False)
+        app.request("GET", "/health_generate")
+        found = app.metrics()
+        for name in ("prompt_tokens_total", "generation_tokens_total", "num_requests_total[stop]"):
+            assert found[name] == 0
+        for name in HISTOGRAMS:
+            assert found[f"{name}_count"] == 0
+
+
+def test_gauges_show_what_runs_and_return_to_zero():
+    with App(slow=True) as app:
+
+        async def scenario():
+            body = {"text": ["abc"] * 20, "sampling_params": {"max_new_tokens": 60}}
+            task = asyncio.create_task(app.http.post("/generate", json=body))
+            while app.client.stats.num_running < 16:
+                await asyncio.sleep(0.005)
+            during = (await app.http.get("/metrics")).text
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return during
+
+        during = app.run(scenario())
+        assert 'sglang:num_running_reqs{model_name="fake-model"} 16.0' in during
+        assert 'sglang:num_queue_reqs{model_name="fake-model"} 4.0' in during
+        assert 'sglang:utilization{model_name="fake-model"} 1.0' in during
+        app.check_idle()
+        found = app.metrics()
+        for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "utilization"):
+            assert found[name] == 0
+        assert found["num_aborted_requests_total"] == 20
+
+
+def test_rates_are_measured_each_interval_and_return_to_zero(caplog):
+    with App(slow=True, log_interval_s=0.2) as app:
+
+        async def scenario():
+            task = asyncio.create_task(report_forever(app.state))
+            await app.http.post("/generate", json={"text": "abc", "sampling_params": {"max_new_tokens": 40}})
+            during = (await app.http.get("/metrics")).text
+            await asyncio.sleep(0.5)
+            after = (await app.http.get("/metrics")).text
+            task.cancel()
+            return during, after
+
+        with caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+            during, after = app.run(scenario())
+        rate = re.compile(r'sglang:gen_throughput\{model_name="fake-model"\} (\S+)')
+        assert 20 < float(rate.search(during)[1]) <= 100
+        assert float(rate.search(after)[1]) == 0
+        lines = [record.getMessage() for record in caplog.records if record.name == "tureen.stats"]
+        assert 1 <= len(lines) <= 4
+        assert re.search(r"running 1, queued 0, in .* tok/s, out .* tok/s, cache hits 0%, KV use \d+%", lines[0])
+
+
+def test_nothing_that_clients_choose_becomes_a_label():
+    with App() as app:
+        before = set(app.metrics())
+        for index in range(30):
+            app.generate(text="say:a", rid=f"rid{index}", cache_salt=f"salt{index}")
+            app.post(f"/path{index}")
+            app.error(text="a", **{f"field{index}": 1})
+        new = set(app.metrics()) - before
+        assert {re.sub(r"_(total|created)", "", name) for name in new} <= {
+            "http_responses[200]",
+            "http_responses[400]",
+            "http_responses[404]",
+        }
+
+
+# ---- logs
+
+
+@pytest.fixture
+def log_to(monkeypatch):
+    """Set up logging into a text buffer; put everything back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger(LOGGER_NAME)
+    before = (root.handlers[:], root.level, ours.level, logging.raiseExceptions)
+    written = io.StringIO()
+
+    def set_up(level: str, log_format: str) -> io.StringIO:
+        monkeypatch.setattr(sys, "stderr", written)
+        set_up_logging(level, log_format)
+        return written
+
+    yield set_up
+    root.handlers[:], logging.raiseExceptions = before[0], before[3]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_clients_say_is_in_no_log_error_or_metric(log_to, log_format):
+    written = log_to("debug", log_format)
+    with LiveServer(slow=True, log_format=log_format, log_level="debug") as server:
+
+        def post(**body):
+            return httpx.post(f"{server.url}/generate", json=body)
+
+        assert SECRET in post(text=f"say:{SECRET}").text
+        assert SECRET in post(text=f"say:{SECRET}", stream=True).text
+        answers = [
+            post(text=f"say:{SECRET}\x01a"),
+            post(text=SECRET, sampling_params={"max_new_tokens": 10**6}),
+            post(text=[SECRET, ""]),
+            post(text=SECRET, prompt=SECRET),
+            post(text=SECRET * 500),
+            post(text={SECRET: 1}),
+            post(text=SECRET, deadline_ms=10),
+            httpx.post(f"{server.url}/generate?q={SECRET}", content=f'{{"text":"{SECRET}"'),
+            httpx.post(f"{server.url}/generate", content=SECRET.encode(), headers={"authorization": SECRET}),
+            httpx.get(f"{server.url}/metrics"),
+            httpx.get(f"{server.url}/server_info"),
+        ]
+        assert {400, 500} <= {answer.status_code for answer in answers}
+        for answer in answers:
+            assert SECRET not in answer.text
+    assert "/generate" in written.getvalue()
+    assert SECRET not in written.getvalue()
+
+
+def test_a_rid_or_path_cannot_forge_log_lines(log_to):
+    written = log_to("debug", "text")
+    with App() as app:
+        app.error(text="a", rid="x\nERROR forged")
+        app.request("GET", "http://127.0.0.1/%0d%0aERROR%20forged")
+        app.generate(text="say:a", rid="ok id")
+    assert "ok id" in written.getvalue()
+    assert "forged" not in written.getvalue()
+
+
+def test_json_logs_are_one_object_a_line_also_with_tracebacks_and_from_libraries(log_to):
+    written = log_to("info", "json")
+    get_logger("part").info("two\nlines")
+    try:
+        raise ValueError("in a traceback")
+    except ValueError:
+        get_logger("part").exception("it failed")
+    logging.getLogger("asyncio").error("from a library")
+    logging.getLogger("some.library").info("too much detail")
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [entry["message"] for entry in entries] == ["two\nlines", "it failed", "from a library"]
+    assert entries[0]["part"] == "part"
+    assert entries[0]["level"] == "info"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entries[0]["time"])
+    assert "in a traceback" in entries[1]["exception"]
+
+
+def test_text_logs_show_time_level_and_part_without_colour_in_a_file(log_to):
+    written = log_to("warning", "text")
+    get_logger("part").warning("careful")
+    get_logger("part").info("not this")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING part: careful\n", written.getvalue())
+
+
+def test_a_closed_log_stops_nothing(log_to):
+    written = log_to("info", "text")
+    written.close()
+    with App() as app:
+        assert app.generate(text="say:a")["text"] == "a"
+
+
+def test_a_flood_of_bad_requests_does_not_flood_the_log(caplog):
+    with App() as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+        for _ in range(200):
+            app.error(text="")
+        num_lines = sum(" 400 " in record.getMessage() for record in caplog.records)
+        assert 1 <= num_lines <= 60
+        app.generate(text="say:a")
+        assert " 200 " in caplog.records[-1].getMessage()
+
+
+def test_a_rate_limit_tells_how_many_it_left_out(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("tureen.log.time.monotonic", lambda: now)
+    limit = RateLimit(count=2, interval_s=1.0)
+    assert [limit.admit() for _ in range(5)] == [0, 0, None, None, None]
+    now = 101.5
+    assert [limit.admit() for _ in range(3)] == [3, 0, None]
+
+
+def test_every_answer_has_an_id_that_is_in_the_log(caplog):
+    with App() as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+        response = app.post(text="say:a")
+        assert any(response.headers["x-request-id"] in record.getMessage() for record in caplog.records)
+        assert app.post(text="").headers["x-request-id"] != response.headers["x-request-id"]
+
+
+def test_health_checks_are_not_logged(caplog):
+    with App() as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+        caplog.clear()
+        app.request("GET", "/health")
+        app.request("GET", "/metrics")
+        assert not caplog.records
+
+
+def test_a_connection_without_a_proper_request_logs_nothing(log_to):
+    import socket
+
+    written = log_to("info", "json")
+    with LiveServer(log_format="json") as server:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(b"nonsense\r\n\r\n")
+                assert b"400" in connection.recv(1000)
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "health")
+    assert "Invalid HTTP" not in written.getvalue()
+    for line in written.getvalue().splitlines():
+        json.loads(line)

@@ -1,0 +1,191 @@
+"""The command line: flags that follow the settings, where a setting comes from, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from tureen import cli, config
+from tureen.config import Config, load
+from tureen.errors import InvalidRequest, StartupError
+from tureen.sampling.params import SamplingParams
+
+
+def serve_config(*flags: str) -> Config:
+    return cli.load_config(cli._parser().parse_args(["serve", *flags]))
+
+
+def flags_of(command: str) -> set[str]:
+    found = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return set(found[0].choices[command]._option_string_actions)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_in_the_environment(monkeypatch):
+    for name in (field.name for field in msgspec.structs.fields(Config)):
+        monkeypatch.delenv(f"{config.ENV_PREFIX}{name.upper()}", raising=False)
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_every_setting_has_a_flag(command):
+    flags = flags_of(command)
+    for field in msgspec.structs.fields(Config):
+        assert "--" + field.name.replace("_", "-") in flags
+    assert {"--config", "--model"} <= flags
+
+
+def test_every_sampling_parameter_that_fits_a_flag_has_one():
+    left_out = {"logit_bias", "stream_interval"}
+    for field in msgspec.structs.fields(SamplingParams):
+        if field.name not in left_out:
+            assert "--" + field.name.replace("_", "-") in flags_of("generate")
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--model", "/m"], "model_path", "/m"),
+        (["--model-path=/m"], "model_path", "/m"),
+        (["--port", "8000"], "port", 8000),
+        (["--mem-fraction-static", "0.5"], "mem_fraction_static", 0.5),
+        (["--disable-radix-cache"], "disable_radix_cache", True),
+        (["--no-disable-radix-cache"], "disable_radix_cache", False),
+        (["--schedule-policy", "lpm"], "schedule_policy", "lpm"),
+        (["--context-length", "512"], "context_length", 512),
+        (["--api-key", "k"], "api_key", "k"),
+    ],
+)
+def test_a_flag_sets_its_setting_and_nothing_else(flags, name, value):
+    assert serve_config(*flags) == msgspec.structs.replace(Config(), **{name: value})
+
+
+def test_no_flags_are_the_defaults():
+    assert serve_config() == Config()
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "settings.toml"
+    file.write_text('port = 1\nhost = "file"\nlog-level = "debug"\nmax_queued_requests = 9\n')
+    monkeypatch.setenv("TUREEN_PORT", "2")
+    monkeypatch.setenv("TUREEN_HOST", "environment")
+    monkeypatch.setenv("TUREEN_SOMETHING_ELSE", "x")
+    found = serve_config("--config", str(file), "--port", "3")
+    assert (found.port, found.host, found.log_level, found.max_queued_requests) == (3, "environment", "debug", 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("port = 70000", "--port"),
+        ('port = "x"', "--port"),
+        ("prot = 1", "prot"),
+        ("port = ", "not valid TOML"),
+        ('engine = "thred"', "--engine"),
+        ("log-level = true", "--log-level"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_its_name_and_the_setting_s(tmp_path, text, named):
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(StartupError) as refused:
+        load({}, file=str(file), environment={})
+    assert named in refused.value.message
+    assert "settings.toml" in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_missing_file_and_a_wrong_variable_are_refused_by_name(tmp_path):
+    with pytest.raises(StartupError, match=r"nowhere\.toml"):
+        load({}, file=str(tmp_path / "nowhere.toml"), environment={})
+    with pytest.raises(StartupError, match="--page-size"):
+        load({}, environment={"TUREEN_PAGE_SIZE": "0"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["serve", "--prot", "1"], "did you mean --port?"),
+        (["serve", "--max-totl-tokens=5"], "did you mean --max-total-tokens?"),
+        (["generate", "hello", "--temprature", "0"], "did you mean --temperature?"),
+        (["serve", "--zzz"], "unknown argument --zzz"),
+        (["serve", "--engine", "thred"], "thred"),
+        (["srve"], "srve"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_status_2(capsys, arguments, hint):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert hint in printed.err
+
+
+def test_an_abbreviated_flag_is_not_taken_for_the_whole_one():
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--por", "1"])
+
+
+def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
+    assert cli.main(["serve", "--port", "99999"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("tureen: ")
+    assert "--port" in printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [(StartupError("the disk is full"), 1), (InvalidRequest("bad"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_how_the_command_ends_tells_the_status(monkeypatch, capsys, raised, status):
+    def serve(_):
+        raise raised
+
+    monkeypatch.setattr(cli, "_serve", serve)
+    assert cli.main(["serve"]) == status
+    assert capsys.readouterr().err == ("" if status == 130 else f"tureen: {raised.message}\n")
+
+
+def test_help_shows_every_setting_and_loads_no_torch():
+    code = (
+        "import sys\nfrom tureen import cli\n"
+        "try: cli.main(['serve', '--help'])\nexcept SystemExit as e: assert e.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "[30000]" in shown
+    for field in msgspec.structs.fields(Config):
+        assert "--" + field.name.replace("_", "-") in shown
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("tureen ")
+
+
+def test_models_lists_an_empty_folder(tmp_path, capsys):
+    assert cli.main(["models", "--download-dir", str(tmp_path)]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+def test_python_m_tureen_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "tureen", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:7]) == (0, "tureen ")
+
+
+def test_launch_server_takes_the_flags_of_serve():
+    command = [sys.executable, "-m", "tureen.launch_server", "--prot", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--port" in done.stderr

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
+import importlib.util
 import sys
 import time
+from collections.abc import Callable
 
 from tureen.api.app import build_app
 from tureen.api.server import Server, bind
@@ -15,11 +18,6 @@ from tureen.errors import StartupError
 from tureen.log import set_up_logging
 from tureen.terminal import PhaseDisplay, banner
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # not on this platform
-    from asyncio import new_event_loop
-
 SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
 
@@ -28,8 +26,16 @@ def serve(config: Config) -> int:
     """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=_fastest_event_loop()) as runner:
         return runner.run(_serve(config))
+
+
+def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where there is one for this platform; None = asyncio's own."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    return factory
 
 
 async def _serve(config: Config) -> int:

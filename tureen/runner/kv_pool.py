@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,5 +72,6 @@ def allocate(model: ModelConfig, dtype: torch.dtype, *, num_pages: int, page_siz
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
-    # numpy leaves zeroed memory untouched, so that pages nobody has used yet are not resident; torch writes them
-    return torch.from_numpy(np.zeros((*shape, dtype.itemsize), dtype=np.uint8)).view(dtype).squeeze(-1)
+    # fresh zeroed memory that nothing has written to: pages nobody has used yet are not resident
+    memory = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

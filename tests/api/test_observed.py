@@ -215,7 +215,7 @@ def test_json_logs_are_one_object_a_line_also_with_tracebacks_and_from_libraries
     except ValueError:
         get_logger("part").exception("it failed")
     logging.getLogger("asyncio").error("from a library")
-    logging.getLogger("some.library").info("too much detail")
+    logging.getLogger("another_package").info("too much detail")
     entries = [json.loads(line) for line in written.getvalue().splitlines()]
     assert [entry["message"] for entry in entries] == ["two\nlines", "it failed", "from a library"]
     assert entries[0]["part"] == "part"

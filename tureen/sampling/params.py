@@ -165,7 +165,9 @@ def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
         except (regex.error, RecursionError, OverflowError) as error:
             yield "stop_regex", f"{echo(pattern)} is not a valid pattern: {echo(str(error))}"
         else:
-            if compiled.match("") is not None:
+            if compiled.flags & regex.REVERSE:
+                yield "stop_regex", f"{echo(pattern)} searches backwards (flag r), which is not supported"
+            elif compiled.match("") is not None:
                 yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once"
 
 

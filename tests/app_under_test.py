@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
+import msgspec
 import uvloop
 from byte_tokenizer import make_byte_tokenizer
 from fake_engine import make_engine, make_slow_engine
@@ -28,11 +29,13 @@ LOCAL = "http://127.0.0.1"
 class App:
     """The ASGI application; one event loop for all of its calls, which stands still between them."""
 
-    def __init__(self, *, slow: bool = False, **settings: Any) -> None:
+    def __init__(self, *, slow: bool = False, facts: dict[str, Any] | None = None, **settings: Any) -> None:
+        """`facts` replace what the engine says of itself."""
         self.config = Config(**settings)
         self._runner = asyncio.Runner()
         factory = make_slow_engine if slow else make_engine
         self.client: InprocClient = self.run(self._connect(lambda report: factory(self.config, progress=report)))
+        self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
         self.app = build_app(self.client, make_byte_tokenizer(), self.config)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL, timeout=20)

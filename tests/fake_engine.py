@@ -21,6 +21,7 @@ from tureen.types import EngineInfo, GenerateRequest, OutputDelta
 
 SAY = b"say:"
 PAGES, PAGE_SIZE, CONTEXT_LEN, MAX_ROWS = 256, 16, 2048, 16
+HIDDEN_SIZE = 4
 POISON_TOKEN = 1
 SLOW_STEP_S = 0.01
 
@@ -39,7 +40,7 @@ class DyingEngine(Engine):
 
 
 def choose(token_id: int, state: SlotState, outputs: list[int]) -> int:
-    prompt = bytes(byte for byte in state.prompt_ids if byte < 256)
+    prompt = bytes(byte for byte in state.prompt_ids if 0 <= byte < 256)
     if not prompt.startswith(SAY):
         return ord("a") + token_id % 26
     script = prompt[len(SAY) :]
@@ -55,7 +56,7 @@ def make_engine(
 ) -> tuple[Engine, EngineInfo]:
     config = config or Config()
     progress("load weights", 1, 1)
-    capacity = Capacity(PAGES, PAGE_SIZE, MAX_ROWS, VOCAB_SIZE, CONTEXT_LEN)
+    capacity = Capacity(PAGES, PAGE_SIZE, MAX_ROWS, VOCAB_SIZE, CONTEXT_LEN, hidden_size=HIDDEN_SIZE)
     engine = DyingEngine(
         FakeRunner(capacity, choose=choose, fault=fault, step_s=step_s),
         make_byte_tokenizer(),
@@ -75,6 +76,7 @@ def make_engine(
         context_len=CONTEXT_LEN,
         max_total_tokens=PAGES * PAGE_SIZE,
         page_size=PAGE_SIZE,
+        hidden_size=capacity.hidden_size,
         kv_bytes_per_token=8,
         max_running_requests=MAX_ROWS,
         eos_token_ids=(EOS,),

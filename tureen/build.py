@@ -16,7 +16,7 @@ from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineInfo
-from tureen.weights.source import ModelSource, load_tokenizer, model_config, resolve_model
+from tureen.weights.source import ModelSource, generation_defaults, load_tokenizer, model_config, resolve_model
 
 if TYPE_CHECKING:
     from tureen.runner.base import Runner
@@ -100,11 +100,13 @@ def _describe(
         context_len=capacity.context_len,
         max_total_tokens=capacity.num_pages * capacity.page_size,
         page_size=capacity.page_size,
+        hidden_size=capacity.hidden_size,
         kv_bytes_per_token=capacity.kv_bytes_per_token,
         max_running_requests=capacity.max_rows,
         eos_token_ids=eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
         load_seconds=load_seconds,
+        generation_defaults=generation_defaults(source),
     )
 
 

@@ -97,7 +97,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     """One flag per sampling parameter."""
     group = parser.add_argument_group("sampling")
     for field in msgspec.structs.fields(SamplingParams):
-        if field.name in ("logit_bias", "stream_interval"):
+        if field.name in ("logit_bias", "custom_params", "stream_interval"):
             continue
         kind, meta = get_args(field.type)
         _add_flag(group, [f"--{field.name.replace('_', '-')}"], f"param_{field.name}", kind, meta.description)

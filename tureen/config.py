@@ -19,8 +19,9 @@ ENV_PREFIX = "TUREEN_"
 Positive = Annotated[int, Meta(ge=1)]
 
 
-def _meta(group: str, description: str, *, alias: str = "", **bounds: Any) -> Meta:
-    return Meta(description=description, extra={"group": group, "alias": alias}, **bounds)
+def _meta(group: str, description: str, *, alias: str = "", secret: bool = False, **bounds: Any) -> Meta:
+    """`secret`: the value is never shown, logged or answered."""
+    return Meta(description=description, extra={"group": group, "alias": alias, "secret": secret}, **bounds)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +57,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Annotated[str, _meta("server", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, _meta("server", "Port to listen on; 0 = any free port.", ge=0, le=65535)] = 30000
     api_key: Annotated[
-        str | None, _meta("server", "Clients must send it as `Authorization: Bearer KEY`; /health is open.")
+        str | None,
+        _meta("access", "Clients must send it as `Authorization: Bearer KEY`; /health is open.", secret=True),
     ] = None
+    admin_api_key: Annotated[
+        str | None,
+        _meta("access", "Asked for by control routes such as /flush_cache; opens the others too.", secret=True),
+    ] = None
+    api_key_file: Annotated[
+        str | None, _meta("access", "File with one `NAME KEY` a line: keys of several clients; # starts a comment.")
+    ] = None
+    max_client_requests: Annotated[
+        Positive | None,
+        _meta("access", "Most requests one client (API key or certificate) may have running; one more gets 429."),
+    ] = None
+    tls_cert: Annotated[str | None, _meta("access", "PEM file with the server's certificate chain; turns on HTTPS.")] = (
+        None
+    )
+    tls_key: Annotated[str | None, _meta("access", "PEM file with the private key of --tls-cert.")] = None
+    tls_key_password_file: Annotated[str | None, _meta("access", "File with the password of --tls-key.")] = None
+    tls_ca: Annotated[str | None, _meta("access", "PEM file with the CA that signs clients' certificates.")] = None
+    tls_crl: Annotated[str | None, _meta("access", "PEM file with certificates that --tls-ca has revoked.")] = None
+    tls_client_auth: Annotated[
+        Literal["none", "optional", "required"] | None,
+        _meta("access", "Ask clients for a certificate. Default: required with --tls-ca, else none."),
+    ] = None
+    tls_min_version: Annotated[Literal["1.2", "1.3"], _meta("access", "Least TLS version that is spoken.")] = "1.2"
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
     drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
         30.0
@@ -69,9 +94,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     watchdog_timeout_s: Annotated[
         float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
     ] = 300.0
+    max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
+    session_timeout_s: Annotated[
+        float, _meta("server", "A session that is not used for so long is closed.", gt=0)
+    ] = 3600.0
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     incremental_streaming_output: Annotated[
         bool, _meta("server", "Stream events carry only what is new, not everything so far.")
+    ] = False
+
+    enable_custom_logit_processor: Annotated[
+        bool, _meta("sampling", "Run logit processors that clients send as code, each in a jailed process.")
+    ] = False
+    logit_processor: Annotated[
+        tuple[str, ...],
+        _meta("sampling", "NAME=MODULE:CLASS, a processor that requests may ask for by name. May be given repeatedly."),
+    ] = ()
+    sampling_defaults: Annotated[
+        Literal["openai", "model"],
+        _meta("sampling", "Defaults of sampling parameters: the documented ones, or the model's generation_config."),
+    ] = "openai"
+    preferred_sampling_params: Annotated[
+        str | None, _meta("sampling", "JSON object: sampling parameters of requests that do not set them.")
+    ] = None
+    max_iter_times: Annotated[
+        Positive | None,
+        _meta("sampling", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
+    ] = None
+    mindie_full_text: Annotated[
+        bool, _meta("server", "MindIE dialect: each piece of a stream holds the whole text so far.")
+    ] = False
+    vllm_profile: Annotated[
+        bool, _meta("server", "Stream as vLLM's demo server does: the prompt and the whole text so far in each piece.")
     ] = False
 
     context_length: Annotated[

@@ -9,6 +9,7 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── RequestTimeout        408   the body did not arrive in time
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
+ ├── TooManyRequests       429   this client has enough running; carries .retry_after_s
  ├── HeadersTooLarge       431   request line and headers over the limit
  ├── RequestFailed         500   this request failed; others go on
  ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
@@ -85,17 +86,24 @@ class RequestFailed(TureenError):
     code = "request_failed"
 
 
-class Unavailable(TureenError):
-    """Try again later. `retry_after_s` is what `Retry-After` will say."""
-
-    status = 503
-    code = "unavailable"
+class TryLater(TureenError):
+    """What is refused for now. `retry_after_s` is what `Retry-After` will say."""
 
     def __init__(
         self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: int = 1
     ) -> None:
         super().__init__(message, field=field, code=code)
         self.retry_after_s = retry_after_s
+
+
+class TooManyRequests(TryLater):
+    status = 429
+    code = "too_many_requests"
+
+
+class Unavailable(TryLater):
+    status = 503
+    code = "unavailable"
 
 
 class DeadlineExceeded(TureenError):

@@ -13,7 +13,7 @@ import msgspec
 
 from tureen.api import sglang
 from tureen.api.sglang import Answer
-from tureen.api.state import Context, ServerState
+from tureen.api.state import ServerState, make_context
 from tureen.build import connect, find_model
 from tureen.config import Config, load
 from tureen.errors import Unavailable
@@ -94,14 +94,14 @@ class Engine:
     async def _connect(self) -> tuple[InprocClient | ProcessClient, ServerState]:
         model = await asyncio.to_thread(find_model, self._config)
         client = await connect(self._config, model)
-        context = Context(model.tokenizer, client.info, self._config)
+        context = make_context(model.tokenizer, client.info, self._config)
         return client, ServerState(client, context, Metrics(client.info.model_name))
 
     async def _answer(self, body: dict[str, Any]) -> Answer | list[Answer]:
-        return await sglang.answer(await sglang.prepare(body, self._state.context), self._state)
+        return await sglang.answer(await sglang.prepare(body, self._state), self._state)
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
-        answers = sglang.stream(await sglang.prepare(body, self._state.context), self._state)
+        answers = sglang.stream(await sglang.prepare(body, self._state), self._state)
         async with contextlib.aclosing(answers):
             async for one in answers:
                 yield one

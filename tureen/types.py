@@ -9,6 +9,14 @@ import msgspec
 from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]
+HiddenStates = Literal["none", "last", "all"]
+"""Of which positions the last layer's output is wanted, after the final norm."""
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+NO_TOKEN = -1
+"""Stands in a prompt's token ids where the client gave an embedding."""
+
 TokenLogprob = tuple[float | None, int]
 """(log-probability in nats or null where there is no prediction, token id)."""
 
@@ -33,6 +41,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobSpec | None = None
     cache_salt: str = ""  # separates the prefix cache
     adapter: str = ""
+    embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
+    hidden_states: HiddenStates = "none"
+    processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
@@ -79,6 +90,7 @@ class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     output_logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from prompt_start on; sent once, with the first delta
     finish: FinishReason | None = None
+    hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] per position, in order of positions, each sent once
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +107,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_preemptions: int = 0
     total_steps: int = 0
     step_ms: float = 0.0  # the last step, schedule to commit
+    is_paused: bool = False
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +123,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_len: int  # tokens, prompt + output
     max_total_tokens: int  # KV cache size in tokens
     page_size: int
+    hidden_size: int
     kv_bytes_per_token: int
     max_running_requests: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     load_seconds: float = 0.0
+    generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
 
 
 # What the front sends to the engine's loop ...

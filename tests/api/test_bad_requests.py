@@ -52,6 +52,7 @@ BAD_PARAMS = {
         {"5": HUGE},
         {str(i): 1 for i in range(1025)},
     ],
+    "custom_params": [[], "x", 5, True, {"token_id": 5}, {"x": "y" * 20000}],
     "sampling_seed": [2**63, -(2**63) - 1, "x", 1.5, True, HUGE],
     "stream_interval": [0, -1, 1.5, "x", True, HUGE],
 }
@@ -60,7 +61,6 @@ NOT_YET_PARAMS = {
     "json_schema": ["{}", {}],
     "ebnf": ["root ::= 1"],
     "structural_tag": ["x"],
-    "custom_params": [{}],
     "dtype": ["int"],
 }
 # field of the body, beside the prompt "a": values that are refused
@@ -87,6 +87,33 @@ BAD_FIELDS = {
         {},
         [[1]] * 129,
     ],
+    "input_embeds": [
+        [],
+        [[]],
+        [[[]]],
+        [[1.0] * 3],
+        [[1.0] * 5],
+        [[1.0] * 4, [1.0] * 3],
+        [[[1.0] * 4], [[1.0] * 5]],
+        [[[1.0] * 4], [1.0] * 4],
+        [[1.0] * 4, [[1.0] * 4]],
+        [[1.0, 1.0, 1.0, 1e39]],
+        [[1.0, 1.0, 1.0, "1"]],
+        [[1.0, 1.0, 1.0, None]],
+        [[1.0, 1.0, 1.0, True]],
+        [[1.0, 1.0, 1.0, [1.0]]],
+        [1.0, 1.0, 1.0, 1.0],
+        [[[[1.0] * 4]]],
+        [[0.0] * 4] * (CONTEXT_LEN + 1),
+        [[HUGE] * 4],
+        "AAAA",
+        5,
+        {},
+    ],
+    "return_hidden_states": ["first", 1, "true", [True, False], [1], ["last", "last"]],
+    "return_effective": [1, "x"],
+    "session_params": [[], [{}, {}], 5, "x", {}, {"id": 5}, {"id": "x", "ride": "y"}, {"id": "x", "offset": 1.5}],
+    "custom_logit_processor": [5, True, "", "nobody", {}, [5], [None, None], '{"callable": "80"}', "{}"],
     "sampling_params": [[], [{}, {}], 5, "x", [5], True],
     "rid": ["", "x" * 257, "a\r\nb", "é", "a\x00", 5, True, ["q"], ["q", "r"], [5]],
     "return_logprob": ["yes", 1, [True, False], [1]],
@@ -103,14 +130,10 @@ BAD_FIELDS = {
     "ttft_deadline_ms": [0, -1, 1.5, "x", True, 2**54, HUGE],
 }
 NOT_YET_FIELDS = {
-    "input_embeds": [[[1.0]]],
     "image_data": ["cat.png", 0, "", []],
     "video_data": ["c"],
     "modalities": [["image"]],
     "lora_path": ["../../etc/passwd", "x"],
-    "session_params": [{}],
-    "custom_logit_processor": ["x"],
-    "return_hidden_states": [True, "last"],
 }
 LOGPROB_FIELDS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob")
 
@@ -131,9 +154,6 @@ CONTRADICTIONS = [
     ("text", {"text": None}),
     ("text", {"sampling_params": {}}),
     ("input_ids", {"text": "a", "input_ids": [1]}),
-    ("prompt", {"prompt": "a"}),
-    ("prompt", {"text": "a", "prompt": "a"}),
-    ("inputs", {"inputs": "a"}),
     ("inputs", {"text": "a", "inputs": "a"}),
     ("min_new_tokens", {"text": "a", "sampling_params": {"min_new_tokens": 5, "max_new_tokens": 4}}),
     ("seed", {"text": "a", "sampling_params": {"seed": 1, "sampling_seed": 2}}),
@@ -153,6 +173,10 @@ CONTRADICTIONS = [
     ("input_ids[1]", {"input_ids": [[1], [VOCAB_SIZE]]}),
     ("max_new_tokens", {"text": "a" * 2000, "sampling_params": {"max_new_tokens": 49}}),
     ("min_new_tokens", {"text": "a" * 2000, "sampling_params": {"max_new_tokens": None, "min_new_tokens": 49}}),
+    ("input_embeds", {"text": "a", "input_embeds": [[1.0] * 4]}),
+    ("input_embeds", {"input_embeds": [[1.0] * 4], "session_params": {"id": "x"}}),
+    ("logprob_start_len", {"input_embeds": [[1.0] * 4] * 2, "return_logprob": True, "logprob_start_len": 0}),
+    ("logprobs_mode", {"text": "a", "logprobs_mode": "raw"}),
     ("sampling_params[1].top_p", {"text": ["a", "b"], "sampling_params": [{}, {"top_p": 7}]}),
 ]
 

@@ -44,7 +44,7 @@ class World:
         self.waits.append(wait)
         messages = self.script.get(self.num_turns, [])
         self.num_turns += 1
-        if wait and not messages:
+        if wait is None and not messages:
             return [Close()]  # nothing will ever come: the script has ended
         return messages
 
@@ -80,7 +80,7 @@ def test_a_request_runs_to_its_end_and_the_idle_loop_waits_instead_of_spinning()
     world = World({0: [Submit(request())]}).run()
     assert world.text("a") == "AAAA"
     assert world.finish("a").type == "length"
-    assert world.waits == [True, False, False, False, True]
+    assert world.waits == [None, 0, 0, 0, None]
 
 
 def test_every_step_is_published_with_the_engines_figures_and_its_duration():

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from tureen.errors import NotFound
-from tureen.runner.base import Batch, Capacity, Row, SlotState
+from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, SlotState
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
@@ -91,8 +91,8 @@ def test_a_fault_raises_before_anything_is_done():
 def test_poison_spreads_to_all_that_reads_it():
     runner = FakeRunner(CAPACITY, fault=lambda call, row: "poison" if call == 0 else None)
     assert _one(runner, _row(range(4), sample=False), _state()).error is None
-    assert _one(runner, _row([4, 5], start=4), _state()).error == "nan_logits"
-    assert _one(runner, _row([4], start=4, sample=False, score_targets=(9,)), _state()).error == "nan_logits"
+    assert _one(runner, _row([4, 5], start=4), _state()).error == NAN_LOGITS
+    assert _one(runner, _row([4], start=4, sample=False, score_targets=(9,)), _state()).error == NAN_LOGITS
     assert _one(runner, _row(range(4), pages=(2,)), _state()).error is None
 
 

@@ -8,7 +8,7 @@ from tiny_models import greedy, write
 
 from tureen.config import Config
 from tureen.errors import NotFound, StartupError
-from tureen.runner.base import Batch
+from tureen.runner.base import NAN_LOGITS, Batch
 from tureen.runner.model_runner import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
@@ -77,7 +77,7 @@ def test_a_row_with_nan_fails_alone(llama):
         cache[5] = float("nan")  # position 5 of the first
     while len(well.output) < 6:
         step(runner, [sick, well] if not sick.errors else [well], [1, 1] if not sick.errors else [1])
-    assert sick.errors == ["nan_logits"]
+    assert sick.errors == [NAN_LOGITS]
     assert well.output == greedy(llama[1], PROMPT, 6)
 
 
@@ -89,7 +89,7 @@ def test_a_row_whose_prompt_logprobs_are_nan_fails_alone(llama):
     for cache in caches(runner):
         cache[5] = float("nan")
     step(runner, [sick, well], [20, 20], score=True)
-    assert sick.errors == ["nan_logits"]
+    assert sick.errors == [NAN_LOGITS]
     assert not well.errors
     assert len(well.prompt_logprobs) == 40
 

@@ -39,6 +39,7 @@ ACTED_ON_IN = {
     "spaces_between_special_tokens": ("text",),
     "no_stop_trim": ("engine", "text"),
     "n": ("api",),
+    "custom_params": ("sampling",),
     "sampling_seed": ("api",),
     "stream_interval": ("api",),
 }

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tureen.api.planning import Names
 from tureen.errors import InvalidRequest
 from tureen.sampling.params import SamplingParams, check_params
 
@@ -61,6 +62,10 @@ BOUNDS = {
             [],
         ],
     ),
+    "custom_params": (
+        [None, {}, {"token_id": 5, "nested": [1, {"a": None}]}, {"x": "y" * (16384 - len('{"x":""}'))}],
+        [[], "x", 1, True, {"x": "y" * (16385 - len('{"x":""}'))}, {"x": "é" * 8192}],
+    ),
     "sampling_seed": ([None, 0, INT64_MAX, -(2**63)], [INT64_MAX + 1, -(2**63) - 1, 1.0, True, "1", 10**400]),
     "stream_interval": ([None, 1, INT64_MAX], [0, -1, INT64_MAX + 1, 1.0, True]),
 }
@@ -85,13 +90,13 @@ def test_values_outside_the_bounds_are_refused_by_name(name, value):
     with pytest.raises((InvalidRequest, msgspec.ValidationError), match=name) as caught:
         _parse(**{name: value})
     if isinstance(caught.value, InvalidRequest):
-        assert caught.value.field == f"sampling_params.{name}"
+        assert caught.value.field == name
         assert len(caught.value.message) < 250
 
 
 def test_the_path_of_a_message_is_the_callers():
     with pytest.raises(InvalidRequest, match=r"^sampling_params\[3\]\.top_k must be") as caught:
-        check_params(SamplingParams(top_k=0), vocab_size=VOCAB, path="sampling_params[3]")
+        check_params(SamplingParams(top_k=0), vocab_size=VOCAB, path=Names("sampling_params[3]").path)
     assert caught.value.field == "sampling_params[3].top_k"
 
 

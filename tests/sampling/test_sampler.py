@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import draw, make_logits, make_state
 
-from tureen.runner.base import RowOutput
+from tureen.runner.base import NAN_LOGITS, RowOutput
 from tureen.sampling.random import uniform
 from tureen.sampling.sampler import Sampler
 from tureen.types import LogprobSpec
@@ -247,7 +247,7 @@ def test_a_row_with_a_bad_logit_fails_alone_and_keeps_its_state(bad, places, par
     faulty[1, list(places)] = bad
     sampler = _sampler(*states)
     outputs = _sample(sampler, faulty, states)
-    assert outputs == [clean[0], RowOutput(error="nan_logits"), clean[2]]
+    assert outputs == [clean[0], RowOutput(error=NAN_LOGITS), clean[2]]
     assert _sample(sampler, logits[1:2], states[1:2]) == clean[1:2]
 
 
@@ -257,7 +257,7 @@ def test_a_row_where_nothing_may_be_drawn_fails_alone(params):
     logits = make_logits(1, VOCAB, rows=2)
     logits[0] = -math.inf
     outputs = _sample(_sampler(*states), logits, states)
-    assert outputs[0] == RowOutput(error="nan_logits")
+    assert outputs[0] == RowOutput(error=NAN_LOGITS)
     assert outputs[1].error is None
 
 
@@ -265,7 +265,7 @@ def test_a_bad_logit_is_noticed_even_where_min_new_tokens_forbids_the_token():
     state = make_state(ends=(4,), min_new_tokens=1)
     logits = make_logits(1, VOCAB, rows=1)
     logits[0, 4] = math.nan
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(error="nan_logits")]
+    assert _sample(_sampler(state), logits, [state]) == [RowOutput(error=NAN_LOGITS)]
 
 
 def test_tokens_the_model_forbids_are_never_drawn():

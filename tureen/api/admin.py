@@ -44,7 +44,7 @@ def _health_routes(state: ServerState) -> list[Route]:
     async def health_generate(_: Request) -> Response:
         check()
         body = {"input_ids": [state.context.info.bos_token_id or 0], "log_metrics": False}
-        plan = await sglang.prepare(body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}}, state.context)
+        plan = await sglang.prepare(body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}}, state)
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 await sglang.answer(plan, state)

@@ -12,12 +12,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tureen.api import admin, sglang
+from tureen.api import admin, generate, mindie, pause, session_routes, sglang, tgi
 from tureen.api.dialect import ClientGone, Dialect
 from tureen.api.errors import error_response
 from tureen.api.middleware import Gate
 from tureen.api.reporter import report_forever
-from tureen.api.state import Context, ServerState
+from tureen.api.state import ServerState, make_context
 from tureen.config import Config
 from tureen.errors import MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
 from tureen.log import get_logger
@@ -26,14 +26,22 @@ from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
 
 CLIENT_GONE_STATUS = 499
-DIALECTS: tuple[Dialect, ...] = (sglang.routes, admin.routes)
+DIALECTS: tuple[Dialect, ...] = (
+    generate.routes,
+    sglang.routes,
+    mindie.routes,
+    tgi.routes,
+    session_routes.routes,
+    pause.routes,
+    admin.routes,
+)
 
 log = get_logger("http")
 
 
 def build_app(client: EngineClient, tokenizer: Tokenizer, config: Config) -> Starlette:
     """The application over a client that is ready. Its state is `app.state.server`."""
-    state = ServerState(client, Context(tokenizer, client.info, config), Metrics(client.info.model_name))
+    state = ServerState(client, make_context(tokenizer, client.info, config), Metrics(client.info.model_name))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
-from tureen.sampling.params import ALIASES, SamplingParams, check_params
+from tureen.sampling.params import ALIASES, SamplingParams
 
 T = TypeVar("T")
 
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 TEXT_LISTS = ("stop", "stop_regex")
-NOT_YET_PARAMS = ("regex", "json_schema", "ebnf", "structural_tag", "custom_params", "dtype")
+NOT_YET_PARAMS = ("regex", "json_schema", "ebnf", "structural_tag", "dtype")
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
@@ -66,33 +66,36 @@ def refuse_not_yet(given: Mapping[str, Any], names: Sequence[str], where: str = 
             )
 
 
-def convert(given: Any, kind: type[T], where: str = "") -> T:
-    """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed."""
+def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
+    """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
+
+    `path` says what an error calls a field of `given`.
+    """
     try:
         return msgspec.convert(given, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise _as_invalid_request(str(error), given, where) from None
+        raise _as_invalid_request(str(error), given, path) from None
 
 
-def _as_invalid_request(message: str, given: Any, where: str) -> InvalidRequest:
+def _as_invalid_request(message: str, given: Any, path: Callable[[str], str]) -> InvalidRequest:
     match = _AT.match(message)
-    problem, path = (match["problem"], match["path"] or "") if match else (message, "")
+    problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
     value, names = given, []
-    for name, index in _STEP.findall(path):
+    for name, index in _STEP.findall(steps):
         names.append(name or f"[{index}]")
         if isinstance(value, dict):
             value = value.get(name)
         elif isinstance(value, list) and index.isdigit() and int(index) < len(value):
             value = value[int(index)]
-    field = ".".join([where, *names] if where else names).replace(".[", "[")
+    field = ".".join([path(names[0]), *names[1:]]).replace(".[", "[") if names else path("").rstrip(".")
     wanted = problem.replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
     return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
 
 
-def parse_params(given: Mapping[str, Any], *, vocab_size: int, where: str = "sampling_params") -> SamplingParams:
-    """Sampling parameters as a client sent them. Raises InvalidRequest naming the field."""
-    known = (*PARAM_FIELDS, *ALIASES, *NOT_YET_PARAMS)
-    refuse_unknown(given, known, where)
+def read_params(given: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
+    """Sampling parameters as a client sent them, by the names of SamplingParams. Raises InvalidRequest for an unknown
+    name; values are not looked at."""
+    refuse_unknown(given, (*PARAM_FIELDS, *ALIASES, *NOT_YET_PARAMS), where)
     refuse_not_yet(given, NOT_YET_PARAMS, where)
     fields: dict[str, Any] = {}
     for name, value in given.items():
@@ -104,6 +107,4 @@ def parse_params(given: Mapping[str, Any], *, vocab_size: int, where: str = "sam
         if name in NOT_YET_PARAMS or (value is None and name != "max_new_tokens"):
             continue  # null is the default; for max_new_tokens it means up to the context end
         fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
-    params = convert(fields, SamplingParams, where)
-    check_params(params, vocab_size=vocab_size, path=where)
-    return params
+    return fields

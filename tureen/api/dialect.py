@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -15,8 +15,26 @@ from tureen.api.state import ServerState
 
 T = TypeVar("T")
 
-Dialect = Callable[[ServerState], list[Route]]
+Access = Literal["open", "user", "admin"]
+"""Who may call a route: anybody, who has an API key, who has the admin key."""
+
+Dialect = Callable[[ServerState], "list[Entry]"]
 """A module's `routes(state)`: the paths of one API."""
+
+
+class Entry(Route):
+    """A route that says who may call it. A route that does not is closed to everybody."""
+
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, access: Access, methods: Sequence[str] = ("GET",)
+    ) -> None:
+        super().__init__(path, endpoint, methods=list(methods))
+        self.access = access
+
+
+def client_name(request: Request) -> str:
+    """Who sent a request: the name of its API key, or the subject of its certificate; "" = nobody in particular."""
+    return str(request.scope.get("client_name", ""))
 
 
 class ClientGone(Exception):

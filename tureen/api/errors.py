@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tureen.errors import TureenError, Unavailable
+from tureen.errors import TryLater, TureenError
 
 MAX_MESSAGE_CHARS = 2000
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    429: "rate_limit_error",
     503: "service_unavailable",
     504: "timeout_error",
 }
@@ -27,7 +28,7 @@ def error_object(error: TureenError) -> dict[str, Any]:
 
 def error_response(error: TureenError) -> Response:
     headers = {}
-    if isinstance(error, Unavailable):
+    if isinstance(error, TryLater):
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

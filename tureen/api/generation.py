@@ -1,23 +1,20 @@
-"""The one path all dialects use: tokenize, submit, follow, cancel when nobody listens any more."""
+"""The one path all dialects use: submit, follow, cancel when nobody listens any more."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
+from tureen.api.planning import Plan
 from tureen.api.state import ServerState
-from tureen.errors import InvalidRequest, TureenError, Unavailable
+from tureen.errors import TureenError, Unavailable
 from tureen.log import get_logger
-from tureen.text.tokenizer import Tokenizer
 from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
-
-INLINE_CHARS = 2048
-"""A shorter text is tokenized on the event loop: that takes less than a hand-over to a thread."""
 
 log = get_logger("api")
 
@@ -34,6 +31,7 @@ class Output:
         self.usage = Usage(len(request.token_ids), 0, 0)
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
+        self.hidden_states: list[bytes] = []
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic()
         self.elapsed_s = 0.0
@@ -45,6 +43,7 @@ class Output:
         self.token_ids += delta.token_ids
         self.output_logprobs += delta.output_logprobs
         self.prompt_logprobs += delta.prompt_logprobs
+        self.hidden_states += delta.hidden_states
         self.usage = delta.usage or self.usage
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
@@ -52,49 +51,18 @@ class Output:
         self.finish = delta.finish
 
 
-async def tokenize(
-    texts: Sequence[str], names: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int
-) -> list[list[int]]:
-    """Token ids of each text. Raises InvalidRequest, with the text's name, for one without tokens or far too long."""
-    limit = max_tokens * tokenizer.max_token_chars
-    for text, name in zip(texts, names, strict=True):
-        if len(text) > limit:
-            raise InvalidRequest(
-                f"The input ({len(text)} characters) is longer than the model's context length ({max_tokens} tokens) "
-                "can hold; shorten it.",
-                field=name,
-                code="prompt_too_long",
-            )
-    if sum(map(len, texts)) <= INLINE_CHARS:
-        ids = [tokenizer.encode(text) for text in texts]
-    else:
-        ids = await asyncio.to_thread(lambda: [tokenizer.encode(text) for text in texts])
-    for one, name in zip(ids, names, strict=True):
-        if not one:
-            raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
-    return ids
-
-
 class Run:
     """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        requests: Sequence[GenerateRequest],
-        rids: Sequence[str],
-        names: dict[str, tuple[int, ...]],
-        *,
-        log_metrics: bool,
-    ) -> None:
+    def __init__(self, state: ServerState, plan: Plan) -> None:
         self._state = state
-        self._log_metrics = log_metrics
+        self._log_metrics = plan.log_metrics
         self.outputs = [
             Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid)
-            for index, (request, rid) in enumerate(zip(requests, rids, strict=True))
+            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._names = {
-            name: tuple(self.outputs[index].request.id for index in indices) for name, indices in names.items()
+            name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
 
     async def updates(self) -> AsyncGenerator[Output, None]:

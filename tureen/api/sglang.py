@@ -1,80 +1,143 @@
-"""SGLang's dialect: `/generate`, its answers and events."""
+"""SGLang's dialect of `/generate`, its answers and events; `/encode`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tureen.api import sglang_request
-from tureen.api.body import read_json
-from tureen.api.dialect import unless_gone
+from tureen.api.body import read_json, refuse_unknown
+from tureen.api.dialect import Entry, client_name, unless_gone
 from tureen.api.errors import error_object
-from tureen.api.generation import Output, Run, tokenize
-from tureen.api.sglang_request import Plan, Texts
+from tureen.api.generation import Output, Run
+from tureen.api.prompts import Prompt, Texts, tokenize
+from tureen.api.sessions import Turn
+from tureen.api.sglang_request import GeneratePlan
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context, ServerState
-from tureen.errors import TureenError
-from tureen.types import FinishReason, TokenLogprob
+from tureen.errors import InvalidRequest, TureenError
+from tureen.types import FinishReason, LogprobSpec, TokenLogprob
+
+ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "deadline_ms")
 
 Answer = dict[str, Any]
 
 _json = msgspec.json.Encoder()
 
 
-def routes(state: ServerState) -> list[Route]:
-    async def generate(request: Request) -> ASGIApp:
+def routes(state: ServerState) -> list[Entry]:
+    async def encode(request: Request) -> ASGIApp:
         given = read_json(request.headers.get("content-type"), await request.body())
-        plan = await prepare(given, state.context)
-        if plan.stream:
-            answers = stream(plan, state)
-            first = await unless_gone(request, anext(answers))
-            return EventStream(_events(first, answers))
-        whole = await unless_gone(request, answer(plan, state))
-        return Response(_json.encode(whole), media_type="application/json")
+        body = embedding_body(given)
+        plan = await prepare(body, state, owner=client_name(request))
+        answers = await unless_gone(request, embed(plan, state))
+        return Response(_json.encode(answers), media_type="application/json")
 
-    return [Route("/generate", generate, methods=["POST", "PUT"])]
+    return [Entry("/encode", encode, access="user", methods=["POST", "PUT"])]
 
 
-async def prepare(given: dict[str, Any], context: Context) -> Plan:
-    """A body becomes requests. Raises InvalidRequest; nothing has been submitted then."""
-    body, prompts = sglang_request.parse(given, context)
-    if isinstance(prompts, Texts):
-        prompts = await tokenize(*prompts, context.tokenizer, max_tokens=context.capacity)
-    return sglang_request.plan(body, prompts, context)
+async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """The answer to a body of this dialect: an object, a list, or a stream of events."""
+    plan = await prepare(given, state, owner=client_name(request))
+    if plan.stream:
+        answers = stream(plan, state)
+        first = await unless_gone(request, anext(answers))
+        return EventStream(_events(first, answers))
+    whole = await unless_gone(request, answer(plan, state))
+    return Response(_json.encode(whole), media_type="application/json")
 
 
-async def answer(plan: Plan, state: ServerState) -> Answer | list[Answer]:
+async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "") -> GeneratePlan:
+    """A body becomes requests. Raises InvalidRequest; nothing has been submitted then. `owner` is who asks."""
+    context = state.context
+    body, found = sglang_request.parse(given, context)
+    if isinstance(found, Texts):
+        found = [Prompt(ids) for ids in await tokenize(*found, context.tokenizer, max_tokens=context.capacity)]
+    samplings = sglang_request.samplings_of(body, len(found), context)
+    turns: list[Turn | None] = []
+    for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
+        turns.append(None)
+        if session is not None:
+            if samplings[index].params.n > 1:
+                raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
+            turn = turns[index] = state.sessions.extend(session, found[index].token_ids, owner=owner)
+            found[index] = Prompt(turn.token_ids)
+    plan = sglang_request.plan(body, found, samplings, context, owner=owner)
+    return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
+
+
+async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """The whole answer: an object, or a list of them for a batch or n > 1."""
-    outputs = await _run(plan, state).whole()
+    run = Run(state, plan.plan)
+    with _taking_turns(plan, run):
+        outputs = await run.whole()
     answers = [render(output, plan, state.context) for output in outputs]
     return answers if plan.is_list else answers[0]
 
 
-async def stream(plan: Plan, state: ServerState) -> AsyncGenerator[Answer, None]:
+async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
     """The answer as it grows, an object per event; cumulative unless the server was told otherwise."""
     config = state.context.config
-    async with contextlib.aclosing(_run(plan, state).updates()) as updates:
-        async for output in updates:
-            interval = output.request.params.stream_interval or config.stream_interval
-            num_new = len(output.token_ids) - output.sent_tokens
-            if output.finish is None and output.sent_tokens and num_new < interval:
-                continue
-            one = render(output, plan, state.context, only_new=config.incremental_streaming_output)
-            if plan.is_list:
-                one["index"] = output.index
-            output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
-            yield one
+    run = Run(state, plan.plan)
+    with _taking_turns(plan, run):
+        async with contextlib.aclosing(run.updates()) as updates:
+            async for output in updates:
+                interval = output.request.params.stream_interval or config.stream_interval
+                num_new = len(output.token_ids) - output.sent_tokens
+                if output.finish is None and output.sent_tokens and num_new < interval:
+                    continue
+                one = render(output, plan, state.context, only_new=config.incremental_streaming_output)
+                if plan.is_list:
+                    one["index"] = output.index
+                output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+                yield one
 
 
-def _run(plan: Plan, state: ServerState) -> Run:
-    return Run(state, plan.requests, plan.rids, plan.names, log_metrics=plan.log_metrics)
+@contextlib.contextmanager
+def _taking_turns(plan: GeneratePlan, run: Run) -> Iterator[None]:
+    """Tell the sessions, where requests belong to some, that these begin and how they end."""
+    begun: list[tuple[Turn, Output]] = []
+    try:
+        for turn, output in zip(plan.turns, run.outputs, strict=False):
+            if turn is not None:
+                turn.begin(output.rid)
+                begun.append((turn, output))
+        yield
+    finally:
+        for turn, output in begun:
+            turn.end(output.token_ids if output.finish is not None else None)
+
+
+def embedding_body(given: dict[str, Any]) -> dict[str, Any]:
+    """What `/encode` asks for as a `/generate` body. Raises InvalidRequest."""
+    refuse_unknown(given, ENCODE_FIELDS)
+    fields = {name: value for name, value in given.items() if value is not None}
+    return fields | {"return_hidden_states": "last", "sampling_params": {"max_new_tokens": 0}}
+
+
+async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
+    """The prompts' embeddings: the hidden state of the last token, scaled to length 1."""
+    outputs = await Run(state, plan.plan).whole()
+    answers = []
+    for output in outputs:
+        vector = np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
+        length = float(np.sqrt((vector * vector).sum()))
+        meta = {
+            "id": output.rid,
+            "finish_reason": finish_reason(output.finish),
+            "prompt_tokens": output.usage.prompt_tokens,
+            "cached_tokens": output.usage.cached_tokens,
+            "e2e_latency": output.elapsed_s,
+        }
+        answers.append({"embedding": (vector / (length or 1.0)).tolist(), "meta_info": meta})
+    return answers if plan.is_list else answers[0]
 
 
 async def _events(first: Answer, rest: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
@@ -88,8 +151,11 @@ async def _events(first: Answer, rest: AsyncGenerator[Answer, None]) -> AsyncGen
     yield DONE
 
 
-def render(output: Output, plan: Plan, context: Context, *, only_new: bool = False) -> Answer:
-    """One request's answer as SGLang writes it. `only_new` leaves out what was sent before."""
+def render(output: Output, plan: GeneratePlan, context: Context, *, only_new: bool = False) -> Answer:
+    """One request's answer as SGLang writes it. `only_new` leaves out what was sent before.
+
+    Hidden states, and the names that SGLang had for log-probabilities before 0.3, come when the request has ended.
+    """
     first_token, first_char = (output.sent_tokens, output.sent_chars) if only_new else (0, 0)
     meta: dict[str, Any] = {
         "id": output.rid,
@@ -100,27 +166,54 @@ def render(output: Output, plan: Plan, context: Context, *, only_new: bool = Fal
         "sampling_seed": output.request.seed,
         "weight_version": context.config.weight_version,
     }
+    if plan.effective:
+        meta["effective"] = plan.effective[output.index]
+    if output.request.logprobs is not None:
+        meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:
         meta["e2e_latency"] = output.elapsed_s
-    spec = output.request.logprobs
-    if spec is not None:
-        prompt = [] if first_token else output.prompt_logprobs  # they come with the first token
-        sides = (("input", prompt), ("output", output.output_logprobs[first_token:]))
-        for side, positions in sides:
-            meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
-            if spec.top:
-                meta[f"{side}_top_logprobs"] = [_triples(p.top, plan, context) for p in positions]
-            if spec.token_ids:
-                meta[f"{side}_token_ids_logprobs"] = [_triples(p.token_ids, plan, context) for p in positions]
+        if output.request.hidden_states != "none":
+            meta["hidden_states"] = _hidden_states(output)
     return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
 
 
-def _triple(logprob: TokenLogprob, plan: Plan, context: Context) -> list[Any]:
+def _logprobs(
+    output: Output, spec: LogprobSpec, plan: GeneratePlan, context: Context, first_token: int
+) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    prompt = [] if first_token else output.prompt_logprobs  # they come with the first token
+    sides = (("input", "prefill", prompt), ("output", "decode", output.output_logprobs[first_token:]))
+    for side, old_side, positions in sides:
+        meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
+        if spec.top:
+            meta[f"{side}_top_logprobs"] = [_triples(p.top, plan, context) for p in positions]
+        if spec.token_ids:
+            meta[f"{side}_token_ids_logprobs"] = [_triples(p.token_ids, plan, context) for p in positions]
+        if output.finish is not None:
+            for kind in ("token_logprobs", "top_logprobs"):
+                if f"{side}_{kind}" in meta:
+                    meta[f"{old_side}_{kind}"] = meta[f"{side}_{kind}"]
+    if output.finish is not None:
+        values = [p.token[0] for p in output.prompt_logprobs if p.token[0] is not None]
+        meta["normalized_prompt_logprob"] = sum(values) / len(values) if values else None
+    return meta
+
+
+def _hidden_states(output: Output) -> list[Any]:
+    """The prompt's matrix, then a vector for each output token but the first; or the last position's vector alone."""
+    vectors = [np.frombuffer(one, dtype=np.float32).tolist() for one in output.hidden_states]
+    if output.request.hidden_states == "last":
+        return vectors[-1:]
+    num_prompt = len(output.request.token_ids)
+    return [vectors[:num_prompt], *vectors[num_prompt:]]
+
+
+def _triple(logprob: TokenLogprob, plan: GeneratePlan, context: Context) -> list[Any]:
     value, token_id = logprob
     return [value, token_id, context.tokenizer.token_text(token_id) if plan.return_text_in_logprobs else None]
 
 
-def _triples(logprobs: Sequence[TokenLogprob] | None, plan: Plan, context: Context) -> list[list[Any]] | None:
+def _triples(logprobs: Sequence[TokenLogprob] | None, plan: GeneratePlan, context: Context) -> list[list[Any]] | None:
     return None if logprobs is None else [_triple(one, plan, context) for one in logprobs]
 
 

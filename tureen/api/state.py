@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from tureen.api.body import convert, read_json, read_params
+from tureen.api.sessions import Sessions
 from tureen.config import Config
-from tureen.errors import InvalidRequest, Unavailable, echo
+from tureen.errors import InvalidRequest, StartupError, Unavailable, echo
 from tureen.metrics import Metrics
+from tureen.sampling.params import SamplingParams, check_params
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineInfo
@@ -20,11 +25,33 @@ class Context(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer
     info: EngineInfo
     config: Config
+    defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
 
     @property
     def capacity(self) -> int:
         """Most tokens, prompt and output together, that one request can have."""
         return min(self.info.context_len, self.info.max_total_tokens)
+
+
+def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config) -> Context:
+    """Raises StartupError when --preferred-sampling-params, or the model's own, are not what they should be."""
+    model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
+    server: dict[str, Any] = {}
+    where = "--sampling-defaults model: the model's generation_config.json"
+    try:
+        _check_defaults(model, info)
+        where = "--preferred-sampling-params"
+        if config.preferred_sampling_params is not None:
+            server = read_params(read_json(None, config.preferred_sampling_params.encode()), where)
+            _check_defaults(model | server, info)
+    except InvalidRequest as error:
+        raise StartupError(f"{where}: {error.message}") from None
+    return Context(tokenizer, info, config, (server, model))
+
+
+def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
+    check_params(convert(values, SamplingParams), vocab_size=info.vocab_size)
 
 
 class ServerState:
@@ -34,6 +61,7 @@ class ServerState:
         self.client = client
         self.context = context
         self.metrics = metrics
+        self.sessions = Sessions()
         self.is_draining = False
         self._running: dict[str, tuple[str, ...]] = {}  # what a client may call it -> internal ids
         self._num_requests = 0

@@ -24,6 +24,7 @@ class ModelInput(NamedTuple):
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
     spans: tuple[Span, ...]  # one per row
     sampled: Tensor | None  # int64 [rows that sample]: the token whose logits are sampled from; None = no row samples
+    embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
 
 
 class LayerShape(NamedTuple):

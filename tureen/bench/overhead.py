@@ -152,6 +152,7 @@ def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, Engi
         context_len=CAPACITY.context_len,
         max_total_tokens=CAPACITY.num_pages * CAPACITY.page_size,
         page_size=CAPACITY.page_size,
+        hidden_size=CAPACITY.hidden_size,
         kv_bytes_per_token=0,
         max_running_requests=CAPACITY.max_rows,
         eos_token_ids=(),

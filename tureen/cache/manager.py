@@ -60,8 +60,12 @@ class CacheManager:
         """The nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks nothing."""
         return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
 
-    def open(self, namespace: Namespace, nodes: list[Node], num_tokens: int, *, headroom: int) -> PageTable | None:
+    def open(
+        self, namespace: Namespace, nodes: list[Node], num_tokens: int, *, headroom: int, is_public: bool = True
+    ) -> PageTable | None:
         """A page table that starts with the matched `nodes` and has pages for `num_tokens`.
+
+        One that is not public is never found by others: what its token ids say is not what it holds.
 
         None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU order.
         """
@@ -71,7 +75,7 @@ class CacheManager:
             for node in reversed(nodes):
                 self.tree.unlock(node)
             return None
-        table = PageTable(namespace, nodes, is_public=self._prefix_cache)
+        table = PageTable(namespace, nodes, is_public=self._prefix_cache and is_public)
         self._open[table] = None
         self.grow(table, num_tokens)
         return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish
 from tureen.engine.queue import LongestPrefixFirst, WaitingQueue, as_ranked, first_come, priority_first
@@ -9,13 +11,13 @@ from tureen.engine.scheduler import Planned, Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
 from tureen.log import get_logger
-from tureen.runner.base import Batch, Row, RowOutput, Runner
+from tureen.runner.base import NAN_LOGITS, Batch, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PositionLogprobs
+from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, PositionLogprobs
 
 MAX_FAILED_STEPS = 3
-FAILED_CODE = "request_failed"
+STEP_FAILED = RowError("request_failed")
 
 log = get_logger("engine")
 
@@ -59,10 +61,11 @@ class Engine:
         self._num_steps = 0
         self._num_output_tokens = 0
         self._num_failed_steps = 0  # in a row
+        self._is_paused = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._ended)
+        return bool(self._ended) or (bool(self._sequences) and not self._is_paused)
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -93,6 +96,8 @@ class Engine:
     def step(self) -> list[OutputDelta]:
         """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
         deltas, self._ended = self._ended, []
+        if self._is_paused:
+            return deltas
         plan = self.scheduler.schedule()
         if not plan:
             return deltas
@@ -105,10 +110,34 @@ class Engine:
 
     def call(self, op: str, **args: object) -> object:
         """A control operation: the method named `op`. Raises NotFound for an unknown one."""
-        operation = {"flush_cache": self.flush_cache, "stats": self.stats}.get(op)
-        if operation is None:
+        operations: dict[str, Callable[..., object]] = {
+            "flush_cache": self.flush_cache,
+            "stats": self.stats,
+            "pause": self.pause,
+            "resume": self.resume,
+        }
+        if op not in operations:
             raise NotFound(f"unknown operation {echo(op)}")
-        return operation(**args)
+        return operations[op](**args)
+
+    def pause(self, mode: PauseMode) -> int:
+        """Take no step until `resume`; new requests wait. Returns how many requests were not ended then.
+
+        What runs ends (`abort`), gives its pages back and waits to be computed again (`retract`), or keeps its pages
+        (`in_place`).
+        """
+        num_requests = len(self._sequences)
+        self._is_paused = True
+        if mode == "abort":
+            for request_id in tuple(self._sequences):
+                self.abort(request_id, "pause")
+        elif mode == "retract":
+            self.scheduler.preempt_all()
+        return num_requests
+
+    def resume(self) -> None:
+        """Go on after `pause`; nothing when there was none."""
+        self._is_paused = False
 
     def flush_cache(self) -> int:
         """Forget all cached prefixes; returns the number of pages freed. Raises InvalidRequest while requests run."""
@@ -131,6 +160,7 @@ class Engine:
             total_output_tokens=self._num_output_tokens,
             total_preemptions=self.scheduler.num_preemptions,
             total_steps=self._num_steps,
+            is_paused=self._is_paused,
         )
 
     def _too_long(self, request: GenerateRequest) -> InvalidRequest:
@@ -156,7 +186,7 @@ class Engine:
             self._num_failed_steps = 0
             return outputs
         outputs = tuple(self._run_alone(planned) for planned in plan)
-        all_failed = all(output.error == FAILED_CODE for output in outputs)
+        all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
@@ -171,7 +201,7 @@ class Engine:
             return self._run_rows([planned])[0]
         except Exception:  # this row's request fails, the others go on
             log.exception("request %s failed", planned.sequence.request.id)
-            return RowOutput(error=FAILED_CODE)
+            return RowOutput(error=STEP_FAILED)
 
     def _commit(self, sequence: Sequence, row: Row, output: RowOutput) -> OutputDelta | None:
         """Take over a row's result. Returns what its client gets of it."""
@@ -185,7 +215,7 @@ class Engine:
                 return self._commit_token(sequence, output.token_id, output.logprobs)
             except TureenError as error:
                 log.error("request %s failed: %s", sequence.request.id, error)
-                return self._fail(sequence, FAILED_CODE)
+                return self._fail(sequence, STEP_FAILED)
         if sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             return self._end(sequence, finish.reached(sequence, context_len=self._context_len))
         return None
@@ -205,14 +235,13 @@ class Engine:
             return self._end(sequence, reason, (token_id,), logprobs)
         return _delta(sequence, sequence.detokenizer.take(), (token_id,), logprobs)
 
-    def _fail(self, sequence: Sequence, code: str) -> OutputDelta:
+    def _fail(self, sequence: Sequence, error: RowError) -> OutputDelta:
         """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
         they may come from any page that it read."""
         assert sequence.table is not None
-        distrust_from = sequence.table.num_matched if code == FAILED_CODE else 0
-        error = RequestFailed(f"the model failed on this request ({code}); other requests go on", code=code)
+        distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
         self._forget(sequence, distrust_from=distrust_from)
-        return _delta(sequence, "", finish=finish.failed(error))
+        return _delta(sequence, "", finish=finish.row_failed(error))
 
     def _end(
         self,
@@ -246,4 +275,5 @@ def _delta(
         output_logprobs=() if logprobs is None else (logprobs,),
         prompt_logprobs=sequence.take_prompt_logprobs(),
         finish=finish,
+        hidden_states=sequence.take_hidden_states(is_last=finish is not None),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tureen.engine.sequence import Sequence
-from tureen.errors import TureenError, Unavailable
+from tureen.errors import TryLater, TureenError
+from tureen.runner.base import RowError
 from tureen.types import FinishReason
 
 
@@ -36,5 +37,11 @@ def failed(error: TureenError) -> FinishReason:
         status=error.status,
         code=error.code,
         field=error.field,
-        retry_after_s=error.retry_after_s if isinstance(error, Unavailable) else None,
+        retry_after_s=error.retry_after_s if isinstance(error, TryLater) else None,
     )
+
+
+def row_failed(error: RowError) -> FinishReason:
+    """The end of a request whose row failed in a step."""
+    message = error.message or f"the model failed on this request ({error.code}); other requests go on"
+    return FinishReason(type="error", message=message, status=error.status, code=error.code, field=error.field)

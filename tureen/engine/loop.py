@@ -30,10 +30,12 @@ from tureen.types import (
 
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
+HEARTBEAT_S = 1.0
+"""A paused engine reports so often: it is not hung."""
 
 log = get_logger("engine")
 
-Take = Callable[[bool], list[ToEngine]]
+Take = Callable[[float | None], list[ToEngine]]
 Publish = Callable[[FromEngine], None]
 
 
@@ -57,7 +59,7 @@ class SteppedEngine(Protocol):
 class Loop:
     """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
 
-    `take(wait)` returns the messages that have come in; with `wait` it blocks until there is one.
+    `take(wait_s)` returns the messages that have come in; it waits so long for the first, None = until there is one.
     """
 
     def __init__(
@@ -76,12 +78,21 @@ class Loop:
         """Returns after Close or the engine's failure; raises nothing that the engine raised."""
         try:
             while not self._is_closed:
-                for message in self._take(not self._engine.has_work):
+                for message in self._take(self._wait_s()):
                     self._handle(message)
                 self._turn()
         except Exception as error:
             log.exception("the engine failed")
             self._fail(type(error).__name__)
+
+    def _wait_s(self) -> float | None:
+        """How long nothing need be done. A paused engine has live requests and no work: their deadlines go on."""
+        if self._engine.has_work:
+            return 0.0
+        if not self._live:
+            return None
+        soonest_s = min(limits.soonest_s for limits in self._live.values())
+        return min(HEARTBEAT_S, max(0.0, soonest_s - self._clock()))
 
     def _turn(self) -> None:
         """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
@@ -92,6 +103,8 @@ class Loop:
             if limits.soonest_s <= now:
                 self._engine.abort(request_id, "deadline")
         if not self._engine.has_work:
+            if self._live:
+                self._report()
             return
         deltas = self._engine.step()
         seconds = self._clock() - now

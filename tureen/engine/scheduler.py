@@ -78,6 +78,11 @@ class Scheduler:
         else:
             self._stop_running(sequence, distrust_from=distrust_from)
 
+    def preempt_all(self) -> None:
+        """Every running sequence gives its pages back and waits."""
+        for sequence in reversed(tuple(self.running)):
+            self._preempt(sequence)
+
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Grow the table of a running sequence, preempting from the end. False when that took the sequence itself."""
         while sequence.table is not None:
@@ -112,7 +117,10 @@ class Scheduler:
             if sequence.leader is not None:
                 continue
             headroom = self._headroom(sequence)
-            table = self._cache.open(sequence.namespace, nodes, sequence.num_tokens, headroom=headroom)
+            is_public = not sequence.request.embeds
+            table = self._cache.open(
+                sequence.namespace, nodes, sequence.num_tokens, headroom=headroom, is_public=is_public
+            )
             if table is None:
                 return
             self._start_running(sequence, table)

@@ -38,6 +38,8 @@ class Sequence:
         if 0 <= start < self.num_prompt:
             self.prompt_logprobs.append(PositionLogprobs(token=(None, self.token_ids[start])))
             self.next_scored = start
+        self.hidden_states: list[bytes] = []  # computed and not sent yet
+        self.next_hidden = 0  # where all are wanted: the first position whose hidden state was not computed yet
 
     @property
     def namespace(self) -> Namespace:
@@ -71,8 +73,12 @@ class Sequence:
     @property
     def max_reused(self) -> int:
         """Most tokens whose K/V may come from the cache: logits are needed from there on."""
-        last = len(self.token_ids) - 1
-        return min(last, self.next_scored) if self.next_scored < self.num_prompt - 1 else last
+        needed = len(self.token_ids) - 1
+        if self.next_scored < self.num_prompt - 1:
+            needed = min(needed, self.next_scored)
+        if self.request.hidden_states == "all":
+            needed = min(needed, self.next_hidden)
+        return needed
 
     @property
     def usage(self) -> Usage:
@@ -92,7 +98,21 @@ class Sequence:
             sample=end == len(self.token_ids) and self.request.max_new_tokens > 0,
             score_from=score_from if targets else 0,
             score_targets=targets,
+            embeds=self._embeds(start, end),
+            hidden_from=self._hidden_from(start, end),
         )
+
+    def _embeds(self, start: int, end: int) -> bytes:
+        size = len(self.request.embeds) // self.num_prompt
+        return self.request.embeds[start * size : end * size]
+
+    def _hidden_from(self, start: int, end: int) -> int | None:
+        """See Row.hidden_from."""
+        if self.request.hidden_states == "all" and self.next_hidden < end:
+            return max(0, self.next_hidden - start)
+        if self.request.hidden_states == "last" and end == len(self.token_ids):
+            return end - start - 1
+        return None
 
     def slot_state(self) -> SlotState:
         """What the sampler must know to start, or to go on after a preemption."""
@@ -104,6 +124,7 @@ class Sequence:
             output_ids=tuple(self.token_ids[self.num_prompt :]),
             end_token_ids=tuple(sorted(self.end_token_ids)),
             logprobs=self.request.logprobs,
+            processor=self.request.processor,
         )
 
     def advance(self, row: Row, output: RowOutput) -> None:
@@ -112,6 +133,19 @@ class Sequence:
         if row.score_targets:
             self.prompt_logprobs += output.prompt_logprobs
             self.next_scored += len(row.score_targets)
+        if row.hidden_from is not None:
+            if self.request.hidden_states == "last":
+                self.hidden_states.clear()
+            self.hidden_states += output.hidden_states
+            self.next_hidden = self.num_computed
+
+    def take_hidden_states(self, *, is_last: bool) -> tuple[bytes, ...]:
+        """What is there, once; of a request that wants the last position's, nothing before it has ended."""
+        if self.request.hidden_states == "last" and not is_last:
+            return ()
+        taken = tuple(self.hidden_states)
+        self.hidden_states.clear()
+        return taken
 
     def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
         """All of them, once; nothing before all are there."""

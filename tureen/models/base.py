@@ -55,9 +55,16 @@ class DecoderModel:
         """-> hidden states [tokens, hidden_size] before the final norm. `attention.plan(inputs)` has been called."""
         step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
         x = self._embedding(inputs.token_ids)
+        if inputs.embedded is not None:
+            places, vectors = inputs.embedded
+            x[places] = vectors.to(x.dtype)
         for block in self._blocks:
             x = block(x, step)
         return x
+
+    def last_hidden(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward`'s result -> float32 [rows, hidden_size] after the final norm."""
+        return self._norm(hidden).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward`'s result -> float32 [rows, vocab_size]."""

@@ -20,6 +20,7 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
     output_ids: tuple[int, ...]  # not empty when a preempted sequence resumes
     end_token_ids: tuple[int, ...]  # EOS (unless ignored) and stop token ids: not to be drawn before min_new_tokens
     logprobs: LogprobSpec | None = None
+    processor: str = ""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -32,11 +33,25 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     sample: bool  # draw the token that follows the last of token_ids
     score_from: int = 0  # index into token_ids of the first position that is scored
     score_targets: tuple[int, ...] = ()  # prompt tokens that follow token_ids[score_from], …: their logprobs are asked
+    embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of the first k of token_ids, which are NO_TOKEN
+    hidden_from: int | None = None  # index into token_ids of the first position whose hidden state is asked for
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...]
     new_slots: tuple[SlotState, ...] = ()
+
+
+class RowError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a row failed. `message` is for the client; "" = only the code is known."""
+
+    code: str
+    message: str = ""
+    status: int = 500
+    field: str | None = None
+
+
+NAN_LOGITS = RowError("nan_logits")
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +60,8 @@ class RowOutput(msgspec.Struct, frozen=True, array_like=True):
     token_id: int | None = None
     logprobs: PositionLogprobs | None = None  # of the drawn token, if its request asked
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one per score target
-    error: str | None = None  # a code such as "nan_logits": this row alone fails
+    hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] of token_ids[hidden_from], … to the last
+    error: RowError | None = None  # this row alone fails
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +74,7 @@ class Capacity(msgspec.Struct, frozen=True):
     max_rows: int  # slots; ids 0 .. max_rows - 1
     vocab_size: int
     context_len: int
+    hidden_size: int = 1
     kv_bytes_per_token: int = 0
 
 

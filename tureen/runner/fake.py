@@ -6,13 +6,14 @@ of all that it reads: a page that is shared wrongly, stale or freed changes the 
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
-from tureen.runner.base import Batch, Capacity, Row, RowOutput, SlotState, StepOutput
+from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
 from tureen.types import LogprobSpec, PositionLogprobs, TokenLogprob
 
 WIDTH = 8  # bytes stored per position
@@ -97,22 +98,39 @@ class FakeRunner:
             position = row.start + index
             before = self._read(row, position - 1) if position else b""
             poisoned = fault == "poison" or before == POISON
-            self._kv[self._at(row, position)] = POISON if poisoned else digest(before, token_id)
+            self._kv[self._at(row, position)] = (
+                POISON if poisoned else digest(before, token_id, self._embed(row, index))
+            )
+        hidden = self._hidden_states(row)
         spec = self._states[row.slot].logprobs
         scores = []
         for index, target in enumerate(row.score_targets):
             history = self._history(row, row.start + row.score_from + index)
             if history is None:
-                return RowOutput(error="nan_logits")
+                return RowOutput(error=NAN_LOGITS)
             scores.append(self._logprobs(history, target, spec or LogprobSpec()))
         if not row.sample:
-            return RowOutput(prompt_logprobs=tuple(scores))
+            return RowOutput(prompt_logprobs=tuple(scores), hidden_states=hidden)
         history = self._history(row, row.start + len(row.token_ids) - 1)
         if history is None:
-            return RowOutput(error="nan_logits")
+            return RowOutput(error=NAN_LOGITS)
         token_id = self._draw(row, history)
         logprobs = self._logprobs(history, token_id, spec) if spec else None
-        return RowOutput(token_id, logprobs, tuple(scores))
+        return RowOutput(token_id, logprobs, tuple(scores), hidden)
+
+    def _hidden_states(self, row: Row) -> tuple[bytes, ...]:
+        """Small numbers that depend on all tokens before."""
+        if row.hidden_from is None:
+            return ()
+        positions = range(row.start + row.hidden_from, row.start + len(row.token_ids))
+        histories = [self._history(row, position) or POISON for position in positions]
+        count = self._capacity.hidden_size
+        return tuple(struct.pack(f"<{count}f", *(history[i % WIDTH] for i in range(count))) for history in histories)
+
+    def _embed(self, row: Row, index: int) -> bytes:
+        """The embedding given in place of the token at an index of the row; nothing where there is a token."""
+        size = 4 * self._capacity.hidden_size
+        return row.embeds[index * size : (index + 1) * size]
 
     def _draw(self, row: Row, history: bytes) -> int:
         state, outputs = self._states[row.slot], self._outputs[row.slot]

@@ -7,6 +7,7 @@ import torch
 
 from tureen.attention.base import ModelInput, Span
 from tureen.runner.base import Batch, Row
+from tureen.types import NO_TOKEN
 
 
 def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:
@@ -18,11 +19,28 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
         first += len(row.token_ids)
     positions = np.concatenate([np.arange(span.start, span.start + span.length) for span in spans])
     token_ids = np.fromiter((token for row in batch.rows for token in row.token_ids), np.int64, first)
+    embedded = _embedded(batch, spans, device)
+    if embedded is not None:
+        token_ids.clip(min=0, out=token_ids)
     kv_slots = np.concatenate([_kv_slots(row, page_size) for row in batch.rows])
     last = [span.first + span.length - 1 for span, row in zip(spans, batch.rows, strict=True) if row.sample]
     token_ids_t, positions_t, kv_slots_t = torch.from_numpy(np.stack((token_ids, positions, kv_slots))).to(device)
     sampled = torch.tensor(last, dtype=torch.int64).to(device) if last else None
-    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled)
+    return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded)
+
+
+def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Which tokens of the step are given as embeddings, and these; see ModelInput."""
+    places: list[np.ndarray] = []
+    values: list[np.ndarray] = []
+    for row, span in zip(batch.rows, spans, strict=True):
+        if row.embeds:
+            num_given = sum(token == NO_TOKEN for token in row.token_ids)
+            places.append(np.arange(span.first, span.first + num_given))
+            values.append(np.frombuffer(row.embeds, np.float32).reshape(num_given, -1))
+    if not places:
+        return None
+    return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
 
 
 def _kv_slots(row: Row, page_size: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from tureen.models.base import DecoderModel, layer_shape
 from tureen.models.config import ModelConfig
 from tureen.registry import find_model
 from tureen.runner import kv_pool, loading
-from tureen.runner.base import Batch, Capacity, Row, RowOutput, StepOutput
+from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, RowOutput, StepOutput
 from tureen.runner.inputs import make_input
 from tureen.sampling.sampler import Sampler
 from tureen.types import PositionLogprobs
@@ -26,7 +26,6 @@ from tureen.weights.load import iter_tensors
 from tureen.weights.source import ModelSource, model_config
 
 SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
-NAN_LOGITS = "nan_logits"
 
 log = get_logger("runner")
 
@@ -70,11 +69,15 @@ class ModelRunner:
             () if hidden is None else self._score(row, span, hidden)
             for row, span in zip(batch.rows, spans, strict=True)
         ]
+        states = [
+            () if hidden is None else self._hidden_states(row, span, hidden)
+            for row, span in zip(batch.rows, spans, strict=True)
+        ]
         drawn = iter(self._sample(batch, logits))
         return StepOutput(
             tuple(
-                _combine(next(drawn) if row.sample else RowOutput(), score)
-                for row, score in zip(batch.rows, scores, strict=True)
+                _combine(next(drawn) if row.sample else RowOutput(), score, state)
+                for row, score, state in zip(batch.rows, scores, states, strict=True)
             )
         )
 
@@ -110,6 +113,15 @@ class ModelRunner:
                 return None
             scores += self._sampler.score(logits, row.slot, targets)
         return tuple(scores)
+
+    def _hidden_states(self, row: Row, span: Span, hidden: Tensor) -> tuple[bytes, ...] | None:
+        """Of the positions that the row asks for; None where they are not numbers."""
+        if row.hidden_from is None:
+            return ()
+        states = self._model.last_hidden(hidden[span.first + row.hidden_from : span.first + span.length])
+        if not bool(torch.isfinite(states).all()):
+            return None
+        return tuple(state.tobytes() for state in states.cpu().numpy())
 
     def _describe_device(self) -> dict[str, str]:
         return {"name": self._device.name, "dtype": str(self._dtype).removeprefix("torch.")}
@@ -147,7 +159,15 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
         model,
         ReferenceAttention(layers, pool.keys, pool.values),
         Sampler(config.max_running_requests, shape.vocab_size, device.torch_device),
-        Capacity(num_pages, config.page_size, config.max_running_requests, shape.vocab_size, context_len, token_bytes),
+        Capacity(
+            num_pages=num_pages,
+            page_size=config.page_size,
+            max_rows=config.max_running_requests,
+            vocab_size=shape.vocab_size,
+            context_len=context_len,
+            hidden_size=shape.hidden_size,
+            kv_bytes_per_token=token_bytes,
+        ),
         device,
         dtype,
     )
@@ -169,9 +189,11 @@ def _within_pool(context_len: int, pool_tokens: int) -> int:
     return min(context_len, pool_tokens)
 
 
-def _combine(drawn: RowOutput, score: tuple[PositionLogprobs, ...] | None) -> RowOutput:
+def _combine(
+    drawn: RowOutput, score: tuple[PositionLogprobs, ...] | None, states: tuple[bytes, ...] | None
+) -> RowOutput:
     if drawn.error is not None:
         return drawn
-    if score is None:
+    if score is None or states is None:
         return RowOutput(error=NAN_LOGITS)
-    return msgspec.structs.replace(drawn, prompt_logprobs=score) if score else drawn
+    return msgspec.structs.replace(drawn, prompt_logprobs=score, hidden_states=states) if score or states else drawn

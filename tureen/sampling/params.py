@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import regex
@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {counts} written out; bounds compiling
 MAX_BIAS = 100
+MAX_CUSTOM_PARAMS_BYTES = 16 << 10
 MAX_N = 128
 COUNTS, NUMBERS = regex.compile(r"\{([^{}]*)\}"), regex.compile("[0-9]+")
 VERBOSE_FLAG = regex.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
@@ -97,6 +98,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         dict[int, float],
         Meta(max_length=MAX_LOGIT_BIAS, description="Added to the logits of these token ids; each in [-100, 100]."),
     ] = msgspec.field(default_factory=dict)
+    custom_params: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Given to the custom logit processor as this request's entry of custom_param_list."),
+    ] = None
     sampling_seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
         Meta(description="Same request, same seed, same tokens. Default: random, reported."),
@@ -119,10 +124,10 @@ ALIASES = {"seed": "sampling_seed"}
 FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if isinstance(f.default, float))
 
 
-def check_params(params: SamplingParams, *, vocab_size: int, path: str = "sampling_params") -> None:
-    """The rules that types and single bounds cannot say. Raises InvalidRequest naming the field below `path`."""
+def check_params(params: SamplingParams, *, vocab_size: int, path: Callable[[str], str] = str) -> None:
+    """The rules that types and single bounds cannot say. Raises InvalidRequest; `path` says what it calls a field."""
     for name, message in _faults(params, vocab_size):
-        raise InvalidRequest(f"{path}.{name} {message}", field=f"{path}.{name}")
+        raise InvalidRequest(f"{path(name)} {message}", field=path(name))
 
 
 def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
@@ -139,6 +144,8 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     yield from _stop_faults("stop_regex", params.stop_regex)
     yield from _pattern_faults(params.stop_regex)
     yield from _token_faults(params, vocab_size)
+    if params.custom_params is not None and len(msgspec.json.encode(params.custom_params)) > MAX_CUSTOM_PARAMS_BYTES:
+        yield "custom_params", f"must be at most {MAX_CUSTOM_PARAMS_BYTES} bytes of JSON"
 
 
 def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:

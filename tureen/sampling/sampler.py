@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tureen.runner.base import RowOutput, SlotState
+from tureen.runner.base import NAN_LOGITS, RowOutput, SlotState
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.params import SamplingParams
 from tureen.sampling.probability import (
@@ -49,7 +49,7 @@ class Sampler:
         """One token per row of logits [rows, vocab] float32, which are overwritten.
 
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]. A failed row gets
-        error "nan_logits".
+        error NAN_LOGITS.
         """
         if logits.shape != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -71,7 +71,7 @@ class Sampler:
         for row in good:
             batch[row].record(token_ids[row])
         return [
-            RowOutput(token_id=token_ids[row], logprobs=reports.get(row)) if is_sound else RowOutput(error="nan_logits")
+            RowOutput(token_id=token_ids[row], logprobs=reports.get(row)) if is_sound else RowOutput(error=NAN_LOGITS)
             for row, is_sound in enumerate(are_sound)
         ]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tureen.runner.base import SlotState
 from tureen.sampling.params import SamplingParams
+from tureen.types import NO_TOKEN
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -64,10 +65,11 @@ class Slot:
 def start_slot(state: SlotState, stages: tuple[int, ...]) -> Slot:
     """As if every token of state.output_ids had been drawn here."""
     params = state.params
+    known_prompt = tuple(token_id for token_id in state.prompt_ids if token_id != NO_TOKEN)
     counts_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
     return Slot(
         state=state,
         stages=stages,
         output=TokenCounts(state.output_ids) if counts_output else None,
-        seen=TokenCounts(state.prompt_ids + state.output_ids) if params.has_repetition_penalty else None,
+        seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import queue
@@ -45,8 +46,11 @@ class Link:
     def start_reading(self) -> None:
         threading.Thread(target=self._read, name="link", daemon=True).start()
 
-    def take(self, wait: bool) -> list[ToEngine]:
-        messages = [self._inbox.get()] if wait else []
+    def take(self, wait_s: float | None) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        if wait_s != 0:
+            with contextlib.suppress(queue.Empty):
+                messages.append(self._inbox.get(timeout=wait_s))
         while not self._inbox.empty():
             messages.append(self._inbox.get())
         return messages

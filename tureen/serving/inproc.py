@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -105,8 +106,11 @@ class InprocClient:
     def _report(self, phase: str, done: int, total: int) -> None:
         self._publish(Phase(phase, done, total))
 
-    def _take(self, wait: bool) -> list[ToEngine]:
-        messages = [self._inbox.get()] if wait else []
+    def _take(self, wait_s: float | None) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        if wait_s != 0:
+            with contextlib.suppress(queue.Empty):
+                messages.append(self._inbox.get(timeout=wait_s))
         while not self._inbox.empty():
             messages.append(self._inbox.get())
         return messages

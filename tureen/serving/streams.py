@@ -28,7 +28,9 @@ from tureen.types import (
 )
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
-    kind.status: kind for kind in errors.TureenError.__subclasses__() if kind is not errors.StartupError
+    kind.status: kind
+    for kind in (*errors.TureenError.__subclasses__(), *errors.TryLater.__subclasses__())
+    if kind not in (errors.StartupError, errors.TryLater)
 }
 
 
@@ -175,6 +177,7 @@ def merge(first: OutputDelta, second: OutputDelta) -> OutputDelta:
         output_logprobs=first.output_logprobs + second.output_logprobs,
         prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
         finish=second.finish,
+        hidden_states=first.hidden_states + second.hidden_states,
     )
 
 
@@ -182,7 +185,6 @@ def as_error(finish: FinishReason) -> errors.TureenError:
     """The exception that a finish reason of type `error` stands for."""
     kind = ERRORS_BY_STATUS.get(finish.status or 500, errors.RequestFailed)
     message = finish.message or "the request failed"
-    if kind is errors.Unavailable:
-        retry_after_s = finish.retry_after_s or 1
-        return errors.Unavailable(message, field=finish.field, code=finish.code, retry_after_s=retry_after_s)
+    if issubclass(kind, errors.TryLater):
+        return kind(message, field=finish.field, code=finish.code, retry_after_s=finish.retry_after_s or 1)
     return kind(message, field=finish.field, code=finish.code)

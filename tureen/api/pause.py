@@ -1,0 +1,38 @@
+"""Holding generation up and letting it go on: `/pause_generation`, `/continue_generation`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.dialect import Entry
+from tureen.api.state import ServerState
+from tureen.types import PauseMode
+
+
+class PauseBody(msgspec.Struct, frozen=True):
+    """What becomes of requests that run: they end, are computed again later, or keep their place."""
+
+    mode: PauseMode = "abort"
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def pause_generation(request: Request) -> Response:
+        raw = await request.body()
+        given = read_json(request.headers.get("content-type"), raw) if raw.strip() else {}
+        refuse_unknown(given, PauseBody.__struct_fields__)
+        body = convert({name: value for name, value in given.items() if value is not None}, PauseBody)
+        num_requests = await state.client.call("pause", mode=body.mode)
+        done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
+        return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})
+
+    async def continue_generation(_: Request) -> Response:
+        await state.client.call("resume")
+        return JSONResponse({"message": "generation goes on", "status": "ok"})
+
+    return [
+        Entry("/pause_generation", pause_generation, access="admin", methods=["POST"]),
+        Entry("/continue_generation", continue_generation, access="admin", methods=["POST"]),
+    ]

@@ -1,0 +1,210 @@
+"""From a prompt and its sampling parameters to requests: defaults merged, lengths resolved, a seed for each sample."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from tureen.api.body import convert
+from tureen.api.state import Context
+from tureen.errors import InvalidRequest, echo
+from tureen.sampling.params import SamplingParams, check_params
+from tureen.types import GenerateRequest
+
+T = TypeVar("T")
+
+MAX_PROMPTS = 128
+MAX_SEQUENCES = 512
+MAX_RID_CHARS = 256
+
+NO_PARAMS = SamplingParams()
+"""Stands in a template until `samples` puts the real ones there."""
+
+Origin = Literal["request", "model", "server", "default"]
+
+
+class Names(NamedTuple):
+    """What a dialect calls the sampling parameters, for its errors."""
+
+    where: str = ""  # the object they stand in; "" = the body itself
+    renamed: Mapping[str, str] = {}
+
+    def path(self, parameter: str) -> str:
+        name = self.renamed.get(parameter, parameter)
+        return f"{self.where}.{name}" if self.where else name
+
+
+class Sampling(NamedTuple):
+    """One prompt's sampling parameters, and where those came from that are not the documented default."""
+
+    params: SamplingParams
+    origins: Mapping[str, Origin]
+    names: Names
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that one body asks for together, prompt-major."""
+
+    requests: tuple[GenerateRequest, ...]
+    rids: tuple[str, ...]  # what each is called
+    names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
+    log_metrics: bool = True
+
+
+def make_sampling(
+    given: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+) -> Sampling:
+    """Merge what the request says over the server's, the model's and the dialect's defaults. Raises InvalidRequest."""
+    server, model = context.defaults
+    sources: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
+        ("default", defaults or {}),
+        ("model", model),
+        ("server", server),
+        ("request", given),
+    )
+    fields: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, values in sources:
+        fields |= values
+        origins |= dict.fromkeys(values, origin)
+    params = convert(fields, SamplingParams, names.path)
+    check_params(params, vocab_size=context.info.vocab_size, path=names.path)
+    return Sampling(params, origins, names)
+
+
+def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str) -> int:
+    """Samples per prompt, the same for all. Raises InvalidRequest for an empty batch and for more than one may have."""
+    if not num_prompts:
+        raise InvalidRequest(
+            f"{prompt_field} is an empty list; it must have at least one prompt",
+            field=prompt_field,
+            code="empty_prompt",
+        )
+    if num_prompts > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{prompt_field} is a batch of at most {MAX_PROMPTS} prompts, got {num_prompts}", field=prompt_field
+        )
+    field = samplings[0].names.path("n")
+    num_samples = samplings[0].params.n
+    if any(sampling.params.n != num_samples for sampling in samplings):
+        raise InvalidRequest(f"{field} must be the same for all prompts of a batch", field=field)
+    if num_prompts * num_samples > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {field} = {num_samples} make {num_prompts * num_samples} sequences; "
+            f"at most {MAX_SEQUENCES}",
+            field=field,
+        )
+    return num_samples
+
+
+def samples(template: GenerateRequest, sampling: Sampling, prompt_name: str, context: Context) -> list[GenerateRequest]:
+    """The n requests of one prompt. The template's id, params, max_new_tokens and seed are filled in here."""
+    params = sampling.params
+    max_new_tokens = _max_new_tokens(sampling, prompt_name, len(template.token_ids), context)
+    base = secrets.randbits(63) if params.sampling_seed is None else params.sampling_seed
+    return [
+        msgspec.structs.replace(
+            template, params=params, max_new_tokens=max_new_tokens, seed=(base + sample + 2**63) % 2**64 - 2**63
+        )
+        for sample in range(params.n)
+    ]
+
+
+def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
+    room = context.capacity - num_prompt
+    asked = sampling.params.max_new_tokens
+    if room < (0 if asked == 0 else 1):
+        raise InvalidRequest(
+            f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
+            "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
+            field=prompt_name,
+            code="prompt_too_long",
+        )
+    field = sampling.names.path("max_new_tokens")
+    if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
+        raise InvalidRequest(
+            f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {asked} make {num_prompt + asked}, "
+            f"more than the context length of {context.capacity}; lower it to at most {room}, "
+            "or send null for up to the context end",
+            field=field,
+            code="context_exceeded",
+        )
+    resolved = room if asked is None else min(asked, room)
+    if sampling.params.min_new_tokens > resolved:
+        field = sampling.names.path("min_new_tokens")
+        raise InvalidRequest(
+            f"{field} is {sampling.params.min_new_tokens}, but only {resolved} tokens fit the context", field=field
+        )
+    return resolved
+
+
+def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
+    """Every sampling parameter as it acts on a request: its value, and whether request, model, server or default set
+    it."""
+    values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
+    origins: dict[str, str] = dict(sampling.origins)
+    if request.max_new_tokens != sampling.params.max_new_tokens:
+        origins["max_new_tokens"] = "model"  # what is left of its context
+    if sampling.params.stream_interval is None and context.config.stream_interval > 1:
+        origins["stream_interval"] = "server"
+    values |= {
+        "max_new_tokens": request.max_new_tokens,
+        "sampling_seed": request.seed,
+        "stream_interval": sampling.params.stream_interval or context.config.stream_interval,
+    }
+    return {name: {"value": value, "from": origins.get(name, "default")} for name, value in values.items()}
+
+
+def name_requests(
+    rid: str | list[str] | None, batch: int, num_samples: int, *, is_batch: bool
+) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
+    """Every name a client may abort by, with the indices of the requests it means; and each request's own name.
+
+    A batch of rid `r` gets r_0, r_1, …, and so do samples. Raises InvalidRequest.
+    """
+    rids = _rids(rid, batch, is_batch)
+    names: dict[str, tuple[int, ...]] = {}
+    own: list[str] = []
+    for index, one in enumerate(rids):
+        indices = tuple(range(index * num_samples, (index + 1) * num_samples))
+        names[one] = indices
+        if num_samples > 1:
+            names.update({f"{one}_{sample}": (indices[sample],) for sample in range(num_samples)})
+        own += [f"{one}_{sample}" if num_samples > 1 else one for sample in range(num_samples)]
+    if isinstance(rid, str):
+        names[rid] = tuple(range(len(own)))
+    elif num_samples > 1 and len(names) < len(rids) + len(own):
+        raise InvalidRequest("rid has an id that is also that of another's sample, such as x and x_0", field="rid")
+    return names, tuple(own)
+
+
+def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
+    if rid is None:
+        return [uuid.uuid4().hex for _ in range(batch)]
+    if isinstance(rid, str):
+        rids = [f"{rid}_{index}" for index in range(batch)] if is_batch else [rid]
+    elif is_batch:
+        rids = per_prompt(rid, batch, "rid")
+    else:
+        raise InvalidRequest("rid is a list, but there is one prompt, not a batch; send a string", field="rid")
+    for one in [rid] if isinstance(rid, str) else rids:
+        if not (1 <= len(one) <= MAX_RID_CHARS and one.isascii() and one.isprintable()):
+            raise InvalidRequest(
+                f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(one)}", field="rid"
+            )
+    if len(set(rids)) < len(rids):
+        raise InvalidRequest("rid has the same id twice; each prompt of a batch needs its own", field="rid")
+    return rids
+
+
+def per_prompt(value: list[T] | T, batch: int, name: str) -> list[T]:
+    """One value for each prompt. Raises InvalidRequest for a list of another length."""
+    if not isinstance(value, list):
+        return [value] * batch
+    if len(value) != batch:
+        raise InvalidRequest(f"{name} has {len(value)} entries, but the batch has {batch} prompts", field=name)
+    return value

@@ -1,0 +1,141 @@
+"""A body's prompts as text, token ids or embeddings: their form checked, texts tokenized."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tureen.api.state import Context
+from tureen.errors import InvalidRequest, echo
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import NO_TOKEN
+
+INLINE_CHARS = 2048
+"""A shorter text is tokenized on the event loop: that takes less than a hand-over to a thread."""
+
+LARGEST = {"float16": 65504.0}
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Prompt(NamedTuple):
+    """One prompt. With embeddings (float32 [tokens, hidden_size] as bytes) every token id is NO_TOKEN."""
+
+    token_ids: list[int]
+    embeds: bytes = b""
+
+
+class Texts(NamedTuple):
+    """Prompts that must be tokenized, and what to call each in an error."""
+
+    texts: list[str]
+    names: list[str]
+
+
+def texts(given: str | list[str], field: str) -> Texts:
+    """Raises InvalidRequest for an empty text."""
+    is_batch = isinstance(given, list)
+    found = Texts(given if isinstance(given, list) else [given], [])
+    for index, text in enumerate(found.texts):
+        name = f"{field}[{index}]" if is_batch else field
+        found.names.append(name)
+        if not text:
+            raise InvalidRequest(f"{name} is empty; a prompt has at least one token", field=name, code="empty_prompt")
+    return found
+
+
+async def tokenize(
+    texts: Sequence[str], names: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int
+) -> list[list[int]]:
+    """Token ids of each text. Raises InvalidRequest, with the text's name, for one without tokens or far too long."""
+    limit = max_tokens * tokenizer.max_token_chars
+    for text, name in zip(texts, names, strict=True):
+        if len(text) > limit:
+            raise InvalidRequest(
+                f"The input ({len(text)} characters) is longer than the model's context length ({max_tokens} tokens) "
+                "can hold; shorten it.",
+                field=name,
+                code="prompt_too_long",
+            )
+    if sum(map(len, texts)) <= INLINE_CHARS:
+        ids = [tokenizer.encode(text) for text in texts]
+    else:
+        ids = await asyncio.to_thread(lambda: [tokenizer.encode(text) for text in texts])
+    for one, name in zip(ids, names, strict=True):
+        if not one:
+            raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
+    return ids
+
+
+def id_lists(given: list[Any], vocab_size: int, *, may_be_empty: bool) -> list[Prompt]:
+    """input_ids: one prompt, or a batch of them. Raises InvalidRequest."""
+    is_batch = bool(given) and isinstance(given[0], list)
+    lists = given if is_batch else [given]
+    for index, ids in enumerate(lists):
+        where = f"input_ids[{index}]" if is_batch else "input_ids"
+        if not isinstance(ids, list):
+            raise _mixed("input_ids", "token ids")
+        if not ids and not may_be_empty:
+            raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
+        _check_ids(ids, where, vocab_size)
+    return [Prompt(ids) for ids in lists]
+
+
+def _check_ids(ids: list[Any], where: str, vocab_size: int) -> None:
+    for position, token_id in enumerate(ids):
+        if not isinstance(token_id, int):
+            raise _mixed("input_ids", "token ids")
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{where}[{position}] must be a token id in [0, {vocab_size}), got {echo(token_id)}",
+                field=where,
+                code="token_id_out_of_range",
+            )
+
+
+def embeddings(given: list[Any], context: Context) -> list[Prompt]:
+    """input_embeds: [tokens, hidden_size] numbers, or a batch of such. Raises InvalidRequest."""
+    is_batch = bool(given) and bool(given[0]) and isinstance(given[0][0], list)
+    matrices = given if is_batch else [given]
+    return [
+        _embedding(matrix, f"input_embeds[{index}]" if is_batch else "input_embeds", context)
+        for index, matrix in enumerate(matrices)
+    ]
+
+
+def _embedding(matrix: list[Any], where: str, context: Context) -> Prompt:
+    width = context.info.hidden_size
+    if not matrix:
+        raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
+    if len(matrix) > context.capacity:
+        raise InvalidRequest(
+            f"The input ({len(matrix)} embeddings in {where}) is longer than the model's context length "
+            f"({context.capacity} tokens); shorten it.",
+            field=where,
+            code="prompt_too_long",
+        )
+    for position, row in enumerate(matrix):
+        if not isinstance(row, list):
+            raise _mixed("input_embeds", "embeddings")
+        if len(row) != width:
+            raise _bad_embeds(f"{where}[{position}] must have {width} numbers (the hidden size), got {len(row)}", where)
+        if any(isinstance(value, list) for value in row):
+            raise _mixed("input_embeds", "embeddings")
+    values = np.array(matrix, dtype=np.float64)
+    largest = LARGEST.get(context.info.dtype, FLOAT32_MAX)
+    if not (np.abs(values) <= largest).all():
+        position = int(np.argwhere(~(np.abs(values) <= largest))[0][0])
+        raise _bad_embeds(
+            f"{where}[{position}] has a number that is not finite in the model's {context.info.dtype}", where
+        )
+    return Prompt([NO_TOKEN] * len(matrix), values.astype(np.float32).tobytes())
+
+
+def _bad_embeds(message: str, field: str) -> InvalidRequest:
+    return InvalidRequest(message, field=field, code="invalid_input_embeds")
+
+
+def _mixed(field: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} mixes {what} and lists of them; send one or the other", field=field)

@@ -151,6 +151,17 @@ def test_three_steps_in_which_nothing_runs_end_the_engine():
             assert error.value.code == "engine_dead"
 
 
+def test_an_input_that_makes_every_step_fail_does_not_end_the_engine():
+    world = World(fault=lambda call, row: "raise" if 13 in row.token_ids else None)
+    for index in range(3 * engine_module.MAX_FAILED_STEPS):
+        world.add(make_request(f"bad{index}", [13, index]))
+        world.step()
+        assert world.answers[f"bad{index}"].finish.code == "request_failed"
+    world.add(make_request("good", [1, 2, 3]))
+    world.drain()
+    world.check_answer("good")
+
+
 def test_a_good_step_between_failures_keeps_the_engine_alive():
     world = World(fault=lambda call, row: "raise" if len(row.token_ids) == 5 else None)
     for index in range(3 * engine_module.MAX_FAILED_STEPS):

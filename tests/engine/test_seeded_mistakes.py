@@ -6,6 +6,8 @@ from world import BooksWrong, simulate
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Node, RadixTree
+from tureen.engine.engine import Engine
+from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 
@@ -13,7 +15,7 @@ PAGE_SIZES = (1, 2, 16)
 
 
 def _is_caught() -> bool:
-    for seed in range(40):
+    for seed in range(120):
         try:
             fault_rate = 0.15 * (seed % 2)
             world = simulate(seed, page_size=PAGE_SIZES[seed % 3], fault_rate=fault_rate)
@@ -167,7 +169,39 @@ def _followers_wait_for_leaders_that_are_gone(monkeypatch):
     monkeypatch.setattr(Sequence, "is_following", property(is_following))
 
 
+def _embeddings_are_published(monkeypatch):
+    opened = CacheManager.open
+    monkeypatch.setattr(
+        CacheManager, "open", lambda self, *given, is_public, **options: opened(self, *given, **options)
+    )
+
+
+def _embeddings_of_a_later_chunk_are_those_of_the_first(monkeypatch):
+    embeds = Sequence._embeds
+    monkeypatch.setattr(Sequence, "_embeds", lambda self, start, end: embeds(self, 0, end - start))
+
+
+def _hidden_states_are_sent_again_after_a_preemption(monkeypatch):
+    def asked_from(self, start, end, *, reaches_end):
+        return 0 if self._wanted == "all" else None
+
+    monkeypatch.setattr(HiddenStateQueue, "asked_from", asked_from)
+
+
+def _reuse_ignores_hidden_states(monkeypatch):
+    monkeypatch.setattr(HiddenStateQueue, "first_needed", lambda self: None)
+
+
+def _a_pause_is_forgotten(monkeypatch):
+    monkeypatch.setattr(Engine, "pause", lambda self, mode: 0)
+
+
 MISTAKES = [
+    _embeddings_are_published,
+    _embeddings_of_a_later_chunk_are_those_of_the_first,
+    _hidden_states_are_sent_again_after_a_preemption,
+    _reuse_ignores_hidden_states,
+    _a_pause_is_forgotten,
     _tree_takes_no_reference,
     _reused_pages_are_not_locked,
     _a_locked_page_stays_evictable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -13,7 +14,7 @@ from tureen.engine.engine import Engine
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.sampling.params import SamplingParams
-from tureen.types import FinishReason, GenerateRequest, LogprobSpec, OutputDelta
+from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, OutputDelta
 
 VOCAB_SIZE = 64
 EOS_IDS = (7,)
@@ -36,11 +37,22 @@ def _logprob(history: bytes, token: int) -> float:
     return -(_int(_hash(history, token)) % 9999 + 1) / 1000
 
 
+def _hidden(stored: list[bytes]) -> list[bytes]:
+    """One number for each position: the first byte of the hash of all that is stored up to there."""
+    return [struct.pack("<f", _hash(*stored[: at + 1])[0]) for at in range(len(stored))]
+
+
+def _expected_hidden(request: GenerateRequest, stored: list[bytes], num_output: int) -> list[bytes]:
+    num_computed = len(request.token_ids) + max(0, num_output - 1)
+    wanted = _hidden(stored[:num_computed])
+    return {"none": [], "last": wanted[-1:], "all": wanted}[request.hidden_states]
+
+
 def expected(request: GenerateRequest, context_len: int):
-    """(output ids, finish, output logprobs, prompt logprobs) of a request running alone."""
+    """(output ids, finish, output logprobs, prompt logprobs, what is stored) of a request running alone."""
     stored: list[bytes] = []
-    for token in request.token_ids:
-        stored.append(_hash(stored[-1] if stored else b"", token))
+    for at, token in enumerate(request.token_ids):
+        stored.append(_hash(stored[-1] if stored else b"", token, request.embeds[4 * at : 4 * at + 4]))
     prompt, spec, params = request.token_ids, request.logprobs, request.params
     scored = []
     if spec and 0 <= spec.prompt_start < len(prompt):
@@ -60,12 +72,12 @@ def expected(request: GenerateRequest, context_len: int):
         stored.append(_hash(stored[-1], token))
         if len(output) >= params.min_new_tokens:
             if token in ends:
-                return output, FinishReason(type="stop", matched=token), logprobs, scored
+                return output, FinishReason(type="stop", matched=token), logprobs, scored, stored
             if chr(token) in params.stop:
-                return output, FinishReason(type="stop", matched=chr(token)), logprobs, scored
+                return output, FinishReason(type="stop", matched=chr(token)), logprobs, scored, stored
         if len(prompt) + len(output) >= context_len:
             break
-    return output, FinishReason(type="length", length=len(output)), logprobs, scored
+    return output, FinishReason(type="length", length=len(output)), logprobs, scored, stored
 
 
 # ---- the engine in its box
@@ -113,6 +125,7 @@ class Answer:
     text: str = ""
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=list)
+    hidden_states: list[bytes] = field(default_factory=list)
     finish: FinishReason | None = None
     usage: object = None
     num_deltas: int = 0
@@ -126,6 +139,7 @@ class Answer:
         self.text += delta.text
         self.logprobs += [p.token for p in delta.output_logprobs]
         self.prompt_logprobs += [p.token for p in delta.prompt_logprobs]
+        self.hidden_states += delta.hidden_states
         self.finish = delta.finish
         self.usage = delta.usage
 
@@ -164,6 +178,8 @@ class World:
         self.num_steps += 1
         before = self.runner.num_calls
         schedulable = any(answer.finish is None for answer in self.answers.values()) and self._has_sequences()
+        if self.engine.stats().is_paused:
+            schedulable = False
         deltas = self.engine.step()
         for delta in deltas:
             self.answers[delta.id].take(delta)
@@ -208,6 +224,7 @@ class World:
         assert len(table.nodes) * size <= sequence.num_computed <= len(table.pages) * size
         assert sequence.num_computed < sequence.num_tokens
         assert len(set(table.pages)) == len(table.pages)
+        assert not (sequence.request.embeds and table.nodes), "embeddings in the prefix cache"
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
         assert tokens == sequence.token_ids[: len(table.nodes) * size]
         if table.nodes:
@@ -226,10 +243,13 @@ class World:
     def check_answer(self, request_id: str, *, may_fail: bool = False) -> None:
         """The answer is that of the request alone; an aborted or failed one is its beginning."""
         request, answer = self.requests[request_id], self.answers[request_id]
-        output, finish, logprobs, scored = expected(request, self.context_len)
+        output, finish, logprobs, scored, stored = expected(request, self.context_len)
         if answer.finish.type == "abort" or (may_fail and answer.finish.type == "error"):
             assert answer.token_ids == output[: len(answer.token_ids)]
+            if request.hidden_states == "all":
+                assert answer.hidden_states == _hidden(stored)[: len(answer.hidden_states)]
         else:
+            assert answer.hidden_states == _expected_hidden(request, stored, len(output))
             assert (answer.token_ids, answer.finish) == (output, finish)
             assert answer.prompt_logprobs == scored
         if request.logprobs is not None:
@@ -284,6 +304,14 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
             stop=("!",) if rng.random() < 0.2 else (),
             min_new_tokens=rng.randrange(max_new + 1) if rng.random() < 0.3 else 0,
         )
+        base = msgspec.structs.replace(base, hidden_states=rng.choice(["none", "none", "none", "last", "all"]))
+        if rng.random() < 0.15:
+            base = msgspec.structs.replace(
+                base,
+                token_ids=(NO_TOKEN,) * len(prompt),
+                embeds=rng.randbytes(4 * len(prompt)),
+                logprobs=base.logprobs and LogprobSpec(),
+            )
         for sample in range(rng.choice([1, 1, 2, 4])):
             requests.append(msgspec.structs.replace(base, id=f"{base.id}.{sample}", seed=base.seed + sample))
     return requests[:count]
@@ -297,10 +325,21 @@ def _random_faults(seed: int, rate: float):
     return fault if rate else None
 
 
+def _pause(world: World, rng: random.Random) -> None:
+    """Nothing runs during a pause; what was there goes on after it."""
+    num_calls = world.runner.num_calls
+    world.engine.pause(rng.choice(["abort", "retract", "in_place"]))
+    for _ in range(rng.randrange(3)):
+        world.step()
+    assert world.runner.num_calls == num_calls
+    assert not world.engine.has_work or world.engine._ended
+    world.engine.resume()
+
+
 def simulate(
     seed: int, *, page_size: int, num_requests: int = 16, abort_rate: float = 0.02, fault_rate: float = 0.0
 ) -> World:
-    """Random arrivals, aborts and faults until idle."""
+    """Random arrivals, aborts, pauses and faults until idle."""
     rng = random.Random(seed)
     tokens = rng.choice([24, 48, 96, 200])
     world = World(
@@ -321,6 +360,8 @@ def simulate(
             world.add(todo.pop())
         if rng.random() < abort_rate:
             world.engine.abort(rng.choice(list(world.answers)))
+        if rng.random() < 0.02:
+            _pause(world, rng)
         world.step()
     world.check_idle()
     return world

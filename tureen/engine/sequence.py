@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
+from tureen.engine.hidden import HiddenStateQueue
 from tureen.runner.base import Row, RowOutput, SlotState
 from tureen.text.detokenizer import Detokenizer
 from tureen.types import GenerateRequest, PositionLogprobs, Usage
@@ -38,8 +39,7 @@ class Sequence:
         if 0 <= start < self.num_prompt:
             self.prompt_logprobs.append(PositionLogprobs(token=(None, self.token_ids[start])))
             self.next_scored = start
-        self.hidden_states: list[bytes] = []  # computed and not sent yet
-        self.next_hidden = 0  # where all are wanted: the first position whose hidden state was not computed yet
+        self.hidden = HiddenStateQueue(request.hidden_states)
 
     @property
     def namespace(self) -> Namespace:
@@ -76,9 +76,8 @@ class Sequence:
         needed = len(self.token_ids) - 1
         if self.next_scored < self.num_prompt - 1:
             needed = min(needed, self.next_scored)
-        if self.request.hidden_states == "all":
-            needed = min(needed, self.next_hidden)
-        return needed
+        first_hidden = self.hidden.first_needed()
+        return needed if first_hidden is None else min(needed, first_hidden)
 
     @property
     def usage(self) -> Usage:
@@ -99,20 +98,12 @@ class Sequence:
             score_from=score_from if targets else 0,
             score_targets=targets,
             embeds=self._embeds(start, end),
-            hidden_from=self._hidden_from(start, end),
+            hidden_from=self.hidden.asked_from(start, end, reaches_end=end == len(self.token_ids)),
         )
 
     def _embeds(self, start: int, end: int) -> bytes:
         size = len(self.request.embeds) // self.num_prompt
         return self.request.embeds[start * size : end * size]
-
-    def _hidden_from(self, start: int, end: int) -> int | None:
-        """See Row.hidden_from."""
-        if self.request.hidden_states == "all" and self.next_hidden < end:
-            return max(0, self.next_hidden - start)
-        if self.request.hidden_states == "last" and end == len(self.token_ids):
-            return end - start - 1
-        return None
 
     def slot_state(self) -> SlotState:
         """What the sampler must know to start, or to go on after a preemption."""
@@ -134,18 +125,7 @@ class Sequence:
             self.prompt_logprobs += output.prompt_logprobs
             self.next_scored += len(row.score_targets)
         if row.hidden_from is not None:
-            if self.request.hidden_states == "last":
-                self.hidden_states.clear()
-            self.hidden_states += output.hidden_states
-            self.next_hidden = self.num_computed
-
-    def take_hidden_states(self, *, is_last: bool) -> tuple[bytes, ...]:
-        """What is there, once; of a request that wants the last position's, nothing before it has ended."""
-        if self.request.hidden_states == "last" and not is_last:
-            return ()
-        taken = tuple(self.hidden_states)
-        self.hidden_states.clear()
-        return taken
+            self.hidden.add(output.hidden_states, self.num_computed)
 
     def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
         """All of them, once; nothing before all are there."""

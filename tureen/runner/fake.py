@@ -102,7 +102,10 @@ class FakeRunner:
                 POISON if poisoned else digest(before, token_id, self._embed(row, index))
             )
         hidden = self._hidden_states(row)
-        spec = self._states[row.slot].logprobs
+        if hidden is None:
+            return RowOutput(error=NAN_LOGITS)
+        state = self._states.get(row.slot)
+        spec = None if state is None else state.logprobs
         scores = []
         for index, target in enumerate(row.score_targets):
             history = self._history(row, row.start + row.score_from + index)
@@ -118,14 +121,18 @@ class FakeRunner:
         logprobs = self._logprobs(history, token_id, spec) if spec else None
         return RowOutput(token_id, logprobs, tuple(scores), hidden)
 
-    def _hidden_states(self, row: Row) -> tuple[bytes, ...]:
-        """Small numbers that depend on all tokens before."""
+    def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
+        """Small numbers that depend on all tokens before; None where there is poison among these."""
         if row.hidden_from is None:
             return ()
-        positions = range(row.start + row.hidden_from, row.start + len(row.token_ids))
-        histories = [self._history(row, position) or POISON for position in positions]
         count = self._capacity.hidden_size
-        return tuple(struct.pack(f"<{count}f", *(history[i % WIDTH] for i in range(count))) for history in histories)
+        states: list[bytes] = []
+        for position in range(row.start + row.hidden_from, row.start + len(row.token_ids)):
+            history = self._history(row, position)
+            if history is None:
+                return None
+            states.append(struct.pack(f"<{count}f", *(history[i % WIDTH] for i in range(count))))
+        return tuple(states)
 
     def _embed(self, row: Row, index: int) -> bytes:
         """The embedding given in place of the token at an index of the row; nothing where there is a token."""

@@ -1,4 +1,4 @@
-"""Writes docs/parameters.md and docs/settings.md from SamplingParams and Config, where everything is declared once."""
+"""Writes docs/parameters.md and docs/settings.md from the structs where every field is declared once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import get_args
 import msgspec
 from msgspec import inspect
 
+from tureen.api.sglang_request import GenerateBody
 from tureen.config import ENV_PREFIX, Config
 from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 
@@ -16,12 +17,18 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 GENERATED = "<!-- Written by tools/docs.py (`make docs`). Change {source}, not this page. -->"
 NAMES: dict[type, str] = {
+    inspect.AnyType: "value",
     inspect.IntType: "integer",
     inspect.FloatType: "number",
     inspect.BoolType: "boolean",
     inspect.StrType: "string",
     inspect.NoneType: "null",
 }
+
+
+BODIES: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    ("`POST /generate`, SGLang's dialect", "A list gives one value per prompt of a batch.", GenerateBody),
+)
 
 
 def main() -> None:
@@ -36,29 +43,36 @@ def pages() -> dict[str, str]:
 
 def _parameters_page() -> str:
     aliases = "; ".join(f"`{alias}` is another name of `{name}`" for alias, name in ALIASES.items())
+    lines = [
+        "# Parameters",
+        "",
+        GENERATED.format(source="tureen/sampling/params.py and the bodies declared under tureen/api/"),
+        "",
+        "Every field that a request may have. `null` means the default; numbers are finite, integers fit 64 bits,",
+        "booleans are not integers; anything else is refused by name.",
+        "",
+        "## Sampling parameters",
+        "",
+        f"The fields of `sampling_params`; {aliases}. How they act together: [sampling](sampling.md).",
+        "",
+        *_field_table(SamplingParams),
+    ]
+    for title, text, struct in BODIES:
+        lines += ["", f"## {title}", "", text, "", *_field_table(struct)]
+    return "\n".join([*lines, ""])
+
+
+def _field_table(struct: type[msgspec.Struct]) -> list[str]:
     rows = [
         (
             f"`{field.encode_name}`",
             _type(field.type),
-            f"`{_default(field)}`",
-            _meta(SamplingParams, field.name).description or "",
+            "–" if field.required else f"`{_default(field)}`",
+            _meta(struct, field.name).description or "",
         )
-        for field in _fields(SamplingParams)
+        for field in _fields(struct)
     ]
-    return "\n".join(
-        [
-            "# Sampling parameters",
-            "",
-            GENERATED.format(source="tureen/sampling/params.py"),
-            "",
-            f"The fields of `sampling_params`. `null` means the default; {aliases}. Numbers are finite, integers fit",
-            "64 bits, booleans are not integers; anything else is refused by name.",
-            "How they act together: [sampling](sampling.md).",
-            "",
-            *_table(("parameter", "type", "default", "meaning"), rows),
-            "",
-        ]
-    )
+    return _table(("field", "type", "default", "meaning"), rows)
 
 
 def _settings_page() -> str:
@@ -111,8 +125,9 @@ def _type(kind: inspect.Type) -> str:
         return " or ".join(_type(part) for part in kind.types)
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
-    if isinstance(kind, inspect.VarTupleType):
-        return f"list of {_type(kind.item_type)}s"
+    if isinstance(kind, inspect.VarTupleType | inspect.ListType):
+        item = _type(kind.item_type)
+        return f"list of ({item})" if " or " in item else f"list of {item}s"
     if isinstance(kind, inspect.DictType):
         return f"object of {_type(kind.key_type)}: {_type(kind.value_type)}"
     return " ".join([NAMES[type(kind)], *_bounds(kind)])
@@ -122,7 +137,7 @@ def _bounds(kind: inspect.Type) -> Iterator[str]:
     for name, sign in BOUNDS:
         bound = getattr(kind, name, None)
         if bound is not None and bound not in (INT64_MIN, INT64_MAX):
-            yield f"{sign} {bound:g}"
+            yield f"{sign} {bound if isinstance(bound, int) else format(bound, 'g')}"
 
 
 def _table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -19,7 +19,11 @@ TureenError                      every error of ours; carries .status, .field, .
 
 from __future__ import annotations
 
+import re
+
 ECHO_LIMIT = 64
+FIELD_NAME = re.compile(r"[A-Za-z_]\w{0,63}(?=(\[[^\]]*\])*$)")
+"""The last name in a path."""
 
 
 class TureenError(Exception):
@@ -37,8 +41,16 @@ class TureenError(Exception):
 
 
 class InvalidRequest(TureenError):
+    """The code names the field, unless a better one is given: `invalid_top_p` for `sampling_params[2].top_p`."""
+
     status = 400
     code = "invalid_request"
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        if code is None and field is not None:
+            name = FIELD_NAME.search(field)
+            code = f"invalid_{name.group()}" if name else None
+        super().__init__(message, field=field, code=code)
 
 
 class Unauthorized(TureenError):

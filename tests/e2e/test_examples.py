@@ -1,0 +1,97 @@
+"""Every file under examples/ runs against a real server and prints what its page promises."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
+LOCAL = "http://localhost:30000"
+
+
+@pytest.fixture(scope="module")
+def open_server(default_model_source) -> Iterator[ServerProcess]:
+    with ServerProcess("--enable-custom-logit-processor") as running:
+        yield running.wait_ready()
+
+
+def run(name: str, folder: Path, changes: dict[str, str]) -> str:
+    """What a copy of the example prints in which these texts are replaced."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    copy = folder / name
+    copy.write_text(text, encoding="utf-8")
+    if name.endswith(".sh") and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    command = [sys.executable, str(copy)] if name.endswith(".py") else ["sh", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_every_example_has_a_test_here_and_a_line_in_the_list():
+    source = Path(__file__).read_text(encoding="utf-8")
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for name in FILES:
+        assert f'run("{name}"' in source, name
+        assert f"`{name}`" in listed, name
+
+
+def test_generate(open_server, tmp_path):
+    answer = ast.literal_eval(run("generate.py", tmp_path, {LOCAL: open_server.url}))
+    assert "Paris" in answer["text"]
+    assert answer["meta_info"]["completion_tokens"] <= 32
+
+
+def test_streams_print_the_text_of_the_whole_answer(open_server, tmp_path):
+    printed = {
+        32: run("stream.py", tmp_path, {LOCAL: open_server.url}),
+        256: run("stream_long.py", tmp_path, {LOCAL: open_server.url}),
+    }
+    for num_tokens, text in printed.items():
+        params = {"temperature": 0, "max_new_tokens": num_tokens}
+        body = {"text": "The capital of France is", "sampling_params": params}
+        whole = httpx.post(f"{open_server.url}/generate", json=body, timeout=60).json()["text"]
+        assert text.strip() == whole.strip()
+        assert len(whole) > 20
+
+
+def test_a_custom_logit_processor_decides_every_token(open_server, tmp_path):
+    answer = ast.literal_eval(run("custom_logit_processor.py", tmp_path, {LOCAL: open_server.url}))
+    assert answer["output_ids"] == [5] * 32
+
+
+def test_a_session_reuses_what_was_said(open_server, tmp_path):
+    lines = run("session.py", tmp_path, {LOCAL: open_server.url}).splitlines()
+    assert len(lines) == 3
+    assert "(0 of" in lines[0]
+    assert all("(0 of" not in line for line in lines[1:])
+    assert lines[1] != lines[2]
+
+
+def test_mindie(open_server, tmp_path):
+    answer = json.loads(run("mindie.sh", tmp_path, {LOCAL: open_server.url}))
+    [text] = answer["text"]
+    assert text.startswith("My name is Olivier and I ")
+    assert len(text) > len("My name is Olivier and I ")
+
+
+def test_tgi(open_server, tmp_path):
+    answer = json.loads(run("tgi.sh", tmp_path, {LOCAL: open_server.url}))
+    assert answer["details"]["generated_tokens"] == 20
+    assert "".join(token["text"] for token in answer["details"]["tokens"]) == answer["generated_text"]

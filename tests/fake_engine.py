@@ -32,7 +32,7 @@ class DyingEngine(Engine):
     num_steps_to_live = 3
 
     def step(self) -> list[OutputDelta]:
-        if any(sequence.request.cache_salt == "die" for sequence in self._sequences.values()):
+        if any(sequence.request.cache_salt.strip() == "die" for sequence in self._sequences.values()):
             self.num_steps_to_live -= 1
             if self.num_steps_to_live < 0:
                 raise RuntimeError("scripted death")

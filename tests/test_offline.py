@@ -24,13 +24,13 @@ def engine(default_model_source):
         yield running
 
 
-def over_http(engine, **body):
+def over_http(engine, path="/generate", **body):
     """What the same engine answers through the HTTP application."""
 
     async def post():
         app = build_app(engine._client, engine._state.context.tokenizer, engine._config)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
-            return (await http.post("/generate", json=body)).json()
+            return (await http.post(path, json=body)).json()
 
     return engine._wait(post())
 
@@ -107,3 +107,16 @@ def test_a_wrong_setting_or_model_leaves_no_thread():
     with pytest.raises(StartupError):
         tureen.Engine(model_path="/nowhere/at/all")
     assert set(threading.enumerate()) <= before
+
+
+def test_hidden_states_and_embeddings_are_those_of_http(engine):
+    body = {"text": PROMPT, "sampling_params": GREEDY, "return_hidden_states": True}
+    here = engine.generate(PROMPT, GREEDY, return_hidden_states=True)["meta_info"]["hidden_states"]
+    assert here == over_http(engine, **body)["meta_info"]["hidden_states"]
+    *_, last = engine.generate(PROMPT, GREEDY, return_hidden_states=True, stream=True)
+    assert last["meta_info"]["hidden_states"] == here
+    vector = engine.encode(PROMPT)["embedding"]
+    assert vector == over_http(engine, "/encode", text=PROMPT)["embedding"]
+    assert sum(value * value for value in vector) == pytest.approx(1)
+    length = sum(value * value for value in here[0][-1]) ** 0.5
+    assert vector == pytest.approx([value / length for value in here[0][-1]])

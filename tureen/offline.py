@@ -73,6 +73,11 @@ class Engine:
             return self._iterate_async(body)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer(body), self._loop))
 
+    def encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
+        """The prompt's embedding, {"embedding", "meta_info"}, or a list of them for a batch; as `POST /encode`."""
+        self._check_running()
+        return self._wait(self._embed(fields | {"text": prompt}))
+
     def flush_cache(self) -> object:
         """Forget all cached prefixes; returns the number of pages freed."""
         self._check_running()
@@ -98,13 +103,18 @@ class Engine:
         return client, ServerState(client, context, Metrics(client.info.model_name))
 
     async def _answer(self, body: dict[str, Any]) -> Answer | list[Answer]:
-        return await sglang.answer(await sglang.prepare(body, self._state), self._state)
+        answers = await sglang.answer(await sglang.prepare(body, self._state), self._state)
+        plain: Answer | list[Answer] = sglang.as_builtins(answers)
+        return plain
+
+    async def _embed(self, body: dict[str, Any]) -> Answer | list[Answer]:
+        return await sglang.embed(await sglang.prepare(sglang.embedding_body(body), self._state), self._state)
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers = sglang.stream(await sglang.prepare(body, self._state), self._state)
         async with contextlib.aclosing(answers):
             async for one in answers:
-                yield one
+                yield sglang.as_builtins(one)
 
     def _iterate(self, body: dict[str, Any]) -> Iterator[Answer]:
         answers: Any = self._stream(body)

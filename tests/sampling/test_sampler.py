@@ -11,7 +11,7 @@ from sampling_reference import draw, make_logits, make_state
 from tureen.runner.base import NAN_LOGITS, RowOutput
 from tureen.sampling.random import uniform
 from tureen.sampling.sampler import Sampler
-from tureen.types import LogprobSpec
+from tureen.types import NO_TOKEN, LogprobSpec
 
 VOCAB = 300
 
@@ -327,3 +327,12 @@ def test_a_gpu_draws_the_same_tokens_as_a_cpu():
             sampler.set_slot(state)
         results.append(sampler.sample(logits.to(device, copy=True), slots, positions))
     assert [output.token_id for output in results[0]] == [output.token_id for output in results[1]]
+
+
+def test_positions_given_as_embeddings_are_not_penalised():
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, VOCAB - 1], logits[0, 5] = 2.0, 1.9  # without a token there is none to divide, the last one neither
+    state = make_state(prompt=(NO_TOKEN,) * 3, temperature=0.0, repetition_penalty=1.5)
+    assert _sample(_sampler(state), logits, [state])[0].token_id == VOCAB - 1
+    later = make_state(prompt=(NO_TOKEN,) * 3, output=(VOCAB - 1,), temperature=0.0, repetition_penalty=1.5)
+    assert _sample(_sampler(later), logits, [later])[0].token_id == 5

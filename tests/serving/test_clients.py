@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 from pathlib import Path
 
 import fake_engine
@@ -21,7 +23,7 @@ from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError,
 from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
-from tureen.types import EngineStats
+from tureen.types import NO_TOKEN, EngineStats
 
 TESTS = str(Path(fake_engine.__file__).parent)
 KINDS = ("thread", "process")
@@ -276,7 +278,7 @@ import asyncio
 from fake_engine import make_request
 from tureen.config import Config
 from tureen.serving.process import ProcessClient
-from tureen.types import EngineStats
+from tureen.types import NO_TOKEN, EngineStats
 
 async def main():
     client = ProcessClient("fake_engine:make_slow_engine", Config())
@@ -303,3 +305,26 @@ def test_the_server_s_side_imports_no_torch():
         "tureen.cli; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_embeddings_and_hidden_states_cross_to_the_engine_and_back(kind):
+    width = fake_engine.HIDDEN_SIZE
+    embeds = struct.pack(f"<{3 * width}f", *range(3 * width))
+    given = msgspec.structs.replace(
+        make_request("e", max_new_tokens=2), token_ids=(NO_TOKEN,) * 3, embeds=embeds, hidden_states="all"
+    )
+
+    async def states(client, request):
+        return [state async for delta in client.generate(request) for state in delta.hidden_states]
+
+    async def scenario():
+        async with running(kind) as client:
+            one = await states(client, given)
+            other = await states(client, msgspec.structs.replace(given, id="f", embeds=bytes(len(embeds))))
+            assert [len(state) for state in one] == [4 * width] * 4
+            assert one != other
+            return one
+
+    stored = blake2b((-1).to_bytes(8, "little", signed=True) + embeds[: 4 * width], digest_size=8).digest()
+    first = blake2b(stored, digest_size=8).digest()[:width]  # what the fake runner makes of its first position
+    assert struct.unpack(f"<{width}f", asyncio.run(scenario())[0]) == tuple(map(float, first))

@@ -56,6 +56,7 @@ class Run:
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
         self._state = state
+        self._owner = plan.owner
         self._log_metrics = plan.log_metrics
         self.outputs = [
             Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid)
@@ -71,7 +72,7 @@ class Run:
         Raises the TureenError of the first request that fails.
         """
         self._state.check_accepting()
-        self._state.enter(self._names)
+        self._state.enter(self._owner, self._names)
         try:
             if len(self.outputs) == 1:
                 async with contextlib.aclosing(self._follow(self.outputs[0])) as stream:
@@ -82,7 +83,7 @@ class Run:
                     async for output in stream:
                         yield output
         finally:
-            self._state.leave(self._names)
+            self._state.leave(self._owner, self._names)
 
     async def whole(self) -> list[Output]:
         """All outputs, once all have ended."""

@@ -52,6 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[GenerateRequest, ...]
     rids: tuple[str, ...]  # what each is called
     names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
+    owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
     log_metrics: bool = True
 
 
@@ -99,6 +100,11 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
             field=field,
         )
     return num_samples
+
+
+def cache_namespace(owner: str, salt: str = "") -> str:
+    """What separates a request's cached prefixes: nobody can spell the namespace of a client with another name."""
+    return f"{owner}\n{salt}" if owner or salt else ""
 
 
 def samples(template: GenerateRequest, sampling: Sampling, prompt_name: str, context: Context) -> list[GenerateRequest]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -29,7 +31,15 @@ ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "pri
 
 Answer = dict[str, Any]
 
-_json = msgspec.json.Encoder()
+HIDDEN_FIELD = "hidden_states"
+
+
+def _as_list(numbers: NDArray[np.float32]) -> list[Any]:
+    """A matrix row by row: between rows, an encoder in a thread lets the event loop go on."""
+    return list(numbers) if numbers.ndim == 2 else numbers.tolist()
+
+
+_json = msgspec.json.Encoder(enc_hook=_as_list)
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -51,7 +61,20 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
         first = await unless_gone(request, anext(answers))
         return EventStream(_events(first, answers))
     whole = await unless_gone(request, answer(plan, state))
-    return Response(_json.encode(whole), media_type="application/json")
+    return Response(await _encode(whole), media_type="application/json")
+
+
+async def _encode(answers: Answer | list[Answer]) -> bytes:
+    """JSON; a large answer does not hold up the event loop."""
+    listed = answers if isinstance(answers, list) else [answers]
+    if any(HIDDEN_FIELD in one["meta_info"] for one in listed):
+        return await asyncio.to_thread(_json.encode, answers)
+    return _json.encode(answers)
+
+
+def as_builtins(answers: Answer | list[Answer]) -> Any:
+    """An answer as a client gets it, of lists and numbers alone."""
+    return msgspec.to_builtins(answers, enc_hook=_as_list)
 
 
 async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "") -> GeneratePlan:
@@ -143,9 +166,9 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
 async def _events(first: Answer, rest: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
     try:
         async with contextlib.aclosing(rest):
-            yield event(_json.encode(first))
+            yield event(await _encode(first))
             async for one in rest:
-                yield event(_json.encode(one))
+                yield event(await _encode(one))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE
@@ -173,7 +196,7 @@ def render(output: Output, plan: GeneratePlan, context: Context, *, only_new: bo
     if output.finish is not None:
         meta["e2e_latency"] = output.elapsed_s
         if output.request.hidden_states != "none":
-            meta["hidden_states"] = _hidden_states(output)
+            meta[HIDDEN_FIELD] = _hidden_states(output)
     return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}
 
 
@@ -199,13 +222,13 @@ def _logprobs(
     return meta
 
 
-def _hidden_states(output: Output) -> list[Any]:
-    """The prompt's matrix, then a vector for each output token but the first; or the last position's vector alone."""
-    vectors = [np.frombuffer(one, dtype=np.float32).tolist() for one in output.hidden_states]
-    if output.request.hidden_states == "last":
+def _hidden_states(output: Output) -> list[NDArray[np.float32]]:
+    """The prompt's matrix, then a vector for each output token but the last; or the last position's vector alone."""
+    vectors = [np.frombuffer(one, dtype=np.float32) for one in output.hidden_states]
+    if output.request.hidden_states == "last" or not vectors:
         return vectors[-1:]
     num_prompt = len(output.request.token_ids)
-    return [vectors[:num_prompt], *vectors[num_prompt:]]
+    return [np.stack(vectors[:num_prompt]), *vectors[num_prompt:]]
 
 
 def _triple(logprob: TokenLogprob, plan: GeneratePlan, context: Context) -> list[Any]:

@@ -203,7 +203,7 @@ def plan(
     _check_hidden(requests, context.info.hidden_size)
     names, rids = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
     return GeneratePlan(
-        plan=Plan(requests=tuple(requests), rids=rids, names=names, log_metrics=body.log_metrics),
+        plan=Plan(requests=tuple(requests), rids=rids, names=names, owner=owner, log_metrics=body.log_metrics),
         is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
@@ -232,7 +232,7 @@ def _templates(body: GenerateBody, found: Sequence[Prompt], context: Context, ow
             logprobs=logprob_fields.spec_of(wanted[index], starts[index], tops[index], ids[index], body.logprobs_mode),
             hidden_states=_which_hidden(hidden[index]),
             processor=processors[index],
-            cache_salt=f"{owner}\n{body.cache_salt}" if owner else body.cache_salt,
+            cache_salt=planning.cache_namespace(owner, body.cache_salt),
             priority=body.priority,
             deadline_ms=body.deadline_ms,
             ttft_deadline_ms=body.ttft_deadline_ms,

@@ -102,6 +102,8 @@ class Sequence:
         )
 
     def _embeds(self, start: int, end: int) -> bytes:
+        if not self.request.embeds:
+            return b""
         size = len(self.request.embeds) // self.num_prompt
         return self.request.embeds[start * size : end * size]
 

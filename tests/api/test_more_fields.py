@@ -149,6 +149,14 @@ def test_encode_refuses_what_it_has_no_use_for(app: App, body, field):
     assert field in response.json()["error"]["param"]
 
 
+def test_encode_past_its_deadline_is_an_error_not_an_empty_vector():
+    with App(slow=True, chunked_prefill_size=4) as app:
+        response = app.request("POST", "/encode", json={"text": "a" * 2000, "deadline_ms": 50})
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
+        app.check_idle()
+
+
 # ---- effective settings
 
 

@@ -195,8 +195,8 @@ def test_when_the_engine_fails_every_live_request_gets_an_error_and_the_loop_end
     for request_id in "ab":
         assert (world.finish(request_id).status, world.finish(request_id).code) == (503, "engine_dead")
         assert "secret" not in world.finish(request_id).message
-    assert isinstance(world.published[-1], Failed)
-    assert not world.published[-1].startup
+    assert isinstance(world.published[-2], Failed)
+    assert not world.published[-2].startup
 
 
 def test_a_call_is_answered_by_number_and_an_unknown_one_is_an_error():

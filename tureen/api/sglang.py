@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from tureen.api.sessions import Turn
 from tureen.api.sglang_request import GeneratePlan
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context, ServerState
-from tureen.errors import InvalidRequest, TureenError
+from tureen.errors import DeadlineExceeded, InvalidRequest, TureenError
 from tureen.types import FinishReason, LogprobSpec, TokenLogprob
 
 ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "deadline_ms")
@@ -99,8 +99,10 @@ async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "")
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """The whole answer: an object, or a list of them for a batch or n > 1."""
     run = Run(state, plan.plan)
-    with _taking_turns(plan, run):
+    with _taking_turns(plan, run) as end_turn:
         outputs = await run.whole()
+        for output in outputs:
+            end_turn(output)
     answers = [render(output, plan, state.context) for output in outputs]
     return answers if plan.is_list else answers[0]
 
@@ -109,7 +111,7 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     """The answer as it grows, an object per event; cumulative unless the server was told otherwise."""
     config = state.context.config
     run = Run(state, plan.plan)
-    with _taking_turns(plan, run):
+    with _taking_turns(plan, run) as end_turn:
         async with contextlib.aclosing(run.updates()) as updates:
             async for output in updates:
                 interval = output.request.params.stream_interval or config.stream_interval
@@ -120,22 +122,33 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
                 if plan.is_list:
                     one["index"] = output.index
                 output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+                if output.finish is not None:
+                    end_turn(output)  # before the client hears of it: it may continue at once
                 yield one
 
 
 @contextlib.contextmanager
-def _taking_turns(plan: GeneratePlan, run: Run) -> Iterator[None]:
-    """Tell the sessions, where requests belong to some, that these begin and how they end."""
-    begun: list[tuple[Turn, Output]] = []
+def _taking_turns(plan: GeneratePlan, run: Run) -> Iterator[Callable[[Output], None]]:
+    """Tell the sessions, where requests belong to some, that these begin and how they end.
+
+    Gives what is to be called with each output that is complete; the others leave nothing behind.
+    """
+    begun: dict[int, Turn] = {}  # by the output's index
+
+    def end_turn(output: Output) -> None:
+        turn = begun.pop(output.index, None)
+        if turn is not None:
+            turn.end(output.token_ids)
+
     try:
-        for turn, output in zip(plan.turns, run.outputs, strict=False):
+        for index, turn in enumerate(plan.turns):
             if turn is not None:
-                turn.begin(output.rid)
-                begun.append((turn, output))
-        yield
+                turn.begin(run.outputs[index].rid)
+                begun[index] = turn
+        yield end_turn
     finally:
-        for turn, output in begun:
-            turn.end(output.token_ids if output.finish is not None else None)
+        for turn in begun.values():
+            turn.end(None)
 
 
 def embedding_body(given: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +163,10 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
     outputs = await Run(state, plan.plan).whole()
     answers = []
     for output in outputs:
+        if not output.hidden_states:
+            raise DeadlineExceeded(
+                "the request was ended, by its deadline_ms or an abort, before its prompt was computed"
+            )
         vector = np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
         length = float(np.sqrt((vector * vector).sum()))
         meta = {

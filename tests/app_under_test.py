@@ -108,17 +108,17 @@ class App:
 class LiveServer:
     """The application under uvicorn, in a thread, on a free port."""
 
-    def __init__(self, *, slow: bool = False, **settings: Any) -> None:
+    def __init__(self, *, slow: bool = False, loop: Callable[[], Any] = uvloop.new_event_loop, **settings: Any) -> None:
         self.config = Config(port=0, **settings)
         self._factory = make_slow_engine if slow else make_engine
         self._is_up = threading.Event()
-        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()
         assert self._is_up.wait(10)
 
     @property
     def url(self) -> str:
-        return f"{LOCAL}:{self.port}"
+        return f"{LOCAL}:{self.port}" if self.config.tls_cert is None else f"https://localhost:{self.port}"
 
     @property
     def stats(self) -> Any:
@@ -127,12 +127,25 @@ class LiveServer:
     def metric(self, name: str) -> float:
         return parse_metrics(httpx.get(f"{self.url}/metrics").text)[name]
 
+    def hang_up(self) -> None:
+        """What SIGHUP does; done when this returns."""
+        self._server._event_loop.call_soon_threadsafe(self._server.reload)
+        asyncio.run_coroutine_threadsafe(self._reloaded(), self._server._event_loop).result(5)
+
+    async def _reloaded(self) -> None:
+        if self._server._reload is not None:
+            await self._server._reload
+
     def terminate(self) -> None:
         self._server.handle_exit(signal.SIGTERM, None)
 
     def wait_ended(self, timeout_s: float = 10) -> None:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive()
+
+    def _run(self, loop: Callable[[], Any]) -> None:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self.client = InprocClient(lambda report: self._factory(self.config, progress=report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -71,10 +72,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None,
         _meta("access", "Most requests one client (API key or certificate) may have running; one more gets 429."),
     ] = None
-    tls_cert: Annotated[str | None, _meta("access", "PEM file with the server's certificate chain; turns on HTTPS.")] = (
-        None
-    )
-    tls_key: Annotated[str | None, _meta("access", "PEM file with the private key of --tls-cert.")] = None
+    tls_cert: Annotated[
+        str | None,
+        _meta("access", "PEM file with the server's certificate chain; turns on HTTPS.", alias="--ssl-certfile"),
+    ] = None
+    tls_key: Annotated[
+        str | None, _meta("access", "PEM file with the private key of --tls-cert.", alias="--ssl-keyfile")
+    ] = None
     tls_key_password_file: Annotated[str | None, _meta("access", "File with the password of --tls-key.")] = None
     tls_ca: Annotated[str | None, _meta("access", "PEM file with the CA that signs clients' certificates.")] = None
     tls_crl: Annotated[str | None, _meta("access", "PEM file with certificates that --tls-ca has revoked.")] = None
@@ -95,9 +99,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
     ] = 300.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
-    session_timeout_s: Annotated[
-        float, _meta("server", "A session that is not used for so long is closed.", gt=0)
-    ] = 3600.0
+    session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
+        3600.0
+    )
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     incremental_streaming_output: Annotated[
         bool, _meta("server", "Stream events carry only what is new, not everything so far.")
@@ -195,6 +199,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     found = {
         key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
     }
+    for name in found.keys() - names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+        if near:  # others may belong to somebody else
+            wrong, right = (f"{ENV_PREFIX}{one.upper()}" for one in (name, near[0]))
+            raise StartupError(f"the environment variable {wrong} is no setting; did you mean {right}?")
     return {name: value for name, value in found.items() if name in names}
 
 

@@ -6,28 +6,45 @@ import asyncio
 import gc
 import importlib
 import importlib.util
+import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable
 
 from tureen.api.app import build_app
+from tureen.api.keys import load_keys
+from tureen.api.middleware import LOOPBACK
 from tureen.api.server import Server, bind
+from tureen.api.tls import load_context
 from tureen.build import connect, find_model
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.log import set_up_logging
+from tureen.log import get_logger, set_up_logging
 from tureen.terminal import PhaseDisplay, banner
 
 SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
+
+log = get_logger("http")
 
 
 def serve(config: Config) -> int:
     """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _check_access(config)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server takes it; the engine's process never does
     with asyncio.Runner(loop_factory=_fastest_event_loop()) as runner:
         return runner.run(_serve(config))
+
+
+def _check_access(config: Config) -> None:
+    """Raises StartupError for faults in keys and certificates, before anything takes time."""
+    needs_key, context = load_keys(config).for_users, load_context(config)
+    needs_certificate = context is not None and context.verify_mode is ssl.CERT_REQUIRED
+    if config.host not in LOOPBACK and not needs_key and not needs_certificate:
+        log.warning("without --api-key or --tls-ca everybody who reaches --host %s may use this server", config.host)
 
 
 def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -42,7 +59,8 @@ async def _serve(config: Config) -> int:
     started = time.monotonic()
     with bind(config) as listener:
         host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if config.tls_cert is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         with PhaseDisplay() as display:
             model = await asyncio.to_thread(find_model, config, progress=display)
             client = await connect(config, model, progress=display)
@@ -51,7 +69,8 @@ async def _serve(config: Config) -> int:
         app = build_app(client, model.tokenizer, config)
 
         def ready() -> None:
-            print(banner(client.info, url, time.monotonic() - started), file=sys.stderr, flush=True)  # noqa: T201
+            text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
 
         server = Server(app, config, ready)
         await server.serve(sockets=[listener])
@@ -60,3 +79,13 @@ async def _serve(config: Config) -> int:
     if failure is not None:
         raise StartupError(f"the engine died: {failure}")
     return 0
+
+
+def _credentials(config: Config) -> str:
+    """What curl must be told to get in; shows no key."""
+    options = [
+        (config.tls_cert, "--cacert CA.pem"),
+        (config.tls_ca, "--cert CLIENT.pem --key CLIENT.key.pem"),
+        (config.api_key or config.api_key_file, "-H 'Authorization: Bearer KEY'"),
+    ]
+    return "".join(f" {option}" for setting, option in options if setting is not None)

@@ -57,8 +57,8 @@ class PhaseDisplay:
             self._started[phase] = -1.0
 
 
-def banner(info: EngineInfo, url: str, seconds: float) -> str:
-    """The lines printed once the server answers."""
+def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "") -> str:
+    """The lines printed once the server answers. `credentials`: more options for curl."""
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
     return "\n".join(
         (
@@ -69,7 +69,7 @@ def banner(info: EngineInfo, url: str, seconds: float) -> str:
             f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)",
             "",
             "  Try it:",
-            f"  curl {url}/generate -H 'Content-Type: application/json' \\",
+            f"  curl {url}/generate{credentials} -H 'Content-Type: application/json' \\",
             f"    -d '{EXAMPLE}'",
             "",
         )

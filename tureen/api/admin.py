@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from tureen import __version__
 from tureen.api import sglang
 from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.dialect import Entry, client_name
 from tureen.api.state import ServerState
-from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
+from tureen.config import Config
+from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 
-SECRET_FIELDS = ("api_key",)
 HEALTH_TIMEOUT_S = 20.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -27,11 +27,11 @@ class AbortBody(msgspec.Struct, frozen=True):
     abort_all: bool = False
 
 
-def routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState) -> list[Entry]:
     return [*_health_routes(state), *_fact_routes(state), *_control_routes(state)]
 
 
-def _health_routes(state: ServerState) -> list[Route]:
+def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
         if state.client.failure is not None:
             raise Unavailable(f"the engine does not run: {state.client.failure}", code="engine_dead", retry_after_s=10)
@@ -52,10 +52,13 @@ def _health_routes(state: ServerState) -> list[Route]:
             raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
         return PlainTextResponse("")
 
-    return [Route("/health", health), Route("/health_generate", health_generate)]
+    return [
+        Entry("/health", health, access="open"),
+        Entry("/health_generate", health_generate, access="open"),
+    ]
 
 
-def _fact_routes(state: ServerState) -> list[Route]:
+def _fact_routes(state: ServerState) -> list[Entry]:
     started = int(time.time())
 
     async def models(_: Request) -> Response:
@@ -85,18 +88,18 @@ def _fact_routes(state: ServerState) -> list[Route]:
         return JSONResponse({"version": __version__})
 
     return [
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/model_info", model_info),
-        Route("/get_model_info", model_info),
-        Route("/server_info", server_info),
-        Route("/get_server_info", server_info),
-        Route("/metrics", metrics),
-        Route("/version", version),
+        Entry("/v1/models", models, access="user"),
+        Entry("/v1/models/{name:path}", model, access="user"),
+        Entry("/model_info", model_info, access="user"),
+        Entry("/get_model_info", model_info, access="user"),
+        Entry("/server_info", server_info, access="user"),
+        Entry("/get_server_info", server_info, access="user"),
+        Entry("/metrics", metrics, access="open"),
+        Entry("/version", version, access="user"),
     ]
 
 
-def _control_routes(state: ServerState) -> list[Route]:
+def _control_routes(state: ServerState) -> list[Entry]:
     async def flush_cache(_: Request) -> Response:
         num_pages = await state.client.call("flush_cache")
         return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
@@ -107,11 +110,15 @@ def _control_routes(state: ServerState) -> list[Route]:
         body = convert({name: value for name, value in given.items() if value is not None}, AbortBody)
         if (body.rid is None) != body.abort_all:
             raise InvalidRequest("send either rid or abort_all: true", field="rid")
-        return JSONResponse({"aborted": state.abort(body.rid)})
+        refusal: TureenError | None = request.scope["admin_refusal"]
+        if body.abort_all and refusal is not None:
+            raise refusal
+        owner = None if refusal is None else client_name(request)
+        return JSONResponse({"aborted": state.abort(body.rid, owner=owner)})
 
     return [
-        Route("/flush_cache", flush_cache, methods=["GET", "POST"]),
-        Route("/abort_request", abort_request, methods=["POST"]),
+        Entry("/flush_cache", flush_cache, access="admin", methods=["GET", "POST"]),
+        Entry("/abort_request", abort_request, access="user", methods=["POST"], is_limited=False),
     ]
 
 
@@ -156,7 +163,7 @@ def server_facts(state: ServerState) -> dict[str, Any]:
     info = state.context.info
     return (
         config
-        | dict.fromkeys(SECRET_FIELDS)
+        | dict.fromkeys(secret_fields())
         | {
             "version": __version__,
             "max_total_num_tokens": info.max_total_tokens,
@@ -164,6 +171,11 @@ def server_facts(state: ServerState) -> dict[str, Any]:
             "internal_states": [msgspec.structs.asdict(state.client.stats)],
         }
     )
+
+
+def secret_fields() -> list[str]:
+    fields = msgspec.structs.fields(Config)
+    return [field.name for field in fields if get_args(field.type)[1].extra["secret"]]
 
 
 def update_gauges(state: ServerState) -> None:

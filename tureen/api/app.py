@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tureen.api import admin, generate, mindie, pause, session_routes, sglang, tgi
+from tureen.api import admin, generate, pause, session_routes, sglang, tgi
 from tureen.api.dialect import ClientGone, Dialect
 from tureen.api.errors import error_response
 from tureen.api.middleware import Gate
@@ -29,7 +29,6 @@ CLIENT_GONE_STATUS = 499
 DIALECTS: tuple[Dialect, ...] = (
     generate.routes,
     sglang.routes,
-    mindie.routes,
     tgi.routes,
     session_routes.routes,
     pause.routes,

@@ -1,14 +1,16 @@
-"""An HTTP/1.1 connection: uvicorn's, with the limits on a request's head that it lacks, and errors in our shape."""
+"""An HTTP/1.1 connection: uvicorn's, with limits on a request's head, the TLS client's name, errors in our shape."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tureen.api.errors import error_object
+from tureen.api.tls import subject_name
 from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError
 
 MAX_HEAD_BYTES = 64 << 10
@@ -17,15 +19,22 @@ REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fiel
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses a head (request line and headers) that is too large or does not arrive in time."""
+    """Refuses a head (request line and headers) that is too large or does not arrive in time.
+
+    `scope["client_name"]` is the name in the verified certificate of the client, "" without one.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
         self._head_bytes = 0  # of a head that takes several reads; bounds what the parser keeps
+        self._context: ssl.SSLContext | None = None
+        self._client_name = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._context = transport.get_extra_info("sslcontext")
+        self._client_name = subject_name(transport.get_extra_info("peercert"))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -42,6 +51,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["client_name"] = self._client_name  # type: ignore[typeddict-unknown-key]
         self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -51,6 +61,13 @@ class Connection(HttpToolsProtocol):
             self._refuse(_too_large())
             raise ValueError("the head is too large")  # ends the parsing
         super().on_headers_complete()
+        if self._context is not self.config.ssl:
+            self.cycle.keep_alive = False
+
+    def retire(self) -> None:
+        """The certificates have changed: the request that is under way is this connection's last."""
+        if self._late is None:
+            self.shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what is no HTTP."""

@@ -26,10 +26,18 @@ class Entry(Route):
     """A route that says who may call it. A route that does not is closed to everybody."""
 
     def __init__(
-        self, path: str, endpoint: Callable[..., Any], *, access: Access, methods: Sequence[str] = ("GET",)
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        access: Access,
+        methods: Sequence[str] = ("GET",),
+        is_limited: bool = True,
     ) -> None:
+        """`is_limited`: what users send here counts towards --max-client-requests."""
         super().__init__(path, endpoint, methods=list(methods))
         self.access = access
+        self.is_limited = is_limited and access == "user" and "GET" not in methods
 
 
 def client_name(request: Request) -> str:

@@ -1,25 +1,40 @@
-"""Around every request: its id, host check, API key, body limit, access log. Decisions use the raw path."""
+"""Around every request: its id, host check, access, body limit, access log. All is decided before a body is read."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
+import ipaddress
 import time
 import uuid
+from collections import Counter
+from collections.abc import Iterator
+from typing import cast
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen.api.dialect import Entry
 from tureen.api.errors import error_response
+from tureen.api.keys import Keys
 from tureen.api.state import ServerState
 from tureen.config import Config
-from tureen.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, Unauthorized, echo
+from tureen.errors import (
+    Forbidden,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    TooManyRequests,
+    TureenError,
+    echo,
+)
 from tureen.log import RateLimit, get_logger
-
-OPEN_PATHS = ("/health", "/health_generate", "/metrics")
-"""Answered without an API key: what load balancers and monitors ask for."""
 
 QUIET_PATHS = ("/health", "/metrics")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+"""With one of these a program speaks for somebody else."""
+
 BODY_TIMEOUT_S = 30.0
 
 log = get_logger("http")
@@ -30,9 +45,10 @@ class Gate:
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
+        self._state = state
         self._config = state.context.config
-        self._metrics = state.metrics
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
+        self._num_running: Counter[tuple[str, str]] = Counter()  # by client; holds no zeros
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,29 +66,51 @@ class Gate:
             await send(message)
 
         try:
-            check(scope, self._config)
-            await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
+            check_host(scope, self._config)
+            route = find_route(scope)
+            check_access(scope, route, self._state.keys)
+            with self._counted(scope, route):
+                await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
         except TureenError as error:
             await error_response(error)(scope, receive, send_noting)
         finally:
             self._note(scope, request_id, status, time.monotonic() - started_s)
 
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope, route: BaseRoute | None) -> Iterator[None]:
+        """One more request of this client is running inside. Raises TooManyRequests when it has enough."""
+        most = self._config.max_client_requests
+        if most is None or not isinstance(route, Entry) or not route.is_limited:
+            yield
+            return
+        name = scope["client_name"]
+        who = ("name", name) if name else ("address", scope["client"][0] if scope["client"] else "")
+        if self._num_running[who] >= most:
+            raise TooManyRequests(f"this client has {most} requests running, the most it may; wait until one has ended")
+        self._num_running[who] += 1
+        try:
+            yield
+        finally:
+            self._num_running[who] -= 1
+            if not self._num_running[who]:
+                del self._num_running[who]
+
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        self._metrics.count_response(status or 499)
+        self._state.metrics.count_response(status or 499)
         if scope["path"] in QUIET_PATHS:
             return
         left_out = self._bad_requests.admit() if 400 <= status < 500 else 0
         if left_out is not None:
             more = f" ({left_out} like it left out)" if left_out else ""
             path = scope["path"][:80] if scope["path"].isprintable() else "?"
+            who = f" by {scope['client_name']}" if scope.get("client_name") else ""
             shown = status or "client gone"
-            log.info("%s %s %s %s %.0f ms%s", request_id, scope["method"], path, shown, seconds * 1e3, more)
+            log.info("%s %s %s %s %.0f ms%s%s", request_id, scope["method"], path, shown, seconds * 1e3, who, more)
 
 
-def check(scope: Scope, config: Config) -> None:
-    """Host and API key. Raises InvalidRequest, Unauthorized."""
-    headers = dict(scope["headers"])
-    host = _host_name(headers.get(b"host", b"").decode("latin-1"))
+def check_host(scope: Scope, config: Config) -> None:
+    """Raises InvalidRequest when a server for this machine is called by another name."""
+    host = _host_name(_header(scope, b"host"))
     if config.host in LOOPBACK and host not in LOOPBACK:
         raise InvalidRequest(
             f"the Host header says {echo(host)}, but this server is for 127.0.0.1 and localhost only; "
@@ -80,10 +118,59 @@ def check(scope: Scope, config: Config) -> None:
             field="Host",
             code="invalid_host",
         )
-    if config.api_key is not None and scope["path"] not in OPEN_PATHS:
-        given = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + config.api_key.encode()):
-            raise Unauthorized("this server needs an API key; send the header 'Authorization: Bearer KEY'")
+
+
+def find_route(scope: Scope) -> BaseRoute | None:
+    """The route that will answer, found as the router finds it: by path and method, else by path."""
+    by_path = None
+    for route in scope["app"].routes:
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return cast(BaseRoute, route)
+        if match is Match.PARTIAL and by_path is None:
+            by_path = route
+    return by_path
+
+
+def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
+    """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
+
+    Notes in the scope: `client_name`, by the key, else by the certificate; `admin_refusal`, why the client may not do
+    what needs the admin key, None = may.
+    """
+    key = keys.find(_header(scope, b"authorization").encode("latin-1"))
+    scope["client_name"] = (key.name if key is not None else "") or scope.get("client_name", "")
+    admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
+    scope["admin_refusal"] = admin_refusal
+    access = "user" if route is None else getattr(route, "access", None)
+    if access == "open":
+        return
+    if access == "user":
+        refusal = keys.user_refusal(key)
+    elif access == "admin":
+        refusal = admin_refusal
+    else:
+        refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
+    if refusal is not None:
+        raise refusal
+
+
+def _is_local(scope: Scope) -> bool:
+    """A program on this machine calls for itself, not a proxy for somebody else or a page that renamed this machine."""
+    if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]):
+        return False
+    try:
+        address = ipaddress.ip_address(scope["client"][0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback and _host_name(_header(scope, b"host")) in LOOPBACK
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The last one of this name, "" without one."""
+    found: bytes = dict(scope["headers"]).get(name, b"")
+    return found.decode("latin-1")
 
 
 def _host_name(host: str) -> str:

@@ -1,24 +1,246 @@
-"""Stub."""
+"""MindIE's and vLLM's dialect of `/generate`: flat parameters, answers as lists of texts, NUL between pieces."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import math
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api.dialect import Entry
-from tureen.api.state import ServerState
-from tureen.errors import InvalidRequest
+from tureen.api import planning
+from tureen.api.body import convert, refuse_unknown
+from tureen.api.dialect import client_name, unless_gone
+from tureen.api.generation import Output, Run
+from tureen.api.planning import NO_PARAMS, Names, Plan
+from tureen.api.prompts import tokenize
+from tureen.api.sse import EventStream
+from tureen.api.state import Context, ServerState
+from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
+from tureen.types import GenerateRequest, LogprobSpec
+
+MAX_PROMPT_CHARS = 512 << 10
+DEFAULT_MAX_TOKENS = 16
+NUL = b"\0"
+STATUS_OF_INVALID = 422
+ERROR_TYPES = {422: "Input Validation Error", 429: "Service Unavailable", 503: "Service Unavailable"}
+RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+NAMES = Names("", RENAMED)
+PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
+"""What this dialect calls otherwise than SamplingParams."""
+
+_json = msgspec.json.Encoder()
 
 
-def routes(state: ServerState) -> list[Entry]:
-    return []
+class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /generate` with `prompt`."""
+
+    prompt: Annotated[str, Meta(description="The prompt: 1 to 524,288 characters.", min_length=1)]
+    max_tokens: Annotated[
+        int, Meta(ge=1, description="Most tokens to generate, at most --max-iter-times and what the context holds.")
+    ] = DEFAULT_MAX_TOKENS
+    repetition_penalty: Annotated[
+        float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted once for each time a token is in the output.")
+    ] = 0.0
+    temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Keep the k most probable tokens; -1 or left out = all. 0 is refused."),
+    ] = None
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+    ] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
+    seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, Meta(description="Token ids that end the output. At most 1024.")] = None
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = (
+        False
+    )
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Meta(description="false = no space between two adjacent special tokens.")
+    ] = True
+    ignore_eos: Annotated[bool, Meta(description="EOS does not end the output; stops still do.")] = False
+    min_tokens: Annotated[int, Meta(ge=0, description="Until reached, nothing but the length ends the output.")] = 0
+    logit_bias: Annotated[
+        dict[int, float] | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
+    ] = None
+    model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
+        None
+    )
+    n: Annotated[int, Meta(ge=1, le=128, description="Texts in the answer.")] = 1
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        Meta(description="So many are generated, and all returned, the most probable first; at least n."),
+    ] = None
+
+
+FIELDS = tuple(field.name for field in msgspec.structs.fields(MindieBody))
+NOT_PARAMETERS = ("prompt", "stream", "model", "n", "best_of")
+
+
+def as_mindie(error: TureenError) -> ASGIApp:
+    """An error as this dialect writes it."""
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
+    return Response(
+        _json.encode(error_object(error)),
+        status_code=_status(error),
+        headers=_headers() | headers,
+        media_type="application/json",
+    )
+
+
+def error_object(error: TureenError) -> dict[str, str]:
+    return {"error": error.message, "error_type": ERROR_TYPES.get(_status(error), "Incomplete Generation")}
+
+
+def _status(error: TureenError) -> int:
+    return STATUS_OF_INVALID if error.status == 400 else error.status
+
+
+def _headers() -> dict[str, str]:
+    """What every answer of this dialect carries."""
+    return {"RequestUUID": str(uuid.uuid4())}
 
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    raise InvalidRequest("not yet")
+    """The answer to a body of this dialect, errors in its shape."""
+    try:
+        body = parse(given, state.context)
+        run = Run(state, await _plan(body, given, state.context, client_name(request)))
+        if body.stream:
+            pieces = _pieces(run, body, state)
+            first = await unless_gone(request, anext(pieces))
+            return EventStream(_guarded(first, pieces), _headers() | {"content-type": "text/event-stream"})
+        outputs = await unless_gone(request, run.whole())
+        for output in outputs:
+            _check_complete(output)
+    except TureenError as error:
+        return as_mindie(error)
+    front = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
+    texts = [front + output.text for output in _ranked(outputs, body)]
+    return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
 
 
-def as_mindie(error: InvalidRequest) -> ASGIApp:
-    raise error
+def parse(given: dict[str, Any], context: Context) -> MindieBody:
+    """Check the body's form. Raises InvalidRequest."""
+    refuse_unknown(given, FIELDS)
+    body = convert({name: value for name, value in given.items() if value is not None}, MindieBody)
+    if len(body.prompt) > MAX_PROMPT_CHARS:
+        raise InvalidRequest(
+            f"prompt must have at most {MAX_PROMPT_CHARS} characters, got {len(body.prompt)}", field="prompt"
+        )
+    most = context.config.max_iter_times or context.capacity
+    if "max_tokens" in given and body.max_tokens > most:
+        raise InvalidRequest(
+            f"max_tokens must be at most {most}"
+            + (" (--max-iter-times)" if context.config.max_iter_times else ", the context length")
+            + f", got {echo(body.max_tokens)}",
+            field="max_tokens",
+        )
+    if body.top_k == 0 or (body.top_k or 0) > context.info.vocab_size:
+        raise InvalidRequest(
+            f"top_k must be -1 or in [1, {context.info.vocab_size}], got {echo(body.top_k)}", field="top_k"
+        )
+    if body.model not in (None, "None", context.info.model_name):
+        raise InvalidRequest(f"model {echo(body.model)}: there is no adapter of this name", field="model")
+    if body.best_of is not None:
+        if body.best_of < body.n:
+            raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
+        if body.best_of > 1 and body.temperature == 0:
+            raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
+    return body
+
+
+async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner: str) -> Plan:
+    fields = {
+        PARAMETERS.get(name, name): getattr(body, name)
+        for name, value in given.items()
+        if value is not None and name not in NOT_PARAMETERS
+    }
+    if isinstance(body.stop, str):
+        fields["stop"] = [body.stop]
+    count = body.best_of or body.n
+    defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
+    sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    [ids] = await tokenize([body.prompt], ["prompt"], context.tokenizer, max_tokens=context.capacity)
+    template = GenerateRequest(
+        id="",
+        token_ids=tuple(ids),
+        params=NO_PARAMS,
+        max_new_tokens=0,
+        seed=0,
+        logprobs=LogprobSpec() if body.best_of is not None else None,
+        cache_salt=planning.cache_namespace(owner),
+    )
+    requests = planning.samples(template, sampling, "prompt", context)
+    names, rids = planning.name_requests(None, 1, count, is_batch=False)
+    return Plan(requests=tuple(requests), rids=rids, names=names, owner=owner)
+
+
+def _check_complete(output: Output) -> None:
+    """Raises RequestFailed for an output that was ended from outside: nothing in an answer could say so."""
+    if output.finish is not None and output.finish.type == "abort":
+        raise RequestFailed(
+            f"the request was ended before its text was complete ({output.finish.reason})", code="aborted"
+        )
+
+
+def _ranked(outputs: Sequence[Output], body: MindieBody) -> list[Output]:
+    """In order; with best_of, those with the highest cumulative log-probability first."""
+    if body.best_of is None:
+        return list(outputs)
+    return sorted(outputs, key=_cumulative_logprob, reverse=True)
+
+
+def _cumulative_logprob(output: Output) -> float:
+    return math.fsum(position.token[0] or 0.0 for position in output.output_logprobs)
+
+
+async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
+    """One JSON object and a NUL byte for each step in which there is new text."""
+    config = state.context.config
+    is_whole = config.mindie_full_text or config.vllm_profile
+    front = body.prompt if config.vllm_profile else ""
+    async with contextlib.aclosing(run.updates()) as updates:
+        async for output in updates:
+            _check_complete(output)
+            if len(output.text) == output.sent_chars and output.finish is None:
+                continue
+            texts = [front + one.text if is_whole else "" for one in run.outputs]
+            if not is_whole:
+                texts[output.index] = output.text[output.sent_chars :]
+            output.sent_chars = len(output.text)
+            yield _json.encode({"text": texts}) + NUL
+
+
+async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The pieces; an error that comes after the first of them is the last."""
+    try:
+        async with contextlib.aclosing(rest):
+            yield first
+            async for piece in rest:
+                yield piece
+    except TureenError as error:
+        yield _json.encode(error_object(error)) + NUL

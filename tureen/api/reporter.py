@@ -1,4 +1,4 @@
-"""The line of statistics every few seconds under load, and the gauges that are rates."""
+"""What is done every few seconds: the line of statistics under load, the gauges that are rates, sessions' timeouts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ async def report_forever(state: ServerState) -> None:
     num_preemptions = 0
     while True:
         await asyncio.sleep(state.context.config.log_interval_s)
+        state.sessions.sweep()
         now, now_s = state.client.stats, time.monotonic()
         seconds = now_s - before_s
         hit_rate = _rate(

@@ -2,9 +2,71 @@
 
 from __future__ import annotations
 
-from tureen.api.dialect import Entry
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.dialect import Entry, client_name
 from tureen.api.state import ServerState
+from tureen.errors import InvalidRequest, echo
+
+MAX_NAME_CHARS = 256
+
+
+class OpenBody(msgspec.Struct, frozen=True):
+    capacity_of_str_len: Annotated[int, Meta(ge=1, le=2**53)]
+    """Most characters that a prompt of the session may have, with all that it continues."""
+    session_id: str | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds without use after which the session is closed."""
+    streaming: bool = False
+
+
+class CloseBody(msgspec.Struct, frozen=True):
+    session_id: str
 
 
 def routes(state: ServerState) -> list[Entry]:
-    return []
+    async def open_session(request: Request) -> Response:
+        given = await _read(request, OpenBody, "capacity_of_str_len")
+        body = convert(given, OpenBody)
+        if body.streaming:
+            raise InvalidRequest(
+                "streaming: true is not available in this version of tureen; leave it out, "
+                "the prefix cache spares the same work",
+                field="streaming",
+                code="not_available",
+            )
+        name = body.session_id
+        if name is not None and not (1 <= len(name) <= MAX_NAME_CHARS and name.isascii() and name.isprintable()):
+            raise InvalidRequest(
+                f"session_id must be 1 to {MAX_NAME_CHARS} printable ASCII characters, got {echo(name)}",
+                field="session_id",
+            )
+        owner = client_name(request)
+        opened = state.sessions.open(body.capacity_of_str_len, owner=owner, name=name, timeout_s=body.timeout)
+        return JSONResponse(opened)
+
+    async def close_session(request: Request) -> Response:
+        body = convert(await _read(request, CloseBody, "session_id"), CloseBody)
+        state.sessions.close(body.session_id, owner=client_name(request))
+        return Response()
+
+    return [
+        Entry("/open_session", open_session, access="user", methods=["GET", "POST"]),
+        Entry("/close_session", close_session, access="user", methods=["GET", "POST"]),
+    ]
+
+
+async def _read(request: Request, kind: type[msgspec.Struct], required: str) -> dict[str, Any]:
+    """The body's fields that are not null. Raises InvalidRequest, UnsupportedMediaType."""
+    given = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(given, kind.__struct_fields__)
+    fields = {name: value for name, value in given.items() if value is not None}
+    if required not in fields:
+        raise InvalidRequest(f"{required} is missing; it must be sent", field=required)
+    return fields

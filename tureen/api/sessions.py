@@ -1,8 +1,28 @@
-"""Sessions: trees of requests whose prompts continue each other, kept by the server."""
+"""Sessions: trees of requests whose prompts continue each other, kept by the server as token ids."""
 
 from __future__ import annotations
 
+import math
+import secrets
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
 import msgspec
+
+from tureen.config import Config
+from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable, echo
+from tureen.text.tokenizer import Tokenizer
+
+MAX_REQUESTS = 1024
+"""Most requests that one session remembers."""
+
+MAX_TOKENS = 1 << 25
+"""Most tokens that all sessions hold, at 4 bytes each."""
+
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+"""What a character of UTF-8 has after its first byte."""
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,22 +35,351 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True):
     drop_previous_output: bool = False
 
 
+class Node:
+    """One request of a session. Its prompt is the first `base` tokens of its parent's prompt and output, and `new_ids`.
+
+    While it runs, `output_ids` is the list that grows with its output.
+    """
+
+    __slots__ = ("base", "chars_before", "is_running", "new_ids", "output_ids", "parent", "request_id", "rid")
+
+    def __init__(self, rid: str, request_id: str, output_ids: list[int], turn: Turn) -> None:
+        self.rid = rid
+        self.request_id = request_id
+        self.parent = turn.parent
+        self.base = turn.base
+        self.chars_before = turn.chars_before
+        self.new_ids = array("i", turn.token_ids[turn.base :])
+        self.output_ids: Sequence[int] = output_ids
+        self.is_running = True
+
+    @property
+    def num_prompt(self) -> int:
+        return self.base + len(self.new_ids)
+
+    @property
+    def num_held(self) -> int:
+        """Tokens that are kept for this node alone."""
+        return len(self.new_ids) + (0 if self.is_running else len(self.output_ids))
+
+    def own(self, count: int) -> list[int]:
+        """What the first `count` tokens of prompt and output have beyond the parent's."""
+        return [*self.new_ids, *self.output_ids][: max(0, count - self.base)]
+
+
+class Session:
+    """An open session. `nodes` are its requests by name; a parent comes before its children."""
+
+    def __init__(self, name: str, owner: str, capacity: int, timeout_s: float, now_s: float) -> None:
+        self.name = name
+        self.owner = owner
+        self.capacity = capacity  # characters
+        self.timeout_s = timeout_s
+        self.used_s = now_s
+        self.nodes: dict[str, Node] = {}
+
+    def is_expired(self, now_s: float) -> bool:
+        is_late = now_s - self.used_s >= self.timeout_s
+        return is_late and not any(node.is_running for node in self.nodes.values())
+
+    def parent(self, params: SessionParams) -> Node | None:
+        """The node that a request continues; None = a new root. Raises InvalidRequest."""
+        if params.rid is None:
+            return None
+        node = self.nodes.get(params.rid)
+        if node is None:
+            raise InvalidRequest(
+                f"Invalid request session id: session {echo(self.name)} has no request {echo(params.rid)}; "
+                "it was never there, it failed, or another one replaced it",
+                field="session_params.rid",
+            )
+        if node.is_running and not params.replace:
+            raise InvalidRequest(
+                "Session request is appending to a request that hasn't finished. "
+                f"Wait for {echo(params.rid)} to end, or end it with replace: true",
+                field="session_params.rid",
+                code="session_request_running",
+            )
+        return node
+
+
 class Turn:
-    """One request of a session. `token_ids` is its whole prompt."""
+    """One request of a session. `token_ids` is its whole prompt, of which the first `base` are its parent's tokens."""
 
-    token_ids: list[int]
+    def __init__(self, sessions: Sessions, session: Session, params: SessionParams, parent: Node | None) -> None:
+        self.session = session
+        self.params = params
+        self.parent = parent
+        self.base = _base(parent, params) if parent is not None else 0
+        self.token_ids = _path(parent, self.base)
+        self.chars_before = 0
+        self._sessions = sessions
+        self._node: Node | None = None
 
-    def begin(self, rid: str) -> None:
-        """The request is about to run under this id. Raises InvalidRequest when the session has one of that name."""
-        raise NotImplementedError
+    def begin(self, rid: str, request_id: str, output_ids: list[int]) -> None:
+        """The request is about to run: called `rid`, known to the engine as `request_id`; its output will be appended
+        to `output_ids`. What it replaces is gone from here on.
+
+        Raises InvalidRequest when the session has one of that name, or as many requests as it may; NotFound when it
+        was closed meanwhile; TooManyRequests or Unavailable when sessions hold too many tokens.
+        """
+        self._node = self._sessions.add(self, rid, request_id, output_ids)
 
     def end(self, output_ids: list[int] | None) -> None:
         """The request has ended with this output; None = it failed or was left, and leaves nothing behind."""
-        raise NotImplementedError
+        if self._node is not None:
+            self._sessions.end(self.session, self._node, output_ids)
 
 
 class Sessions:
-    """All open sessions of a server. Event-loop thread only."""
+    """All open sessions of a server. Those of one owner are invisible to all others. Event-loop thread only."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: Config,
+        *,
+        abort: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`abort` ends a running request by the id that the engine has for it."""
+        self._tokenizer = tokenizer
+        self._max_sessions = config.max_sessions
+        self._timeout_s = config.session_timeout_s
+        self._abort = abort
+        self._clock = clock
+        self._added_bos = _added_bos(tokenizer)
+        self._open: dict[tuple[str, str], Session] = {}  # by owner and name
+        self._num_tokens: Counter[str] = Counter()  # by owner; holds no zeros
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all sessions hold."""
+        return self._num_tokens.total()
+
+    def open(self, capacity: int, *, owner: str, name: str | None = None, timeout_s: float | None = None) -> str:
+        """Open a session whose requests may have prompts of `capacity` characters; returns its name.
+
+        Raises InvalidRequest, TooManyRequests when the owner has enough of them, Unavailable when the server has.
+        """
+        if timeout_s is not None and timeout_s > self._timeout_s:
+            raise InvalidRequest(
+                f"timeout must be at most {self._timeout_s:g} seconds (--session-timeout-s), got {timeout_s:g}",
+                field="timeout",
+            )
+        self.sweep()
+        if name is None:
+            name = secrets.token_hex(16)
+        if (owner, name) in self._open:
+            raise InvalidRequest(
+                "Failed to open the session. Check if a session with the same id is still open.",
+                field="session_id",
+                code="duplicate_session_id",
+            )
+        self._check_room("open sessions", Counter(holder for holder, _ in self._open), self._max_sessions, owner)
+        self._open[owner, name] = Session(name, owner, capacity, timeout_s or self._timeout_s, self._clock())
+        return name
+
+    def close(self, name: str, *, owner: str) -> None:
+        """Forget a session. Its running requests go on, and leave nothing behind. Raises NotFound."""
+        self._forget(self._find(owner, name, "session_id"))
+
+    def sweep(self) -> None:
+        """Close the sessions that nobody has used for their time."""
+        now_s = self._clock()
+        for session in [session for session in self._open.values() if session.is_expired(now_s)]:
+            self._forget(session)
 
     def extend(self, params: SessionParams, new_ids: list[int], *, owner: str) -> Turn:
-        raise NotImplementedError
+        """The request that `new_ids` make of a session; nothing is changed until it begins.
+
+        Raises NotFound for a session that the owner does not have, and InvalidRequest.
+        """
+        session = self._find(owner, params.id, "session_params.id")
+        turn = Turn(self, session, params, session.parent(params))
+        if turn.base and new_ids and new_ids[0] == self._added_bos:
+            new_ids = new_ids[1:]
+        turn.token_ids += new_ids
+        turn.chars_before = self._num_chars_before(turn)
+        if not turn.token_ids:
+            raise InvalidRequest(
+                "the prompt is empty: input_ids is, and session_params continues nothing",
+                field="input_ids",
+                code="empty_prompt",
+            )
+        num_chars = turn.chars_before + self._num_chars(new_ids)
+        if num_chars > session.capacity:
+            raise InvalidRequest(
+                f"session_params: the prompt would have {num_chars} characters, but session {echo(session.name)} holds "
+                f"{session.capacity} (its capacity_of_str_len); continue an earlier request, or open a larger session",
+                field="session_params",
+                code="session_capacity_exceeded",
+            )
+        session.used_s = self._clock()
+        return turn
+
+    def add(self, turn: Turn, rid: str, request_id: str, output_ids: list[int]) -> Node:
+        """What `Turn.begin` does. All is checked before anything is changed."""
+        session, params = turn.session, turn.params
+        if self._find(session.owner, session.name, "session_params.id") is not session:
+            raise _no_session(session.name, "session_params.id")
+        if session.parent(params) is not turn.parent:
+            raise InvalidRequest(
+                f"session_params.rid: request {echo(params.rid)} was replaced by another of that name",
+                field="session_params.rid",
+            )
+        replaced = _below(session, turn.parent) if params.replace else {}
+        self._check_name(session, rid, replaced)
+        freed = Counter({session.owner: sum(node.num_held for node in replaced.values())})
+        self._check_room("tokens in sessions", self._num_tokens - freed, MAX_TOKENS, session.owner)
+        if params.replace and turn.parent is not None and turn.parent.is_running:
+            self._abort(turn.parent.request_id)
+            self._set_output(session, turn.parent, turn.parent.output_ids)
+        for node in replaced.values():
+            if node.is_running:
+                self._abort(node.request_id)
+            self._remove(session, node)
+        node = session.nodes[rid] = Node(rid, request_id, output_ids, turn)
+        self._count(session.owner, node.num_held)
+        session.used_s = self._clock()
+        return node
+
+    def end(self, session: Session, node: Node, output_ids: list[int] | None) -> None:
+        """What `Turn.end` does."""
+        if session.nodes.get(node.rid) is not node:
+            return  # closed or replaced meanwhile
+        session.used_s = self._clock()
+        if output_ids is not None:
+            self._set_output(session, node, output_ids)
+        elif node.is_running:
+            self._remove(session, node)
+
+    def _find(self, owner: str, name: str, field: str) -> Session:
+        session = self._open.get((owner, name))
+        if session is not None and session.is_expired(self._clock()):
+            self._forget(session)
+            session = None
+        if session is None:
+            raise _no_session(name, field)
+        return session
+
+    def _forget(self, session: Session) -> None:
+        self._count(session.owner, -sum(node.num_held for node in session.nodes.values()))
+        session.nodes.clear()
+        del self._open[session.owner, session.name]
+
+    def _remove(self, session: Session, node: Node) -> None:
+        self._count(session.owner, -node.num_held)
+        del session.nodes[node.rid]
+
+    def _set_output(self, session: Session, node: Node, output_ids: Sequence[int]) -> None:
+        before = node.num_held
+        node.output_ids = array("i", output_ids)
+        node.is_running = False
+        self._count(session.owner, node.num_held - before)
+
+    def _count(self, owner: str, change: int) -> None:
+        self._num_tokens[owner] += change
+        if not self._num_tokens[owner]:
+            del self._num_tokens[owner]
+
+    def _check_name(self, session: Session, rid: str, replaced: dict[str, Node]) -> None:
+        if rid in session.nodes and rid not in replaced:
+            raise InvalidRequest(
+                f"rid {echo(rid)} is the name of another request of session {echo(session.name)}; "
+                "choose another or leave it out",
+                field="rid",
+                code="duplicate_rid",
+            )
+        if len(session.nodes) - len(replaced) >= MAX_REQUESTS:
+            raise InvalidRequest(
+                f"session {echo(session.name)} has {MAX_REQUESTS} requests, the most it remembers; "
+                "send session_params with replace: true, or open another session",
+                field="session_params",
+                code="session_full",
+            )
+
+    def _check_room(self, what: str, held: Counter[str], most: int, owner: str) -> None:
+        """Raises Unavailable when all of it is used, TooManyRequests when a client with a name uses its half."""
+        share = max(1, most // 2)
+        if owner and held[owner] >= share:
+            raise TooManyRequests(
+                f"this client has {held[owner]} {what}, the most it may have is {share}; close a session",
+                code="too_many_sessions",
+                retry_after_s=self._first_expiry_s(owner),
+            )
+        if held.total() >= most:
+            raise Unavailable(
+                f"the server has {held.total()} {what}, the most it may have is {most}; close a session",
+                code="too_many_sessions",
+                retry_after_s=self._first_expiry_s(None),
+            )
+
+    def _first_expiry_s(self, owner: str | None) -> int:
+        """Seconds until a session, of this owner or of any, can expire."""
+        ends = [one.used_s + one.timeout_s for one in self._open.values() if owner in (None, one.owner)]
+        return max(1, math.ceil(min(ends) - self._clock()))
+
+    def _num_chars_before(self, turn: Turn) -> int:
+        """Characters of what a turn continues."""
+        node, count = turn.parent, turn.base
+        while node is not None and count <= node.base:
+            node = node.parent
+        return 0 if node is None else node.chars_before + self._num_chars(node.own(count))
+
+    def _num_chars(self, ids: Sequence[int]) -> int:
+        """Characters that begin in these tokens; special ones have none, as in an answer's text."""
+        tokenizer = self._tokenizer
+        text = b"".join(tokenizer.token_bytes(one) for one in ids if one not in tokenizer.special_ids)
+        return len(text.translate(None, CONTINUATION_BYTES))
+
+
+def _added_bos(tokenizer: Tokenizer) -> int | None:
+    """The token that the tokenizer puts before every text; None when it adds none."""
+    bos = tokenizer.bos_token_id
+    return bos if bos is not None and tokenizer.encode("a")[:1] == [bos] else None
+
+
+def _no_session(name: str, field: str) -> NotFound:
+    return NotFound(
+        f"Invalid request: session id {echo(name)} does not exist; it was never opened, or was closed, "
+        "or was not used for its timeout",
+        field=field,
+        code="session_not_found",
+    )
+
+
+def _base(parent: Node, params: SessionParams) -> int:
+    """How many of the parent's tokens a request continues. An offset of 0 is none. Raises InvalidRequest."""
+    length = parent.num_prompt + (0 if params.drop_previous_output else len(parent.output_ids))
+    offset = params.offset or 0
+    if not -length <= offset <= length:
+        what = "tokens in its prompt" if params.drop_previous_output else "tokens, prompt and output together"
+        raise InvalidRequest(
+            f"session_params.offset is {echo(offset)}, but request {echo(params.rid)} has {length} {what}; "
+            f"send one in [-{length}, {length}]",
+            field="session_params.offset",
+        )
+    return offset if offset > 0 else length + offset
+
+
+def _path(node: Node | None, count: int) -> list[int]:
+    """The first `count` tokens of a node's prompt and output."""
+    parts = []
+    while node is not None:
+        parts.append(node.own(count))
+        count = min(count, node.base)
+        node = node.parent
+    return [token_id for part in reversed(parts) for token_id in part]
+
+
+def _below(session: Session, parent: Node | None) -> dict[str, Node]:
+    """The nodes below one; all with None."""
+    found: dict[str, Node] = {}
+    for rid, node in session.nodes.items():
+        if parent is None or node.parent is parent or (node.parent is not None and node.parent.rid in found):
+            found[rid] = node
+    return found

@@ -99,7 +99,7 @@ async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "")
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """The whole answer: an object, or a list of them for a batch or n > 1."""
     run = Run(state, plan.plan)
-    with _taking_turns(plan, run) as end_turn:
+    with _taking_turns(plan, run, state) as end_turn:
         outputs = await run.whole()
         for output in outputs:
             end_turn(output)
@@ -111,7 +111,7 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     """The answer as it grows, an object per event; cumulative unless the server was told otherwise."""
     config = state.context.config
     run = Run(state, plan.plan)
-    with _taking_turns(plan, run) as end_turn:
+    with _taking_turns(plan, run, state) as end_turn:
         async with contextlib.aclosing(run.updates()) as updates:
             async for output in updates:
                 interval = output.request.params.stream_interval or config.stream_interval
@@ -128,7 +128,7 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
 
 
 @contextlib.contextmanager
-def _taking_turns(plan: GeneratePlan, run: Run) -> Iterator[Callable[[Output], None]]:
+def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[Callable[[Output], None]]:
     """Tell the sessions, where requests belong to some, that these begin and how they end.
 
     Gives what is to be called with each output that is complete; the others leave nothing behind.
@@ -136,15 +136,19 @@ def _taking_turns(plan: GeneratePlan, run: Run) -> Iterator[Callable[[Output], N
     begun: dict[int, Turn] = {}  # by the output's index
 
     def end_turn(output: Output) -> None:
-        turn = begun.pop(output.index, None)
+        has_failed = output.finish is None or output.finish.type == "error"
+        turn = None if has_failed else begun.pop(output.index, None)
         if turn is not None:
             turn.end(output.token_ids)
 
+    if plan.turns:  # what a turn replaces is not to be lost to a request that is refused
+        state.check_accepting()
+        state.check_names(plan.plan.owner, plan.plan.names)
     try:
-        for index, turn in enumerate(plan.turns):
+        for output, turn in zip(run.outputs, plan.turns, strict=False):
             if turn is not None:
-                turn.begin(run.outputs[index].rid)
-                begun[index] = turn
+                turn.begin(output.rid, output.request.id, output.token_ids)
+                begun[output.index] = turn
         yield end_turn
     finally:
         for turn in begun.values():

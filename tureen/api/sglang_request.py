@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from tureen.api.processor_field import check_processor
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import SessionParams, Turn
 from tureen.api.state import Context
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, echo
 from tureen.types import GenerateRequest, HiddenStates, LogprobsMode
 
 MAX_SALT_CHARS = 1024
@@ -177,7 +178,20 @@ def session_params_of(body: GenerateBody, batch: int) -> list[SessionParams | No
         refuse_unknown(one, SessionParams.__struct_fields__, where)
         fields = {name: value for name, value in one.items() if value is not None}
         found.append(convert(fields, SessionParams, Names(where).path))
+    _check_replacing([one for one in found if one is not None])
     return found
+
+
+def _check_replacing(params: Sequence[SessionParams]) -> None:
+    """Raises InvalidRequest when requests of one body would replace each other."""
+    counts = Counter(one.id for one in params)
+    for one in params:
+        if one.replace and counts[one.id] > 1:
+            raise InvalidRequest(
+                f"session_params has replace: true, and {counts[one.id]} prompts of the batch are of session "
+                f"{echo(one.id)}; send them one after the other",
+                field="session_params.replace",
+            )
 
 
 def plan(

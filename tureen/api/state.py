@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from tureen.api.body import convert, read_json, read_params
+from tureen.api.keys import load_keys
 from tureen.api.sessions import Sessions
 from tureen.config import Config
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo
@@ -61,9 +63,10 @@ class ServerState:
         self.client = client
         self.context = context
         self.metrics = metrics
-        self.sessions = Sessions()
+        self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
+        self.keys = load_keys(context.config)
         self.is_draining = False
-        self._running: dict[str, tuple[str, ...]] = {}  # what a client may call it -> internal ids
+        self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._num_requests = 0
 
     @property
@@ -83,24 +86,35 @@ class ServerState:
         self._num_requests += 1
         return f"{self._num_requests}:{rid}"
 
-    def enter(self, names: dict[str, tuple[str, ...]]) -> None:
-        """Note running requests under the names clients may abort them by. Raises InvalidRequest when one is in use."""
+    def enter(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
+        """Note running requests under the names that `owner` may abort them by. Raises InvalidRequest when one is in
+        use."""
+        self.check_names(owner, names)
+        self._running.update({(owner, name): ids for name, ids in names.items()})
+
+    def check_names(self, owner: str, names: Iterable[str]) -> None:
+        """Raises InvalidRequest when one is in use."""
         for name in names:
-            if name in self._running:
+            if (owner, name) in self._running:
                 raise InvalidRequest(
                     f"rid {echo(name)} is in use by a request that has not ended; choose another or leave it out",
                     field="rid",
                     code="duplicate_rid",
                 )
-        self._running.update(names)
 
-    def leave(self, names: dict[str, tuple[str, ...]]) -> None:
+    def leave(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
         for name in names:
-            del self._running[name]
+            del self._running[owner, name]
 
-    def abort(self, rid: str | None, reason: str = "client") -> int:
-        """Abort by exact rid, or all with None; returns how many requests that ends."""
-        ids = {one for group in self._running.values() for one in group} if rid is None else self._running.get(rid, ())
+    def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
+        """Abort by exact rid, or all with None; of one owner, or of any with None. Returns how many requests that
+        ends."""
+        ids = {
+            request_id
+            for (holder, name), group in self._running.items()
+            if rid in (None, name) and owner in (None, holder)
+            for request_id in group
+        }
         for request_id in ids:
             self.client.abort(request_id, reason)
         return len(ids)

@@ -1,20 +1,340 @@
-"""Stub."""
+"""TGI's dialect: `inputs` and `parameters`; `/generate`, `/generate_stream` and `POST /`."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import math
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api.dialect import Entry
-from tureen.api.state import ServerState
-from tureen.errors import InvalidRequest
+from tureen.api import planning
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.dialect import Entry, client_name, unless_gone
+from tureen.api.generation import Output, Run
+from tureen.api.planning import NO_PARAMS, Names, Plan
+from tureen.api.prompts import tokenize
+from tureen.api.sse import EventStream, event
+from tureen.api.state import Context, ServerState
+from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
+from tureen.sampling.params import SamplingParams
+from tureen.text.detokenizer import Detokenizer
+from tureen.types import FinishReason, GenerateRequest, LogprobSpec
+
+DEFAULT_MAX_NEW_TOKENS = 20
+ERROR_TYPES = {422: "validation", 429: "overloaded", 503: "overloaded", 424: "generation"}
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
+NAMES = Names("parameters", {"sampling_seed": "seed"})
+PLAIN = SamplingParams(no_stop_trim=True)
+"""A stop string stays in the text, as the tokens that make it do."""
+
+_json = msgspec.json.Encoder()
+
+
+class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `parameters`."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1, description="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS
+    do_sample: Annotated[
+        bool, Meta(description="Draw; false, with no temperature, top_k or top_p given, takes the best token.")
+    ] = False
+    temperature: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Higher = more varied.")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the k most probable tokens.")] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(description="Keep the smallest set of tokens whose probability reaches it."),
+    ] = None
+    typical_p: Annotated[float | None, Meta(description="Not available: leave it out.")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=2)] | None,
+        Meta(description="Tokens of prompt and output: above 1 less likely, below 1 more."),
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Meta(ge=-2, le=2)] | None,
+        Meta(description="Subtracted once for each time a token is in the output."),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Meta(description="Same request, same seed, same tokens. Default: random."),
+    ] = None
+    stop: Annotated[
+        list[str], Meta(description="Strings that end the output; they stay in the text. At most 64 of 1..1024.")
+    ] = msgspec.field(default_factory=list)
+    return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
+    truncate: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only so many tokens of the prompt, the last ones.")
+    ] = None
+    watermark: Annotated[bool, Meta(description="Not available: true is refused.")] = False
+    details: Annotated[bool, Meta(description="Tell each token, the seed and why the output ended.")] = False
+    decoder_input_details: Annotated[
+        bool, Meta(description="The prompt's tokens with log-probabilities, in details.prefill; not in a stream.")
+    ] = False
+    top_n_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=5)] | None, Meta(description="Best alternatives of each token, in details.")
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        Meta(description="So many are generated, the most probable is answered."),
+    ] = None
+    adapter_id: Annotated[str | None, Meta(description="Not available: adapters cannot be named yet.")] = None
+    grammar: Annotated[Any, Meta(description="Not available yet.")] = None
+
+
+class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a body with `inputs`."""
+
+    inputs: Annotated[str, Meta(description="The prompt.", min_length=1)]
+    parameters: Annotated[TgiParameters, Meta(description="How to sample and what to tell.")] = TgiParameters()
+    stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
 
 
 def routes(state: ServerState) -> list[Entry]:
-    return []
+    async def generate_stream(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        if given.get("stream") is None or given["stream"] is True:
+            return await _respond(given | {"stream": True}, request, state)
+        return _error_response(InvalidRequest("stream can only be true here; use /generate", field="stream"))
+
+    async def root(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        return await _respond(given, request, state, in_list=True)
+
+    return [
+        Entry("/generate_stream", generate_stream, access="user", methods=["POST"]),
+        Entry("/", root, access="user", methods=["POST"]),
+    ]
+
+
+def error_object(error: TureenError) -> dict[str, str]:
+    return {"error": error.message, "error_type": ERROR_TYPES.get(_status(error), "incomplete_generation")}
+
+
+def _status(error: TureenError) -> int:
+    return 422 if error.status == 400 else error.status
+
+
+def _error_response(error: TureenError) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
+    return Response(
+        _json.encode(error_object(error)), status_code=_status(error), headers=headers, media_type="application/json"
+    )
 
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    raise InvalidRequest("not yet")
+    """The answer to a body with `inputs` on `/generate`, errors in this dialect's shape."""
+    return await _respond(given, request, state)
+
+
+async def _respond(given: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
+    try:
+        body = parse(given)
+        run = Run(state, await _plan(body, given, state.context, client_name(request)))
+        if body.stream:
+            events = _events(run, body, state.context)
+            first = await unless_gone(request, anext(events))
+            return EventStream(_guarded(first, events))
+        texts = await unless_gone(request, _collect(run, state.context))
+    except TureenError as error:
+        return _error_response(error)
+    answer = _answer(texts, body, state.context)
+    return Response(_json.encode([answer] if in_list else answer), media_type="application/json")
+
+
+def parse(given: dict[str, Any]) -> TgiBody:
+    """Check the body's form. Raises InvalidRequest."""
+    refuse_unknown(given, TgiBody.__struct_fields__)
+    fields = {name: value for name, value in given.items() if value is not None}
+    parameters = fields.get("parameters", {})
+    if isinstance(parameters, dict):
+        refuse_unknown(parameters, TgiParameters.__struct_fields__, "parameters")
+        fields["parameters"] = {name: value for name, value in parameters.items() if value is not None}
+    body = convert(fields, TgiBody)
+    asked = body.parameters
+    refusals = {
+        "typical_p": (asked.typical_p is not None, "is not available; leave it out"),
+        "watermark": (asked.watermark, "is not available; leave it out"),
+        "adapter_id": (asked.adapter_id is not None, "names an adapter, and there is none; leave it out"),
+        "grammar": (asked.grammar is not None, "is not available in this version of tureen; leave it out"),
+        "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
+        "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
+        "best_of": ((asked.best_of or 1) > 1 and not _samples(asked), "needs do_sample: true, or a temperature"),
+    }
+    if body.stream:
+        refusals |= {
+            "decoder_input_details": (asked.decoder_input_details, "cannot go with a stream"),
+            "best_of": ((asked.best_of or 1) > 1, "cannot go with a stream"),
+            "top_n_tokens": refusals["top_n_tokens"] if not asked.details else (False, ""),
+        }
+    for name, (is_wrong, why) in refusals.items():
+        if is_wrong:
+            raise InvalidRequest(f"parameters.{name} {why}", field=f"parameters.{name}")
+    return body
+
+
+def _samples(parameters: TgiParameters) -> bool:
+    return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
+
+
+async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: str) -> Plan:
+    asked = body.parameters
+    names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    if "max_new_tokens" in (given.get("parameters") or {}):
+        fields["max_new_tokens"] = asked.max_new_tokens
+    if asked.seed is not None:
+        fields["sampling_seed"] = asked.seed
+    if not _samples(asked):
+        fields["temperature"] = 0.0
+    count = asked.best_of or 1
+    defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
+    sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    [ids] = await tokenize([body.inputs], ["inputs"], context.tokenizer, max_tokens=_most_tokens(body, context))
+    template = GenerateRequest(
+        id="",
+        token_ids=tuple(ids[-asked.truncate :] if asked.truncate else ids),
+        params=NO_PARAMS,
+        max_new_tokens=0,
+        seed=0,
+        logprobs=LogprobSpec(0 if asked.decoder_input_details else -1, asked.top_n_tokens or 0),
+        cache_salt=planning.cache_namespace(owner),
+    )
+    requests = planning.samples(template, sampling, "inputs", context)
+    named, rids = planning.name_requests(None, 1, count, is_batch=False)
+    return Plan(requests=tuple(requests), rids=rids, names=named, owner=owner)
+
+
+def _most_tokens(body: TgiBody, context: Context) -> int:
+    """A prompt that is cut may be longer than the context; its text is bounded by the body's size."""
+    return len(body.inputs) + 1 if body.parameters.truncate else context.capacity
+
+
+def _token(texts: TokenTexts, index: int, context: Context) -> dict[str, Any]:
+    token_id = texts.output.token_ids[index]
+    return {
+        "id": token_id,
+        "text": texts.pieces[index],
+        "logprob": texts.output.output_logprobs[index].token[0],
+        "special": token_id in context.tokenizer.special_ids,
+    }
+
+
+def _alternatives(output: Output, index: int, context: Context) -> list[dict[str, Any]]:
+    tokenizer = context.tokenizer
+    return [
+        {"id": one, "text": tokenizer.token_text(one), "logprob": value, "special": one in tokenizer.special_ids}
+        for value, one in output.output_logprobs[index].top or ()
+    ]
+
+
+class TokenTexts:
+    """Of each token of an output its own piece of the text; a character of several tokens comes with the last."""
+
+    def __init__(self, output: Output, context: Context) -> None:
+        self.output = output
+        self.pieces: list[str] = []
+        self._detokenizer = Detokenizer(context.tokenizer, PLAIN)
+
+    @property
+    def whole(self) -> str:
+        return "".join(self.pieces)
+
+    def catch_up(self) -> range:
+        """Take over what the output has grown by; returns the indices of its new tokens. Raises RequestFailed."""
+        output, before = self.output, len(self.pieces)
+        if output.finish is not None and output.finish.type == "abort":
+            raise RequestFailed(f"the request was ended ({output.finish.reason})", code="aborted")
+        for token_id in output.token_ids[before:]:
+            self._detokenizer.append(token_id, stops_allowed=False)
+            self.pieces.append(self._detokenizer.take())
+        if output.finish is not None and self.pieces:
+            self.pieces[-1] += self._detokenizer.close()
+        return range(before, len(self.pieces))
+
+
+async def _collect(run: Run, context: Context) -> list[TokenTexts]:
+    """All outputs, once they have ended, those with the highest cumulative log-probability first."""
+    texts = [TokenTexts(output, context) for output in await run.whole()]
+    for one in texts:
+        one.catch_up()
+    return sorted(texts, key=_cumulative_logprob, reverse=True)
+
+
+def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[str, Any]:
+    best, *others = texts
+    front = body.inputs if body.parameters.return_full_text else ""
+    answer: dict[str, Any] = {"generated_text": front + best.whole}
+    if body.parameters.details:
+        answer["details"] = _details(best, body, context)
+        if others:
+            answer["details"]["best_of_sequences"] = [
+                {"generated_text": front + one.whole} | _details(one, body, context) for one in others
+            ]
+    return answer
+
+
+def _cumulative_logprob(texts: TokenTexts) -> float:
+    return math.fsum(position.token[0] or 0.0 for position in texts.output.output_logprobs)
+
+
+def _details(texts: TokenTexts, body: TgiBody, context: Context) -> dict[str, Any]:
+    tokenizer, output = context.tokenizer, texts.output
+    details: dict[str, Any] = _summary(output) | {
+        "prefill": [
+            {"id": one, "text": tokenizer.token_text(one), "logprob": value}
+            for value, one in (position.token for position in output.prompt_logprobs)
+        ],
+        "tokens": [_token(texts, index, context) for index in range(len(texts.pieces))],
+    }
+    if body.parameters.top_n_tokens:
+        details["top_tokens"] = [_alternatives(output, index, context) for index in range(len(texts.pieces))]
+    return details
+
+
+def _summary(output: Output) -> dict[str, Any]:
+    return {
+        "finish_reason": _finish_reason(output.finish),
+        "generated_tokens": len(output.token_ids),
+        "seed": None if output.request.params.is_greedy else output.request.seed,
+    }
+
+
+def _finish_reason(finish: FinishReason | None) -> str | None:
+    if finish is None or finish.type == "length":
+        return None if finish is None else "length"
+    return "eos_token" if isinstance(finish.matched, int) else "stop_sequence"
+
+
+async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:
+    """One event a token; the last has the whole text and what ended it."""
+    front = body.inputs if body.parameters.return_full_text else ""
+    [output] = run.outputs
+    texts = TokenTexts(output, context)
+    async with contextlib.aclosing(run.updates()) as updates:
+        async for _ in updates:
+            for index in texts.catch_up():
+                is_last = output.finish is not None and index + 1 == len(output.token_ids)
+                one = {
+                    "index": index + 1,
+                    "token": _token(texts, index, context),
+                    "generated_text": front + texts.whole if is_last else None,
+                    "details": _summary(output) | {"input_length": output.usage.prompt_tokens} if is_last else None,
+                }
+                if body.parameters.top_n_tokens:
+                    one["top_tokens"] = _alternatives(output, index, context)
+                yield event(_json.encode(one))
+
+
+async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events; an error that comes after the first of them is the last."""
+    try:
+        async with contextlib.aclosing(rest):
+            yield first
+            async for one in rest:
+                yield one
+    except TureenError as error:
+        yield event(_json.encode(error_object(error)))

@@ -1,0 +1,34 @@
+"""docs/sessions.md: its commands work, its tables are complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from app_under_test import App
+
+from tureen.api.session_routes import OpenBody
+from tureen.api.sessions import MAX_REQUESTS, MAX_TOKENS, SessionParams
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sessions.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)
+
+
+def test_the_commands_on_the_page_work_one_after_the_other(app: App):
+    assert len(COMMANDS) == 5
+    for command in COMMANDS:
+        words = shlex.split(command)
+        path = words[1].removeprefix("http://localhost:30000")
+        headers = {"content-type": "application/json"}
+        response = app.request("POST", path, content=words[words.index("-d") + 1], headers=headers)
+        assert response.status_code == 200, (command, response.text)
+    assert len(app.state.sessions) == 0
+
+
+def test_every_field_and_limit_is_on_the_page():
+    for name in (*OpenBody.__struct_fields__, *SessionParams.__struct_fields__):
+        assert f"\n| `{name}` |" in PAGE
+    assert f"| {MAX_REQUESTS}, then 400" in PAGE
+    assert MAX_TOKENS == 2**25
+    assert "2²⁵" in PAGE

@@ -1,0 +1,89 @@
+"""A certificate authority for one test: certificates with elliptic-curve keys, revocation lists, all as PEM files."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+HOUR = datetime.timedelta(hours=1)
+VALID, EXPIRED, FUTURE = (-1, 1), (-2, -1), (1, 2)
+"""From when to when something is valid, in hours from now."""
+
+
+class Pair(NamedTuple):
+    """Files of a certificate and its key."""
+
+    cert: str
+    key: str
+
+
+class Authority:
+    """Signs certificates and writes them into `folder`; `self.cert` is the file with its own."""
+
+    def __init__(self, folder: Path, name: str = "ca", *, valid=VALID, issuer: Authority | None = None) -> None:
+        self._folder = folder
+        self._serials: dict[str, int] = {}
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = _builder(self.subject, self._key, valid).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        parent = issuer or self
+        signed = builder.issuer_name(parent.subject).sign(parent._key, SHA256())
+        self.cert = _write(folder / f"{name}.pem", signed.public_bytes(Encoding.PEM))
+
+    def issue(self, name: str, *, valid=VALID, password: str | None = None, for_server=False, subject=None) -> Pair:
+        """A pair called `name`; `subject` in place of a common name `name`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = subject or x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        use = ExtendedKeyUsageOID.SERVER_AUTH if for_server else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = _builder(subject, key, valid).add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        if for_server:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        signed = builder.issuer_name(self.subject).sign(self._key, SHA256())
+        encryption = NoEncryption() if password is None else BestAvailableEncryption(password.encode())
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+        cert = _write(self._folder / f"{name}.pem", signed.public_bytes(Encoding.PEM))
+        self._serials[cert] = signed.serial_number
+        return Pair(cert, _write(self._folder / f"{name}.key.pem", secret))
+
+    def revoke(self, *pairs: Pair, name: str = "crl", valid=VALID) -> str:
+        """The file of a list that revokes exactly `pairs`."""
+        start, end = _times(valid)
+        builder = x509.CertificateRevocationListBuilder(self.subject).last_update(start).next_update(end)
+        for pair in pairs:
+            entry = x509.RevokedCertificateBuilder(self._serials[pair.cert], start).build()
+            builder = builder.add_revoked_certificate(entry)
+        return _write(self._folder / f"{name}.pem", builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
+
+
+def _builder(subject, key, valid) -> x509.CertificateBuilder:
+    start, end = _times(valid)
+    builder = x509.CertificateBuilder().subject_name(subject).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(start).not_valid_after(end)
+
+
+def _times(valid) -> tuple[datetime.datetime, datetime.datetime]:
+    now = datetime.datetime.now(datetime.UTC)
+    return now + valid[0] * HOUR, now + valid[1] * HOUR
+
+
+def _write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return str(path)

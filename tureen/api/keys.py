@@ -1,0 +1,131 @@
+"""API keys: which there are, whose one is, and which routes it opens."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from pathlib import Path
+
+import msgspec
+
+from tureen.config import Config
+from tureen.errors import Forbidden, StartupError, TureenError, Unauthorized, echo
+
+SCHEME = b"Bearer "
+MAX_FILE_BYTES = 1 << 20
+MAX_NAME_CHARS = 64
+
+
+class Key(msgspec.Struct, frozen=True):
+    """`name`: whose it is; "" for a key that a flag gave, which everybody shares. `digest`: SHA-256 of the key."""
+
+    digest: bytes
+    name: str
+    is_admin: bool
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """All keys of a server. `for_users`: whether the user routes need one."""
+
+    keys: tuple[Key, ...]
+    for_users: bool
+
+    def find(self, authorization: bytes) -> Key | None:
+        """The key in an Authorization header. Compares with every key, in constant time, whatever it finds."""
+        given = hashlib.sha256(authorization.removeprefix(SCHEME)).digest()
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(given, key.digest):
+                found = key
+        return found if authorization.startswith(SCHEME) else None
+
+    def user_refusal(self, key: Key | None) -> TureenError | None:
+        """Why the holder of `key` may not call a user route; None = may."""
+        if key is None and self.for_users:
+            return Unauthorized("this server needs an API key; send the header 'Authorization: Bearer KEY'")
+        return None
+
+    def admin_refusal(self, key: Key | None, *, is_local: bool) -> TureenError | None:
+        """Why the holder of `key` may not call an admin route; None = may. `is_local`: a caller on this machine."""
+        if key is not None:
+            return (
+                None if key.is_admin else Forbidden("this needs the admin key of the server", code="admin_key_needed")
+            )
+        if self.keys:
+            return Unauthorized("this needs the server's admin key; send the header 'Authorization: Bearer KEY'")
+        if is_local:
+            return None
+        return Forbidden(
+            "without keys this is only for callers on the server's own machine; start the server with --admin-api-key",
+            code="admin_key_needed",
+        )
+
+
+def load_keys(config: Config) -> Keys:
+    """The keys of the settings and of --api-key-file. Raises StartupError naming the flag, file and line."""
+    keys: dict[bytes, Key] = {}
+    if config.admin_api_key is not None:
+        _add(keys, "--admin-api-key", config.admin_api_key, is_admin=True)
+    if config.api_key is not None:
+        _add(keys, "--api-key", config.api_key, is_admin=config.admin_api_key is None)
+    if config.api_key_file is not None:
+        _add_file(keys, config.api_key_file)
+    return Keys(tuple(keys.values()), config.api_key is not None or config.api_key_file is not None)
+
+
+def _add(keys: dict[bytes, Key], where: str, key: str, *, name: str = "", is_admin: bool = False) -> None:
+    if not key or not all(char.isprintable() and char != " " for char in key):
+        raise StartupError(f"{where}: the key must have at least one character, all printable, without spaces")
+    digest = hashlib.sha256(key.encode()).digest()
+    if digest in keys:
+        raise StartupError(f"{where}: this key was given before; every key must be another")
+    keys[digest] = Key(digest, name, is_admin)
+
+
+def _add_file(keys: dict[bytes, Key], path: str) -> None:
+    flag = f"--api-key-file {path}"
+    try:
+        lines = read_secret("--api-key-file", path).decode().splitlines()
+    except UnicodeDecodeError:
+        raise StartupError(f"{flag}: it is not UTF-8 text") from None
+    names = set()
+    for number, line in enumerate(lines, 1):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        if len(fields) != 2:
+            raise StartupError(f"{flag}, line {number}: a line must be NAME KEY; got {len(fields)} words")
+        name, key = fields
+        if len(name) > MAX_NAME_CHARS or not name.isprintable():
+            raise StartupError(f"{flag}, line {number}: a name has at most {MAX_NAME_CHARS} printable characters")
+        if name in names:
+            raise StartupError(f"{flag}, line {number}: the name {echo(name)} was given before")
+        names.add(name)
+        _add(keys, f"{flag}, line {number}", key, name=name)
+    if not names:
+        raise StartupError(f"{flag}: it has no keys; write one NAME KEY a line")
+
+
+def read_file(flag: str, path: str) -> bytes:
+    """Content of a small regular file. Raises StartupError naming `flag` and `path`."""
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise StartupError(f"{flag} {path}: it is not a regular file")
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise StartupError(f"{flag} {path}: cannot read it: {error.strerror}") from None
+    except ValueError:
+        raise StartupError(f"{flag} {echo(path)}: no file can have this name") from None
+    if not content or len(content) > MAX_FILE_BYTES:
+        raise StartupError(f"{flag} {path}: it is {'larger than 1 MiB' if content else 'empty'}")
+    return content
+
+
+def read_secret(flag: str, path: str) -> bytes:
+    """`read_file` of a file that not everybody on the machine may read or change."""
+    content = read_file(flag, path)
+    if Path(path).stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 600 on it")
+    return content

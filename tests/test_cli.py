@@ -189,3 +189,9 @@ def test_launch_server_takes_the_flags_of_serve():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--port" in done.stderr
+
+
+def test_a_mistyped_variable_is_refused_and_one_that_is_no_setting_is_left_alone():
+    with pytest.raises(StartupError, match="TUREEN_API_KEYS is no setting; did you mean TUREEN_API_KEY"):
+        load({}, environment={"TUREEN_API_KEYS": "k"})
+    assert load({}, environment={"TUREEN_TEST_DEVICE": "cuda", "TUREEN_HOME": "/x"}) == Config()

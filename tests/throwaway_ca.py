@@ -44,6 +44,7 @@ class Authority:
         parent = issuer or self
         signed = builder.issuer_name(parent.subject).sign(parent._key, SHA256())
         self.cert = _write(folder / f"{name}.pem", signed.public_bytes(Encoding.PEM))
+        parent._serials[self.cert] = signed.serial_number
 
     def issue(self, name: str, *, valid=VALID, password: str | None = None, for_server=False, subject=None) -> Pair:
         """A pair called `name`; `subject` in place of a common name `name`."""
@@ -61,12 +62,12 @@ class Authority:
         self._serials[cert] = signed.serial_number
         return Pair(cert, _write(self._folder / f"{name}.key.pem", secret))
 
-    def revoke(self, *pairs: Pair, name: str = "crl", valid=VALID) -> str:
-        """The file of a list that revokes exactly `pairs`."""
+    def revoke(self, *holders: Pair | Authority, name: str = "crl", valid=VALID) -> str:
+        """The file of a list that revokes exactly the certificates of `holders`."""
         start, end = _times(valid)
         builder = x509.CertificateRevocationListBuilder(self.subject).last_update(start).next_update(end)
-        for pair in pairs:
-            entry = x509.RevokedCertificateBuilder(self._serials[pair.cert], start).build()
+        for holder in holders:
+            entry = x509.RevokedCertificateBuilder(self._serials[holder.cert], start).build()
             builder = builder.add_revoked_certificate(entry)
         return _write(self._folder / f"{name}.pem", builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
 

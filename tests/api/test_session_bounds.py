@@ -172,8 +172,8 @@ def test_tokens_of_all_sessions_are_bounded_and_a_client_has_half(monkeypatch):
     clock = Clock()
     sessions = make_sessions(clock)
 
-    def put(owner, name, count):
-        turn = sessions.extend(SessionParams(id=name), [97] * count, owner=owner)
+    def put(owner, name, count, *, replace=False):
+        turn = sessions.extend(SessionParams(id=name, replace=replace), [97] * count, owner=owner)
         turn.begin(f"{clock.now}", "x", [])
         turn.end([])
         clock.now += 1
@@ -188,9 +188,10 @@ def test_tokens_of_all_sessions_are_bounded_and_a_client_has_half(monkeypatch):
     put("", "s", 20)
     with pytest.raises(Unavailable, match="100 tokens in sessions"):
         put("", "s", 1)
+    put("", "s", 10, replace=True)
+    assert sessions.num_tokens == 90
     sessions.close("s", owner="anna")
-    put("", "s", 1)
-    assert sessions.num_tokens == 51
+    assert sessions.num_tokens == 40
 
 
 def count_nodes() -> int:

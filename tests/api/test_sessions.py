@@ -44,6 +44,13 @@ async def running(app: App, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
+async def put_out(app: App, session: str, rid: str, count: int) -> None:
+    """A running request has put out so many tokens."""
+    nodes = app.state.sessions._open["", session].nodes
+    while rid not in nodes or len(nodes[rid].output_ids) < count:
+        await asyncio.sleep(0.005)
+
+
 # -- continuing
 
 
@@ -251,8 +258,7 @@ def test_replacing_after_a_running_request_ends_it_and_continues_what_it_had_put
     async def scenario():
         post = slow.http.post
         first = asyncio.create_task(post("/generate", json=ask(session, "abc", rid="first", params=ENDLESS)))
-        await running(slow, 1)
-        await asyncio.sleep(0.2)
+        await put_out(slow, session, "first", 3)
         refused = await post("/generate", json=ask(session, "x", after="first"))
         second = await post("/generate", json=ask(session, "def", after="first", offset=4, replace=True))
         return refused, (await first).json(), second.json()
@@ -274,13 +280,12 @@ def test_replacing_after_a_running_request_ends_it_and_continues_what_it_had_put
 @pytest.mark.parametrize("how", ["abort", "deadline"])
 def test_a_request_that_was_cut_is_continued_from_where_it_was(slow: App, how):
     session = open_session(slow)
-    body = ask(session, "abc", rid="cut", params=ENDLESS) | ({"deadline_ms": 200} if how == "deadline" else {})
+    body = ask(session, "abc", rid="cut", params=ENDLESS) | ({"deadline_ms": 500} if how == "deadline" else {})
 
     async def scenario():
         task = asyncio.create_task(slow.http.post("/generate", json=body))
-        await running(slow, 1)
         if how == "abort":
-            await asyncio.sleep(0.1)
+            await put_out(slow, session, "cut", 3)
             await slow.http.post("/abort_request", json={"rid": "cut"})
         return (await task).json()
 

@@ -195,6 +195,11 @@ def test_a_client_of_an_intermediate_ca_gets_in_when_every_ca_has_its_list(world
         for pair in (mallory, world.revoked):
             with pytest.raises(httpx.TransportError):
                 world.get(server, "/health", pair)
+    lists.write_text(Path(world.ca.revoke(middle, name="crl2")).read_text() + Path(middle.revoke()).read_text())
+    with LiveServer(**world.settings(tls_ca=str(authorities), tls_crl=str(lists))) as server:
+        assert world.get(server, "/health", world.alice).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            world.get(server, "/health", carol)
 
 
 def test_the_page_s_curl_line_works(strict: LiveServer, world: World):

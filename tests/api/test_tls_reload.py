@@ -20,6 +20,8 @@ import uvloop
 from app_under_test import LiveServer, parse_events, wait_until
 from throwaway_ca import EXPIRED, Authority, Pair
 
+from tureen.api.server import KEEP_ALIVE_S
+
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 LONG = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 100}}
 
@@ -93,6 +95,7 @@ def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files, loop):
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")
             server.hang_up()
+            kept.settimeout(KEEP_ALIVE_S / 2)  # that it is idle does not close it so soon
             assert kept.recv(1000) == b""
 
 
@@ -107,6 +110,7 @@ def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connect
             server.hang_up()
             kept.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")
+            kept.settimeout(KEEP_ALIVE_S / 2)
             assert kept.recv(1000) == b""
 
 

@@ -120,6 +120,10 @@ class Engine:
             raise NotFound(f"unknown operation {echo(op)}")
         return operations[op](**args)
 
+    def close(self) -> None:
+        """Give back what the runner holds; nothing may be called afterwards."""
+        self._runner.close()
+
     def pause(self, mode: PauseMode) -> int:
         """Take no step until `resume`; new requests wait. Returns how many requests were not ended then.
 

@@ -55,6 +55,8 @@ class SteppedEngine(Protocol):
 
     def call(self, op: str, **args: object) -> object: ...
 
+    def close(self) -> None: ...
+
 
 class Loop:
     """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
@@ -84,6 +86,8 @@ class Loop:
         except Exception as error:
             log.exception("the engine failed")
             self._fail(type(error).__name__)
+        finally:
+            self._engine.close()
 
     def _wait_s(self) -> float | None:
         """How long nothing need be done. A paused engine has live requests and no work: their deadlines go on."""

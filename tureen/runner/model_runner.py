@@ -13,6 +13,7 @@ from tureen.attention.reference import ReferenceAttention
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import NotFound, StartupError
+from tureen.jail.pool import Jail
 from tureen.log import Progress, get_logger, no_progress
 from tureen.models.base import DecoderModel, layer_shape
 from tureen.models.config import ModelConfig
@@ -20,6 +21,7 @@ from tureen.registry import find_model
 from tureen.runner import kv_pool, loading
 from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, RowOutput, StepOutput
 from tureen.runner.inputs import make_input
+from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.sampler import Sampler
 from tureen.types import PositionLogprobs
 from tureen.weights.load import iter_tensors
@@ -91,7 +93,8 @@ class ModelRunner:
         return self._operations[op](**args)
 
     def close(self) -> None:
-        """Nothing to give back: the tensors go with the object."""
+        """End the processes that belong to it; the tensors go with the object."""
+        self._sampler.close()
 
     def _sample(self, batch: Batch, logits: Tensor | None) -> list[RowOutput]:
         rows = [row for row in batch.rows if row.sample]
@@ -154,11 +157,12 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
         loading.fill(model, iter_tensors(source, hf), progress)
     model.finish(context_len, device.torch_device)
     pool = kv_pool.allocate(shape, dtype, num_pages=num_pages, page_size=config.page_size, device=device)
+    custom = _custom_processors(config, shape.vocab_size)
     layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
     return ModelRunner(
         model,
         ReferenceAttention(layers, pool.keys, pool.values),
-        Sampler(config.max_running_requests, shape.vocab_size, device.torch_device),
+        Sampler(config.max_running_requests, shape.vocab_size, device.torch_device, custom),
         Capacity(
             num_pages=num_pages,
             page_size=config.page_size,
@@ -171,6 +175,13 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
         device,
         dtype,
     )
+
+
+def _custom_processors(config: Config, vocab_size: int) -> CustomProcessors:
+    """Raises StartupError."""
+    registered = load_registered(config.logit_processor)
+    jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
+    return CustomProcessors(registered, jail)
 
 
 def _context_len(config: Config, shape: ModelConfig) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tureen.runner.base import NAN_LOGITS, RowOutput, SlotState
+from tureen.runner.base import NAN_LOGITS, RowError, RowOutput, SlotState
 from tureen.sampling import logprobs, processors, random
+from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.params import SamplingParams
 from tureen.sampling.probability import (
     Weights,
@@ -35,14 +36,25 @@ class Sampler:
     call that raises.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device | str,
+        processors: CustomProcessors | None = None,
+    ) -> None:
+        self._custom = processors or CustomProcessors({})
         self._device = torch.device(device)
         self._vocab_size = vocab_size
         self._slots: list[Slot | None] = [None] * max_rows
 
     def set_slot(self, state: SlotState) -> None:
         """A sequence takes the slot. Nothing of the one that held it before remains."""
-        self._slots[state.slot] = start_slot(state, processors.stages_of(state.params))
+        held = self._slots[state.slot]
+        if held is not None and held.custom is not None:
+            self._custom.drop(held.custom)
+        custom = self._custom.start(state) if state.processor else None
+        self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[RowOutput]:
@@ -64,16 +76,31 @@ class Sampler:
         if processors.run_logit_stages(logits, batch, num_outputs):
             peaks = logits.amax(dim=1)
             sound &= peaks.isfinite()
+        failures: dict[int, RowError] = {}
+        if any(slot.custom is not None for slot in batch):
+            failures = self._run_custom(logits, batch, sound)
+            peaks = logits.amax(dim=1)
         drawn = self._draw(logits, peaks, batch, positions)
         token_ids, are_sound = torch.stack((drawn, sound)).tolist()
-        good = [row for row, is_sound in enumerate(are_sound) if is_sound]
+        good = [row for row, is_sound in enumerate(are_sound) if is_sound and row not in failures]
         reports = _output_logprobs(logits, raw, batch, token_ids, good)
         for row in good:
             batch[row].record(token_ids[row])
         return [
-            RowOutput(token_id=token_ids[row], logprobs=reports.get(row)) if is_sound else RowOutput(error=NAN_LOGITS)
-            for row, is_sound in enumerate(are_sound)
+            RowOutput(token_id=token_ids[row], logprobs=reports.get(row))
+            if row in good
+            else RowOutput(error=failures.get(row, NAN_LOGITS))
+            for row in range(len(batch))
         ]
+
+    def close(self) -> None:
+        """End the processes of custom logit processors."""
+        self._custom.close()
+
+    def _run_custom(self, logits: Tensor, batch: Sequence[Slot], sound: Tensor) -> dict[int, RowError]:
+        """Of sound rows; returns those that failed."""
+        states = [slot.custom if ok else None for slot, ok in zip(batch, sound.tolist(), strict=True)]
+        return self._custom.apply(logits, states)
 
     @torch.inference_mode()
     def score(self, logits: Tensor, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:

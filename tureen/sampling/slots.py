@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.runner.base import SlotState
+from tureen.sampling.custom import CustomState
 from tureen.sampling.params import SamplingParams
 from tureen.types import NO_TOKEN
 
@@ -50,6 +51,7 @@ class Slot:
     stages: tuple[int, ...]  # places in LOGIT_STAGES of the stages it uses
     output: TokenCounts | None  # where frequency or presence is penalised
     seen: TokenCounts | None  # prompt and output, where repetition is penalised
+    custom: CustomState | None = None  # where a custom logit processor is used
 
     @property
     def params(self) -> SamplingParams:
@@ -60,9 +62,11 @@ class Slot:
         for counts in (self.output, self.seen):
             if counts is not None:
                 counts.add(token_id)
+        if self.custom is not None:
+            self.custom.tracked.output_ids.append(token_id)
 
 
-def start_slot(state: SlotState, stages: tuple[int, ...]) -> Slot:
+def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | None = None) -> Slot:
     """As if every token of state.output_ids had been drawn here."""
     params = state.params
     known_prompt = tuple(token_id for token_id in state.prompt_ids if token_id != NO_TOKEN)
@@ -72,4 +76,5 @@ def start_slot(state: SlotState, stages: tuple[int, ...]) -> Slot:
         stages=stages,
         output=TokenCounts(state.output_ids) if counts_output else None,
         seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
+        custom=custom,
     )

@@ -1,0 +1,64 @@
+"""`tureen serve` with TLS and keys: what it prints, what SIGHUP does to it, how it refuses."""
+
+from __future__ import annotations
+
+import re
+import signal
+import ssl
+import subprocess
+import sys
+
+import httpx
+import pytest
+from app_under_test import wait_until
+from server_process import ServerProcess
+from throwaway_ca import EXPIRED, Authority
+
+pytestmark = pytest.mark.e2e
+
+KEY, ADMIN_KEY, PASSWORD = "user-k3y-7", "admin-k3y-7", "passw0rd-7"
+
+
+def secret(path, content: str) -> str:
+    path.write_text(content)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_with_tls_and_keys_it_shows_https_and_no_secret_and_survives_the_signal(default_model_source, tmp_path):
+    ca = Authority(tmp_path)
+    own, alice = ca.issue("server", for_server=True, password=PASSWORD), ca.issue("alice")
+    arguments = ["--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", ca.cert, "--tls-crl", ca.revoke()]
+    arguments += ["--tls-key-password-file", secret(tmp_path / "password", PASSWORD)]
+    with ServerProcess(*arguments, env={"TUREEN_API_KEY": KEY, "TUREEN_ADMIN_API_KEY": ADMIN_KEY}) as server:
+        wait_until(lambda: "load" in server.output or "ready at" in server.output, "the loading", 120)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "ready at" in server.output or server.process.poll() is not None, "the start", 120)
+        (url,) = re.findall(r"ready at (https://\S+)", server.output)
+        assert f"curl {url}/generate --cacert CA.pem --cert CLIENT.pem --key CLIENT.key.pem -H 'Auth" in server.output
+        context = ssl.create_default_context(cafile=ca.cert)
+        context.load_cert_chain(*alice)
+        with httpx.Client(verify=context, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
+            body = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+            before = client.post(f"{url}/generate", json=body).json()["text"]
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "were read again" in server.output, "the reload")
+            assert client.post(f"{url}/generate", json=body).json()["text"] == before
+            assert client.get(f"{url}/server_info").json()["api_key"] is None
+        assert server.stop() == 0
+        assert "POST /generate 200" in server.output
+        assert "by alice" in server.output
+        for word in (KEY, ADMIN_KEY, PASSWORD, "Traceback"):
+            assert word not in server.output
+
+
+def test_a_fault_in_a_file_ends_the_process_within_seconds_with_status_1(tmp_path):
+    ca = Authority(tmp_path)
+    for pair in (ca.issue("old", for_server=True, valid=EXPIRED), ca.issue("locked", for_server=True, password="x")):
+        command = [sys.executable, "-m", "tureen.launch_server", "--port", "0", "--tls-cert", pair.cert]
+        command += ["--tls-key", pair.key]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert pair.cert in done.stderr or pair.key in done.stderr

@@ -1,0 +1,32 @@
+"""Custom logit processors: the class that clients and operators derive theirs from, and those that are built in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+BUILT_IN = {
+    "disallowed_tokens": "tureen.sampling.built_in:DisallowedTokens",
+    "no_repeat_ngram": "tureen.sampling.built_in:NoRepeatNgram",
+}
+"""Name -> module:Class of the processors that every server has."""
+
+
+class CustomLogitProcessor:
+    """Changes the logits of some sequences before a token is drawn."""
+
+    def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]]) -> Any:
+        """logits: float32 tensor [rows, vocabulary], which may be changed in place; returns one of the same shape.
+
+        custom_param_list[i] is the `custom_params` of row i's request. Its key "__req__" is an object with
+        `origin_input_ids`, the prompt, and `output_ids`, the tokens drawn so far; the same dictionary comes at every
+        step of a request.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def to_str(cls) -> str:
+        """The class as a request's `custom_logit_processor`. Needs dill, which is installed with tureen."""
+        import dill  # noqa: PLC0415 - only who sends code needs it
+
+        return json.dumps({"callable": dill.dumps(cls).hex()})

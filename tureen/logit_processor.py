@@ -29,4 +29,4 @@ class CustomLogitProcessor:
         """The class as a request's `custom_logit_processor`. Needs dill, which is installed with tureen."""
         import dill  # noqa: PLC0415 - only who sends code needs it
 
-        return json.dumps({"callable": dill.dumps(cls).hex()})
+        return json.dumps({"callable": dill.dumps(cls, recurse=True).hex()})

@@ -53,7 +53,7 @@ class Tracked:
 
 
 class Worker:
-    """One process, for one payload. Not trusted: its replies have a fixed size, its memory is copied, then looked at."""
+    """One process, for one payload. Not trusted: its replies have a fixed size, its memory is copied, then read."""
 
     def __init__(self, pid: int, connection: socket.socket, rows: Tensor) -> None:
         self.pid = pid

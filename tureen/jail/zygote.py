@@ -5,6 +5,7 @@ It never runs anything of a client itself.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -12,9 +13,14 @@ import sys
 from types import ModuleType
 
 import msgspec
+import numpy
+import torch  # noqa: F401
 
 from tureen.jail import wire, worker
 from tureen.logit_processor import CustomLogitProcessor
+
+np = numpy
+"""A class of a client's main module finds the globals it uses here, in this process's main module: torch, np, …"""
 
 COMMON = ("bisect", "collections", "copy", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math",
           "operator", "random", "re", "statistics", "string", "time", "typing")  # fmt: skip
@@ -30,7 +36,7 @@ def main(descriptor: int) -> None:
     """Serve until the pool is gone; then end every worker."""
     control = socket.socket(fileno=descriptor)
     for name in COMMON:
-        __import__(name)
+        globals()[name] = importlib.import_module(name)
     _stand_in_for_sglang()
     worker.warm_up()
     control.sendall(wire.reply(wire.DONE))

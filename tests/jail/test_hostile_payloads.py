@@ -1,0 +1,205 @@
+"""Whatever a client sends in place of a processor: nothing outside the jail hears of it, and the pool goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import struct
+
+import dill
+import pytest
+import torch
+
+from tureen.jail.pool import Jail, JailError, Tracked
+from tureen.logit_processor import CustomLogitProcessor
+
+ROWS, VOCAB = 4, 50
+
+
+ADD_ONE = "return logits + 1"
+LIE = """
+        import os
+        for descriptor in range(64):
+            try:
+                os.write(descriptor, b"\\xff" * 5000)
+            except OSError:
+                pass
+        return logits
+"""
+
+
+def sent(body: str) -> str:
+    """The payload of a client's script whose class does this when it is called."""
+    scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor, "torch": torch}
+    head = "class Mine(CustomLogitProcessor):\n    def __call__(self, logits, custom_param_list):\n        "
+    exec(head + body.strip() + "\n", scope)
+    return scope["Mine"].to_str()
+
+
+def payload(data: bytes) -> str:
+    return json.dumps({"callable": data.hex()})
+
+
+@pytest.fixture(scope="module")
+def jail():
+    running = Jail(ROWS, VOCAB)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def traps(tmp_path):
+    """A file that must not appear, and a socket that must not be connected to."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.05)
+        yield str(tmp_path / "canary"), listener
+
+
+class Gadget:
+    """Unpickled, it calls."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def text_gadget(module: str, name: str, argument: str) -> bytes:
+    """Protocol 0: calls module.name(argument)."""
+    return f"c{module}\n{name}\n(S{argument!r}\ntR.".encode()
+
+
+def corpus(file: str, port: int) -> dict[str, bytes]:
+    touch = f"open({file!r}, 'w').write('x')"
+    connect = f"__import__('socket').create_connection(('127.0.0.1', {port}))"
+    shell = f"touch {file}"
+
+    def nested():
+        open(file, "w").close()  # noqa: SIM115
+
+    class Builder:
+        def __reduce__(self):
+            return (nested, ())
+
+    return {
+        "os.system": text_gadget("os", "system", shell),
+        "posix.system": text_gadget("posix", "system", shell),
+        "eval-open": text_gadget("builtins", "eval", touch),
+        "exec-open": text_gadget("builtins", "exec", touch),
+        "eval-connect": text_gadget("builtins", "eval", connect),
+        "eval-udp": text_gadget("builtins", "eval", "__import__('socket').socket(2, 2)"),
+        "subprocess": dill.dumps(Gadget(eval, f"__import__('subprocess').run({shell.split()!r})")),
+        "popen": dill.dumps(Gadget(os.popen, shell)),
+        "getattr-import": dill.dumps(Gadget(eval, f"getattr(__builtins__, '__imp' + 'ort__')('os').system({shell!r})")),
+        "fork": dill.dumps(Gadget(eval, f"__import__('os').fork() or {touch}")),
+        "execve": dill.dumps(Gadget(os.execv, "/bin/sh", ["sh", "-c", shell])),
+        "spawn": dill.dumps(Gadget(os.posix_spawn, "/bin/touch", ["touch", file], {})),
+        "kill-parent": dill.dumps(Gadget(os.kill, os.getpid(), 9)),
+        "kill-group": dill.dumps(Gadget(os.kill, 0, 9)),
+        "ptrace": dill.dumps(Gadget(eval, f"__import__('ctypes').CDLL(None).ptrace(16, {os.getpid()}, 0, 0)")),
+        "mkfifo": dill.dumps(Gadget(os.mkfifo, file)),
+        "symlink": dill.dumps(Gadget(os.symlink, "/etc/passwd", file)),
+        "mkdir": dill.dumps(Gadget(os.mkdir, file)),
+        "read-passwd": dill.dumps(Gadget(eval, "open('/etc/passwd').read()")),
+        "environment": dill.dumps(Gadget(eval, "__import__('os').environ['HOME']")),
+        "partial": dill.dumps(Gadget(eval, f"__import__('functools').partial(exec, {touch!r})()")),
+        "codecs": dill.dumps(Gadget(eval, f"exec(__import__('codecs').decode({touch.encode().hex()!r}, 'hex'))")),
+        "nested-code": dill.dumps(Builder(), recurse=True),
+        "huge-memory": dill.dumps(Gadget(bytearray, 100 << 30)),
+        "huge-list": b"\x80\x04]" + b"(K\x00e" * 10 + b".",
+        "memo-bomb": b"\x80\x04" + b"]\x94" + b"h\x00a" * 50_000 + b".",
+        "deep": b"\x80\x04" + b"(" * 100_000 + b"t" * 100_000 + b".",
+        "exit": dill.dumps(Gadget(os._exit, 0)),
+        "sys-exit": text_gadget("builtins", "exit", "x"),
+        "loop": dill.dumps(Gadget(exec, "while True: pass")),
+        "not-a-class": pickle.dumps(5),
+        "class-without-call": dill.dumps(type("Plain", (), {"__module__": "__main__"})),
+        "init-raises": dill.dumps(type("Bad", (), {"__module__": "__main__", "__init__": lambda self: 1 / 0})),
+        "module-that-is-not-there": b"cno.such.module\nThing\n.",
+        "truncated": dill.dumps(type("Cut", (), {"__module__": "__main__"}))[:-20],
+        "empty": b"",
+        "noise": bytes(range(256)) * 20,
+    }
+
+
+NAMES = list(corpus("x", 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_payload_touches_nothing_and_the_next_one_works(jail, traps, name):
+    file, listener = traps
+    data = corpus(file, listener.getsockname()[1])[name]
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None]
+    [result] = jail.run([(payload(data), logits, [Tracked(0, {}, [1], [])])])
+    assert isinstance(result, JailError)
+    assert result.is_rejected
+    assert len(str(result)) < 300
+    assert not os.path.lexists(file)
+    with pytest.raises(TimeoutError):
+        listener.accept()
+    [good] = jail.run([(sent(ADD_ONE), logits, [Tracked(1, {}, [1], [])])])
+    assert torch.equal(good, logits + 1)
+
+
+def test_there_are_enough_of_them():
+    assert len(NAMES) >= 20
+
+
+def test_nothing_is_unpickled_on_this_side(jail):
+    seen = []
+    active = [True]
+
+    import sys
+
+    sys.addaudithook(lambda event, _: seen.append(event) if active[0] and event.startswith("pickle.") else None)
+    jail.run([(payload(text_gadget("os", "system", "true")), torch.zeros(1, VOCAB), [Tracked(0, {}, [], [])])])
+    active[0] = False
+    assert seen == []
+
+
+def test_an_unpickled_name_of_sglang_s_is_our_base_class(jail, tmp_path):
+    """What a client's script sends that has SGLang's class: made in a process where that module exists."""
+    import subprocess
+    import sys
+
+    module = tmp_path / "sglang" / "srt" / "sampling"
+    module.mkdir(parents=True)
+    for folder in (tmp_path / "sglang", tmp_path / "sglang" / "srt", module):
+        (folder / "__init__.py").touch()
+    (module / "custom_logit_processor.py").write_text(
+        "import json\nimport dill\n\n\nclass CustomLogitProcessor:\n    @classmethod\n    def to_str(cls):\n"
+        '        return json.dumps({"callable": dill.dumps(cls).hex()})\n'
+    )
+    script = (
+        "import torch\n"
+        "from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor\n\n\n"
+        "class Only(CustomLogitProcessor):\n"
+        "    def __call__(self, logits, custom_param_list):\n"
+        "        for row, params in enumerate(custom_param_list):\n"
+        "            logits[row, torch.arange(logits.shape[1]) != params['token_id']] = -float('inf')\n"
+        "        return logits\n\n\nprint(Only().to_str())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    made = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    logits = torch.zeros(2, VOCAB)
+    sequences = [Tracked(0, {"token_id": 7}, [], []), Tracked(1, {"token_id": 9}, [], [])]
+    [result] = jail.run([(made.stdout.strip(), logits, sequences)])
+    assert isinstance(result, torch.Tensor), str(result)
+    assert result.argmax(dim=1).tolist() == [7, 9]
+    assert torch.isfinite(result).sum(dim=1).tolist() == [1, 1]
+
+
+def test_a_reply_that_is_garbage_fails_the_request_alone(jail):
+    [result] = jail.run([(sent(LIE), torch.zeros(1, VOCAB), [Tracked(0, {}, [], [])])])
+    assert isinstance(result, JailError)
+    [good] = jail.run([(sent(ADD_ONE), torch.zeros(1, VOCAB), [Tracked(1, {}, [], [])])])
+    assert torch.equal(good, torch.ones(1, VOCAB))
+
+
+def test_struct_sizes_on_the_wire_are_what_the_pool_reads():
+    from tureen.jail import wire
+
+    assert wire.REPLY.size == struct.calcsize("<BB200s") == len(wire.reply(wire.DONE, "x" * 5000))

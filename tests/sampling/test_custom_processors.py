@@ -1,0 +1,309 @@
+"""Custom logit processors in the sampler: what they change, what they see, and that they harm only their own rows."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from sampling_reference import make_logits, make_state
+
+from tureen.api.processor_field import check_processor
+from tureen.config import Config
+from tureen.errors import InvalidRequest, StartupError
+from tureen.jail.pool import Jail
+from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
+from tureen.sampling.custom import CustomProcessors, load_registered
+from tureen.sampling.sampler import Sampler
+from tureen.types import LogprobSpec
+
+VOCAB, ROWS = 120, 4
+FIELD = "custom_logit_processor"
+
+
+def sent(body: str) -> str:
+    """The payload of a client's script whose class does this when it is called."""
+    scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor, "torch": torch, "np": np}
+    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
+    exec(f"class Mine(CustomLogitProcessor):\n    def __call__(self, logits, custom_param_list):\n{lines}\n", scope)
+    return scope["Mine"].to_str()
+
+
+PAGE = sent("""
+assert logits.shape[0] == len(custom_param_list)
+key = "token_id"
+for i, param_dict in enumerate(custom_param_list):
+    logits[i, :] = -float("inf")
+    logits[i, param_dict[key]] = 0.0
+return logits
+""")
+
+
+@pytest.fixture(scope="module")
+def processors():
+    made = CustomProcessors(load_registered(()), Jail(ROWS + 2, VOCAB))
+    yield made
+    made.close()
+
+
+def state(slot, processor="", *, seed=3, logprobs=None, params=None, **sampling):
+    made = make_state(slot, seed=seed + slot, logprobs=logprobs, custom_params=params, **sampling)
+    return msgspec.structs.replace(made, processor=processor)
+
+
+def steps(processors, states, count=3, *, vocab=VOCAB):
+    """The outputs of each step for all rows; a row that failed stays in the batch."""
+    sampler = Sampler(len(states), vocab, "cpu", processors)
+    for one in states:
+        sampler.set_slot(one)
+    logits = make_logits(5, vocab, rows=count * len(states)).reshape(count, len(states), vocab)
+    slots = [one.slot for one in states]
+    starts = [len(one.prompt_ids) + len(one.output_ids) for one in states]
+    return [
+        sampler.sample(torch.from_numpy(logits[step].copy()), slots, [start + step for start in starts])
+        for step in range(count)
+    ]
+
+
+def test_the_class_of_the_documentation_decides_every_token(processors):
+    found = steps(processors, [state(0, PAGE, params={"token_id": 5}), state(1, PAGE, params={"token_id": 9})])
+    assert [[row.token_id for row in step] for step in found] == [[5, 9]] * 3
+
+
+def test_rows_with_the_same_processor_are_one_call(processors):
+    body = "logits[:, :] = -float('inf')\nlogits[:, len(custom_param_list)] = 0.0\nreturn logits"
+    found = steps(processors, [state(0, sent(body)), state(1), state(2, sent(body)), state(3, sent(body))], 1)
+    assert [found[0][row].token_id for row in (0, 2, 3)] == [3, 3, 3]
+
+
+def test_processors_come_after_penalties_and_bias_and_before_the_cuts(processors):
+    body = "params = custom_param_list[0]\nlogits[0, :] = -100.0\nlogits[0, 7] = params['bias']\nreturn logits"
+    [[row]] = steps(processors, [state(0, sent(body), params={"bias": 3.0}, logit_bias={7: -90.0}, top_k=1)], 1)
+    assert row.token_id == 7
+
+
+HOSTILE = {
+    "raises": ("raise KeyError('token_id')", "KeyError"),
+    "asserts": ("assert False, 'x' * 5000", "AssertionError"),
+    "exits": ("import sys\nsys.exit(3)", "SystemExit"),
+    "ends the process": ("import os\nos._exit(0)", "ended its process"),
+    "loops": ("while True: pass", "did not return within 1 s"),
+    "sleeps": ("import time\ntime.sleep(30)", "did not return within 1 s"),
+    "allocates": ("x = []\nwhile True: x.append(bytearray(1 << 26))", "MemoryError"),
+    "recurses": ("f = lambda: f()\nf()", "RecursionError"),
+    "returns nothing": ("pass", "NoneType"),
+    "returns a number": ("return 5", "int"),
+    "another shape": ("return logits[:, :5]", "shape"),
+    "another shape by one row": ("return torch.zeros(logits.shape[0] + 1, logits.shape[1])", "shape"),
+    "NaN": ("logits[:, 3] = float('nan')\nreturn logits", "NaN"),
+    "plus infinity": ("logits[:, 3] = float('inf')\nreturn logits", "NaN"),
+    "forbids everything": ("logits[:, :] = -float('inf')\nreturn logits", "no token"),
+    "opens a file": ("open('/etc/passwd')", "PermissionError"),
+    "starts a process": ("import os\nos.fork()", "PermissionError"),
+    "prints": ("print('x' * 10**6)\nraise ValueError", "ValueError"),
+    "writes everywhere": (
+        "import os\nfor fd in range(99):\n    try: os.write(fd, b'\\xff' * 999)\n    except OSError: pass\nreturn logits",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_hostile_processor_fails_its_own_rows_and_its_neighbours_are_bit_equal(processors, name, place):
+    body, complaint = HOSTILE[name]
+    spec = LogprobSpec(top=5)
+    neighbours = [state(slot, logprobs=spec, temperature=0.9, top_p=0.9, frequency_penalty=0.5) for slot in range(4)]
+    plain = steps(processors, neighbours)
+    mixed = list(neighbours)
+    marker = f"marker = {name!r}, {place}, {time.time()}\n"  # another payload each time: none is refused from before
+    mixed[place] = state(place, sent(marker + body), logprobs=spec)
+    found = steps(processors, mixed)
+    for step, expected in zip(found, plain, strict=True):
+        for slot in range(4):
+            if slot != place:
+                assert step[slot] == expected[slot]
+        error = step[place].error
+        assert error.code in (f"{FIELD}_failed", f"{FIELD}_rejected")
+        assert error.field == FIELD
+        assert FIELD in error.message
+        assert len(error.message) < 250
+        assert "Traceback" not in error.message
+        assert "/" not in error.message.replace("'/etc/passwd'", "")
+    assert complaint in found[0][place].error.message
+    assert found[0][place].error.code == f"{FIELD}_failed"
+
+
+def test_only_the_rows_that_are_wrong_fail(processors):
+    body = "for i, p in enumerate(custom_param_list):\n    if p.get('bad'): logits[i, 0] = float('nan')\nreturn logits"
+    code = sent(body)
+    [step] = steps(processors, [state(0, code), state(1, code, params={"bad": True}), state(2, code)], 1)
+    assert [row.error is None for row in step] == [True, False, True]
+
+
+def test_a_processor_that_hung_is_refused_at_once_for_a_while(processors):
+    code = sent(f"marker = {time.time()}\nwhile True: pass")
+    first, second, _ = steps(processors, [state(0, code)])
+    assert first[0].error.status == 500
+    assert (second[0].error.status, second[0].error.code) == (400, f"{FIELD}_rejected")
+    assert "60 s" in second[0].error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return logits.double() * 2", 2.0),
+        ("return logits.numpy() * 3", 3.0),
+        ("logits *= 4\nreturn logits", 4.0),
+        ("import math\nreturn logits * math.sqrt(4)", 2.0),
+        ("return np.float32(2) * logits", 2.0),
+    ],
+)
+def test_tensors_arrays_and_changes_in_place_are_taken(processors, body, expected):
+    given = torch.from_numpy(make_logits(1, VOCAB, rows=1))
+    logits = given.clone()
+    assert processors.apply(logits, [processors.start(state(0, sent(body)))]) == {}
+    assert torch.allclose(logits, given * expected, rtol=1e-6)
+
+
+def test_it_sees_the_prompt_and_the_output_as_it_grows_and_keeps_its_dictionary(processors):
+    body = """
+p = custom_param_list[0]
+p["calls"] = p.get("calls", 0) + 1
+request = p["__req__"]
+logits[:, :] = -float("inf")
+logits[0, 10 * p["calls"] + sum(request.output_ids[-1:]) % 10 + request.origin_input_ids[0]] = 0.0
+return logits
+"""
+    found = steps(processors, [state(0, sent(body), prompt=(4, 5))], 4)
+    expected, outputs = [], [0]
+    for call in range(1, 5):
+        outputs.append(10 * call + outputs[-1] % 10 + 4)
+        expected.append(outputs[-1])
+    assert [step[0].token_id for step in found] == expected
+
+
+def test_a_resumed_sequence_shows_the_output_it_had(processors):
+    body = (
+        "logits[:, :] = -float('inf')\nlogits[0, len(custom_param_list[0]['__req__'].output_ids)] = 0.0\nreturn logits"
+    )
+    found = steps(processors, [state(0, sent(body), output=(1, 2, 3))], 3)
+    assert [step[0].token_id for step in found] == [3, 4, 5]
+
+
+def test_more_processors_than_workers_take_turns(processors):
+    codes = [sent(f"logits[:, :] = -float('inf')\nlogits[0, {index}] = 0.0\nreturn logits") for index in range(20)]
+    for index, code in enumerate(codes):
+        [[row]] = steps(processors, [state(0, code)], 1)
+        assert row.token_id == index
+
+
+# ---- built in and registered
+
+
+def test_disallowed_tokens_are_never_drawn(processors):
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 7], logits[:, 9] = 5.0, 4.0
+    custom = processors.start(state(0, "disallowed_tokens", params={"token_ids": [7, 11]}))
+    assert processors.apply(logits, [custom, None]) == {}
+    assert logits[0].argmax() == 9
+    assert torch.isinf(logits[0]).nonzero().flatten().tolist() == [7, 11]
+    assert logits[1].argmax() == 7
+
+
+def test_no_ngram_of_the_output_comes_twice(processors):
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3):
+        output = rng.integers(0, 5, 30).tolist()
+        custom = processors.start(state(0, "no_repeat_ngram", output=output, params={"ngram_size": size}))
+        logits = torch.zeros(1, VOCAB)
+        assert processors.apply(logits, [custom]) == {}
+        seen = {tuple(output[at : at + size]) for at in range(len(output) - size + 1)}
+        forbidden = {token for token in range(VOCAB) if (*output[len(output) - size + 1 :], token) in seen}
+        assert set(torch.isinf(logits[0]).nonzero().flatten().tolist()) == forbidden
+
+
+def test_a_built_in_processor_without_its_parameters_fails_its_request(processors):
+    [[row, other]] = steps(processors, [state(0, "disallowed_tokens"), state(1)], 1)
+    assert (row.error.code, row.error.status) == (f"{FIELD}_failed", 500)
+    assert other.error is None
+
+
+class Halve(CustomLogitProcessor):
+    def __call__(self, logits, custom_param_list):
+        return logits / 2
+
+
+def test_an_operator_s_processor_is_asked_for_by_name():
+    made = CustomProcessors(load_registered(("halve=test_custom_processors:Halve",)))
+    logits = torch.full((1, VOCAB), 3.0)
+    assert made.apply(logits, [made.start(state(0, "halve"))]) == {}
+    assert torch.equal(logits, torch.full((1, VOCAB), 1.5))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["x", "x=y", "=a:B", "x=no.such:Thing", "x=math:nothing", "x=math:pi", "disallowed_tokens=math:floor", "{=a:b"],
+)
+def test_a_wrong_registration_stops_the_start(entry):
+    with pytest.raises(StartupError, match="--logit-processor") as caught:
+        load_registered((entry,))
+    assert "\n" not in caught.value.message
+
+
+# ---- the field
+
+
+ON, OFF = Config(enable_custom_logit_processor=True), Config(logit_processor=("mine=a:B",))
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "mine"])
+def test_names_are_always_allowed(name):
+    assert check_processor(name, OFF, FIELD) == name
+
+
+@pytest.mark.parametrize(
+    ("value", "config", "code"),
+    [
+        ("", OFF, "custom_logit_processor_unknown"),
+        ("nobody", ON, "custom_logit_processor_unknown"),
+        (PAGE, OFF, "custom_logit_processor_disabled"),
+        ("{}", ON, "invalid_custom_logit_processor"),
+        ("{", ON, "invalid_custom_logit_processor"),
+        ('{"callable": 5}', ON, "invalid_custom_logit_processor"),
+        ('{"callable": "xyz"}', ON, "invalid_custom_logit_processor"),
+        ('{"callable": "80", "more": 1}', ON, "invalid_custom_logit_processor"),
+        ('{"callable": "' + "80" * (1 << 20) + '"}', ON, "invalid_custom_logit_processor"),
+        ('{"callable": ' + "[" * 100_000, ON, "invalid_custom_logit_processor"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_value_is_refused_before_anything_runs(value, config, code):
+    with pytest.raises(InvalidRequest) as caught:
+        check_processor(value, config, FIELD)
+    assert (caught.value.code, caught.value.field) == (code, FIELD)
+    assert len(caught.value.message) < 300
+    assert check_processor(PAGE, ON, FIELD) == PAGE
+
+
+def test_nothing_is_left_running_when_it_is_closed():
+    made = CustomProcessors(load_registered(()), Jail(1, VOCAB))
+    steps(made, [state(0, PAGE, params={"token_id": 5})], 1)
+    pids = [made._jail._zygote.pid, *(worker.pid for worker in made._jail._workers.values())]
+    made.close()
+    limit = time.monotonic() + 5
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if _is_alive(pid)]
+    assert math.isfinite(limit)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(") ", 1)[1][0] != "Z"
+    except OSError:
+        return False

@@ -10,7 +10,7 @@ import pytest
 
 import tureen
 from tureen.api.app import build_app
-from tureen.errors import InvalidRequest, StartupError, Unavailable
+from tureen.errors import InvalidRequest, NotFound, StartupError, Unavailable
 
 pytestmark = pytest.mark.model
 
@@ -120,3 +120,16 @@ def test_hidden_states_and_embeddings_are_those_of_http(engine):
     assert sum(value * value for value in vector) == pytest.approx(1)
     length = sum(value * value for value in here[0][-1]) ** 0.5
     assert vector == pytest.approx([value / length for value in here[0][-1]])
+
+
+def test_a_session_continues_what_was_said(engine):
+    session = engine.open_session(4000)
+    first = engine.generate(PROMPT, GREEDY, session_params={"id": session})
+    params = {"id": session, "rid": first["meta_info"]["id"]}
+    second = engine.generate(" It lies on", GREEDY, session_params=params)
+    whole = engine.generate(PROMPT + first["text"] + " It lies on", GREEDY)
+    assert second["text"] == whole["text"]
+    assert second["meta_info"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"]
+    engine.close_session(session)
+    with pytest.raises(NotFound):
+        engine.close_session(session)

@@ -9,7 +9,10 @@ from typing import get_args
 import msgspec
 from msgspec import inspect
 
+from tureen.api.mindie import MindieBody
+from tureen.api.sessions import SessionParams
 from tureen.api.sglang_request import GenerateBody
+from tureen.api.tgi import TgiBody, TgiParameters
 from tureen.config import ENV_PREFIX, Config
 from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 
@@ -18,6 +21,7 @@ BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 GENERATED = "<!-- Written by tools/docs.py (`make docs`). Change {source}, not this page. -->"
 NAMES: dict[type, str] = {
     inspect.AnyType: "value",
+    inspect.StructType: "object",
     inspect.IntType: "integer",
     inspect.FloatType: "number",
     inspect.BoolType: "boolean",
@@ -28,6 +32,10 @@ NAMES: dict[type, str] = {
 
 BODIES: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     ("`POST /generate`, SGLang's dialect", "A list gives one value per prompt of a batch.", GenerateBody),
+    ("`session_params`", "See [sessions](sessions.md).", SessionParams),
+    ("`POST /generate`, the dialect of MindIE and vLLM", "See [MindIE and vLLM](mindie.md).", MindieBody),
+    ("`POST /generate`, TGI's dialect", "See [TGI](tgi.md).", TgiBody),
+    ("`parameters` of TGI's dialect", "See [TGI](tgi.md).", TgiParameters),
 )
 
 
@@ -113,6 +121,8 @@ def _meta(struct: type[msgspec.Struct], name: str) -> msgspec.Meta:
 
 
 def _default(field: inspect.Field) -> str:
+    if isinstance(field.default, msgspec.Struct):
+        return "{}"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 

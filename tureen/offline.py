@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -78,6 +78,17 @@ class Engine:
         self._check_running()
         return self._wait(self._embed(fields | {"text": prompt}))
 
+    def open_session(self, capacity_of_str_len: int, *, session_id: str | None = None) -> str:
+        """A session for `session_params`; returns its id. As `POST /open_session`."""
+        self._check_running()
+        sessions = self._state.sessions
+        return self._wait(_later(lambda: sessions.open(capacity_of_str_len, owner="", name=session_id)))
+
+    def close_session(self, session_id: str) -> None:
+        """Raises NotFound for a session that is not open."""
+        self._check_running()
+        self._wait(_later(lambda: self._state.sessions.close(session_id, owner="")))
+
     def flush_cache(self) -> object:
         """Forget all cached prefixes; returns the number of pages freed."""
         self._check_running()
@@ -149,6 +160,11 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _later(call: Callable[[], T]) -> T:
+    """A plain call, for the event loop's thread."""
+    return call()
 
 
 async def _as_coroutine(work: Awaitable[T]) -> T:

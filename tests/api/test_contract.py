@@ -6,7 +6,7 @@ It is documented, a good value is taken, a bad one is refused with a code of its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,10 @@ import msgspec
 import pytest
 from app_under_test import App
 
+from tureen.api.mindie import MindieBody
+from tureen.api.sessions import SessionParams
 from tureen.api.sglang_request import GenerateBody
+from tureen.api.tgi import TgiBody, TgiParameters
 from tureen.sampling.params import SamplingParams
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -78,34 +81,129 @@ SGLANG = {
     "ttft_deadline_ms": Case(60_000, 0, "test_a_first_token_deadline_counts_only_until_the_first_token"),
 }
 OTHER_CODES = {"session_params": "invalid_id", "custom_logit_processor": "custom_logit_processor_unknown"}
+REACHES = "test_a_parameter_reaches_the_engine_under_its_name"
+SAME = "test_a_parameter_means_what_it_means_in_the_other_dialect"
+SESSION = {
+    "id": Case("open", 5, "test_a_session_reuses_what_was_said"),
+    "rid": Case(None, 5, "test_a_session_reuses_what_was_said"),
+    "offset": Case(0, 1.5, "test_any_tree_of_requests_gets_what_the_full_prompts_get"),
+    "replace": Case(False, 1, "test_replacing_drops_what_came_after_and_keeps_the_rest"),
+    "drop_previous_output": Case(False, 1, "test_any_tree_of_requests_gets_what_the_full_prompts_get"),
+}
+MINDIE = {
+    "prompt": Case("a", 5, "test_the_answer_is_a_list_of_prompt_blank_and_text"),
+    "max_tokens": Case(3, 0, SAME),
+    "repetition_penalty": Case(1.5, 2.5, REACHES),
+    "presence_penalty": Case(1, 3, REACHES),
+    "frequency_penalty": Case(1, 3, REACHES),
+    "temperature": Case(0.5, -1, SAME),
+    "top_k": Case(5, 0, REACHES),
+    "top_p": Case(0.5, 0, REACHES),
+    "min_p": Case(0.5, 2, REACHES),
+    "stream": Case(False, 1, "test_a_stream_is_the_text_in_pieces_with_a_nul_byte_after_each"),
+    "seed": Case(5, "x", SAME),
+    "stop": Case("x", "", SAME),
+    "stop_token_ids": Case([5], [-1], SAME),
+    "include_stop_str_in_output": Case(True, 1, SAME),
+    "skip_special_tokens": Case(False, 1, REACHES),
+    "spaces_between_special_tokens": Case(False, 1, REACHES),
+    "ignore_eos": Case(True, 1, SAME),
+    "min_tokens": Case(2, -1, SAME),
+    "logit_bias": Case({"5": 1}, {"5": 101}, REACHES),
+    "model": Case("None", "other", "test_the_served_model_may_be_named"),
+    "n": Case(2, 0, "test_n_texts_have_the_seeds_that_follow"),
+    "best_of": Case(2, 0, "test_best_of_are_all_returned_the_most_probable_first"),
+}
+TGI = {
+    "inputs": Case("a", 5, "test_the_shortest_request"),
+    "parameters": Case({}, 5, "test_details_tell_every_token"),
+    "stream": Case(False, 1, "test_a_stream_is_one_event_a_token_wherever_it_is_asked_for"),
+}
+TGI_PARAMETERS = {
+    "max_new_tokens": Case(3, 0, REACHES),
+    "do_sample": Case(True, 1, "test_without_a_sampling_parameter_the_best_token_is_taken"),
+    "temperature": Case(0.5, 0, REACHES),
+    "top_k": Case(5, 0, REACHES),
+    "top_p": Case(0.5, 1, REACHES),
+    "typical_p": Case(None, 0.5, "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+    "repetition_penalty": Case(1.5, 0, REACHES),
+    "frequency_penalty": Case(1, 3, REACHES),
+    "seed": Case(5, -1, REACHES),
+    "stop": Case(["x"], [""], REACHES),
+    "return_full_text": Case(True, 1, "test_the_full_text_has_the_prompt_in_front"),
+    "truncate": Case(1, 0, "test_truncation_keeps_the_last_tokens"),
+    "watermark": Case(False, True, "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+    "details": Case(True, 1, "test_details_tell_every_token"),
+    "decoder_input_details": Case(False, 1, "test_the_prompt_s_tokens_with_logprobs"),
+    "top_n_tokens": Case(None, 0, "test_alternatives_of_each_token"),
+    "best_of": Case(1, 0, "test_best_of_answers_the_most_probable_and_lists_the_others"),
+    "adapter_id": Case(None, "x", "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+    "grammar": Case(None, {}, "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+}
 LOGPROB_FIELDS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs_mode")
 
 
+Body = Callable[[str, Any], dict[str, Any]]
+
+
 class Dialect(NamedTuple):
-    """Where a group of fields stands in a body, and what its errors look like."""
+    """A group of fields: where they are documented, declared, and stand in a body; the status that refuses them."""
 
     heading: str  # on the parameters page
     struct: type[msgspec.Struct]
     cases: dict[str, Case]
-
-    def body(self, name: str, value: Any) -> dict[str, Any]:
-        if self.struct is SamplingParams:
-            return {"text": "a", "sampling_params": {name: value}}
-        prompt = {} if name in ("text", "input_ids", "input_embeds") else {"text": "a"}
-        asked = {"return_logprob": True} if name in LOGPROB_FIELDS else {}
-        return prompt | asked | {name: value}
+    body: Body
+    status: int = 400
 
     def check_refusal(self, response: Any, name: str) -> None:
-        assert response.status_code == 400, response.text
+        assert response.status_code == self.status, response.text
         error = response.json()["error"]
+        if self.status == 422:  # these shapes have a class of errors in place of a code for each field
+            assert name in error
+            assert response.json()["error_type"] in ("Input Validation Error", "validation")
+            return
         assert name in error["message"]
         assert error["param"].split(".")[-1].split("[")[0] == name or name == "session_params", error
         assert error["code"] == OTHER_CODES.get(name, f"invalid_{name}")
 
 
+def sglang_body(name: str, value: Any) -> dict[str, Any]:
+    prompt = {} if name in ("text", "input_ids", "input_embeds") else {"text": "a"}
+    asked = {"return_logprob": True} if name in LOGPROB_FIELDS else {}
+    return prompt | asked | {name: value}
+
+
 DIALECTS = {
-    "sampling_params": Dialect("Sampling parameters", SamplingParams, PARAMS),
-    "sglang": Dialect("`POST /generate`, SGLang's dialect", GenerateBody, SGLANG),
+    "sampling_params": Dialect(
+        "Sampling parameters",
+        SamplingParams,
+        PARAMS,
+        lambda name, value: {"text": "a", "sampling_params": {name: value}},
+    ),
+    "sglang": Dialect("`POST /generate`, SGLang's dialect", GenerateBody, SGLANG, sglang_body),
+    "session": Dialect(
+        "`session_params`",
+        SessionParams,
+        SESSION,
+        lambda name, value: {"text": "a", "session_params": {"id": "open"} | {name: value}},
+    ),
+    "mindie": Dialect(
+        "`POST /generate`, the dialect of MindIE and vLLM",
+        MindieBody,
+        MINDIE,
+        lambda name, value: {"prompt": "a"} | {name: value},
+        422,
+    ),
+    "tgi": Dialect(
+        "`POST /generate`, TGI's dialect", TgiBody, TGI, lambda name, value: {"inputs": "a"} | {name: value}, 422
+    ),
+    "tgi-parameters": Dialect(
+        "`parameters` of TGI's dialect",
+        TgiParameters,
+        TGI_PARAMETERS,
+        lambda name, value: {"inputs": "a", "parameters": {name: value}},
+        422,
+    ),
 }
 FIELDS = [(dialect, name) for dialect in DIALECTS for name in DIALECTS[dialect].cases]
 

@@ -78,7 +78,7 @@ def corpus(file: str, port: int) -> dict[str, bytes]:
     shell = f"touch {file}"
 
     def nested():
-        open(file, "w").close()  # noqa: SIM115
+        open(file, "w").close()
 
     class Builder:
         def __reduce__(self):

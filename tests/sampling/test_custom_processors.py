@@ -105,7 +105,7 @@ HOSTILE = {
     "starts a process": ("import os\nos.fork()", "PermissionError"),
     "prints": ("print('x' * 10**6)\nraise ValueError", "ValueError"),
     "writes everywhere": (
-        "import os\nfor fd in range(99):\n    try: os.write(fd, b'\\xff' * 999)\n    except OSError: pass\nreturn logits",
+        "import os\nfor fd in range(99):\n    try: os.write(fd, b'\\xff' * 999)\n    except OSError: pass",
         "",
     ),
 }
@@ -165,7 +165,7 @@ def test_a_processor_that_hung_is_refused_at_once_for_a_while(processors):
 def test_tensors_arrays_and_changes_in_place_are_taken(processors, body, expected):
     given = torch.from_numpy(make_logits(1, VOCAB, rows=1))
     logits = given.clone()
-    assert processors.apply(logits, [processors.start(state(0, sent(body)))]) == {}
+    assert processors.apply(logits, logits.amax(1), [processors.start(state(0, sent(body)))]) == {}
     assert torch.allclose(logits, given * expected, rtol=1e-6)
 
 
@@ -208,7 +208,7 @@ def test_disallowed_tokens_are_never_drawn(processors):
     logits = torch.zeros(2, VOCAB)
     logits[:, 7], logits[:, 9] = 5.0, 4.0
     custom = processors.start(state(0, "disallowed_tokens", params={"token_ids": [7, 11]}))
-    assert processors.apply(logits, [custom, None]) == {}
+    assert processors.apply(logits, logits.amax(1), [custom, None]) == {}
     assert logits[0].argmax() == 9
     assert torch.isinf(logits[0]).nonzero().flatten().tolist() == [7, 11]
     assert logits[1].argmax() == 7
@@ -220,7 +220,7 @@ def test_no_ngram_of_the_output_comes_twice(processors):
         output = rng.integers(0, 5, 30).tolist()
         custom = processors.start(state(0, "no_repeat_ngram", output=output, params={"ngram_size": size}))
         logits = torch.zeros(1, VOCAB)
-        assert processors.apply(logits, [custom]) == {}
+        assert processors.apply(logits, logits.amax(1), [custom]) == {}
         seen = {tuple(output[at : at + size]) for at in range(len(output) - size + 1)}
         forbidden = {token for token in range(VOCAB) if (*output[len(output) - size + 1 :], token) in seen}
         assert set(torch.isinf(logits[0]).nonzero().flatten().tolist()) == forbidden
@@ -240,7 +240,7 @@ class Halve(CustomLogitProcessor):
 def test_an_operator_s_processor_is_asked_for_by_name():
     made = CustomProcessors(load_registered(("halve=test_custom_processors:Halve",)))
     logits = torch.full((1, VOCAB), 3.0)
-    assert made.apply(logits, [made.start(state(0, "halve"))]) == {}
+    assert made.apply(logits, logits.amax(1), [made.start(state(0, "halve"))]) == {}
     assert torch.equal(logits, torch.full((1, VOCAB), 1.5))
 
 

@@ -8,8 +8,10 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable, echo
@@ -28,11 +30,19 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True):
     """Which session a prompt continues, and where."""
 
-    id: str
-    rid: str | None = None
-    offset: int | None = None
-    replace: bool = False
-    drop_previous_output: bool = False
+    id: Annotated[str, Meta(description="The session, as /open_session answered it.")]
+    rid: Annotated[
+        str | None,
+        Meta(description="The request to continue: its prompt and output come first. Without it: a new root."),
+    ] = None
+    offset: Annotated[
+        int | None,
+        Meta(description="Keep only so many tokens of what is continued; negative counts from the end, 0 = all."),
+    ] = None
+    replace: Annotated[
+        bool, Meta(description="End and forget what continues rid already; without rid, the whole tree.")
+    ] = False
+    drop_previous_output: Annotated[bool, Meta(description="Continue the prompt of rid without its output.")] = False
 
 
 class Node:

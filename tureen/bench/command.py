@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("tureen's own share, with a fake model, in this process")
     own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
     own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
+    own.add_argument("--processor-overhead", action="store_true", help="what a jailed logit processor adds to a step")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
 
 
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
     if options.json is not None and not options.json.parent.is_dir():
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
-    if options.engine_overhead or options.http_overhead:
+    if options.engine_overhead or options.http_overhead or options.processor_overhead:
         document = _overhead(options)
     elif options.workload == ["offline"]:
         document = _offline(options)
@@ -100,6 +101,9 @@ def _overhead(options: argparse.Namespace) -> dict[str, Any]:
         document["engine_overhead"] = msgspec.to_builtins(overhead.engine_overhead(tokenizer))
     if options.http_overhead:
         document["http_overhead"] = msgspec.to_builtins(overhead.http_overhead(tokenizer))
+    if options.processor_overhead:
+        processors = importlib.import_module("tureen.bench.processors")
+        document["processor_overhead"] = msgspec.to_builtins(processors.processor_overhead())
     _show(json.dumps(document, indent=1))
     return document
 

@@ -74,7 +74,7 @@ class Engine:
         if not request.token_ids:
             raise InvalidRequest("the prompt is empty; it must have at least one token", field="input_ids")
         if len(request.token_ids) + request.max_new_tokens > self._context_len:
-            raise self._too_long(request)
+            raise _too_long(request, self._context_len)
         if len(self.scheduler.queue) - self.scheduler.num_free_slots >= self._max_queued:
             raise Unavailable(
                 f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
@@ -165,16 +165,6 @@ class Engine:
             total_preemptions=self.scheduler.num_preemptions,
             total_steps=self._num_steps,
             is_paused=self._is_paused,
-        )
-
-    def _too_long(self, request: GenerateRequest) -> InvalidRequest:
-        num_prompt, limit = len(request.token_ids), self._context_len
-        return InvalidRequest(
-            f"the prompt has {num_prompt} tokens and max_new_tokens is {request.max_new_tokens}: together "
-            f"{num_prompt + request.max_new_tokens}, but at most {limit} fit; shorten the prompt, lower "
-            "max_new_tokens, or start the server with a larger --context-length or --max-total-tokens",
-            field="max_new_tokens" if num_prompt < limit else "input_ids",
-            code="prompt_too_long",
         )
 
     def _cached_len(self, sequence: Sequence) -> int:
@@ -294,4 +284,15 @@ def _delta(
         prompt_logprobs=sequence.take_prompt_logprobs(),
         finish=finish,
         hidden_states=sequence.hidden.take(is_last=finish is not None),
+    )
+
+
+def _too_long(request: GenerateRequest, limit: int) -> InvalidRequest:
+    num_prompt = len(request.token_ids)
+    return InvalidRequest(
+        f"the prompt has {num_prompt} tokens and max_new_tokens is {request.max_new_tokens}: together "
+        f"{num_prompt + request.max_new_tokens}, but at most {limit} fit; shorten the prompt, lower "
+        "max_new_tokens, or start the server with a larger --context-length or --max-total-tokens",
+        field="max_new_tokens" if num_prompt < limit else "input_ids",
+        code="prompt_too_long",
     )

@@ -59,17 +59,21 @@ class Worker:
         self.pid = pid
         self._connection = connection
         self._rows = rows
+        self._copies = torch.empty_like(rows)  # out of the worker's reach; touched only as far as it is used
         self._known: dict[int, int] = {}  # sequence -> how many output tokens the worker has heard of
         self._dropped: list[int] = []
 
     def load(self, payload: str) -> None:
         """Raises JailError."""
+        self._connection.settimeout(LOAD_TIMEOUT_S)
         wire.send(self._connection, wire.Load(payload))
         self._await(LOAD_TIMEOUT_S, "it was not loaded")
+        self._connection.settimeout(CALL_TIMEOUT_S)
 
-    def start(self, logits: Tensor, sequences: Sequence[Tracked]) -> None:
-        """Hand over logits [rows, vocabulary]."""
-        self._rows[: len(logits)].copy_(logits)
+    def start(self, logits: Sequence[Tensor], sequences: Sequence[Tracked]) -> None:
+        """Hand over rows of logits [vocabulary]."""
+        for place, row in enumerate(logits):
+            self._rows[place].copy_(row)
         rows, new = [], []
         for one in sequences:
             heard = self._known.get(one.number)
@@ -83,9 +87,9 @@ class Worker:
         wire.send(self._connection, message)
 
     def finish(self, num_rows: int) -> Tensor:
-        """What became of the logits: a copy that the worker cannot reach. Raises JailError."""
+        """What became of the logits: a copy that the worker cannot reach, until the next call. Raises JailError."""
         self._await(CALL_TIMEOUT_S, "it did not return")
-        return self._rows[:num_rows].clone()
+        return self._copies[:num_rows].copy_(self._rows[:num_rows])
 
     def drop(self, number: int) -> None:
         if self._known.pop(number, None) is not None:
@@ -96,20 +100,14 @@ class Worker:
 
     def _await(self, timeout_s: float, late: str) -> None:
         """The worker's reply. Raises JailError; `Lost` where there is none."""
-        limit = time.monotonic() + timeout_s
-        data = bytearray()
-        while len(data) < wire.REPLY.size:
-            self._connection.settimeout(max(1e-6, limit - time.monotonic()))
-            try:
-                piece = self._connection.recv(wire.REPLY.size - len(data))
-            except TimeoutError:
-                raise Lost(f"{late} within {timeout_s:g} s") from None
-            except OSError:
-                piece = b""
-            if not piece:
-                raise Lost("it ended its process, or took more memory or time than it may")
-            data += piece
-        self._connection.settimeout(timeout_s)
+        try:
+            data = self._connection.recv(wire.REPLY.size)
+        except TimeoutError:
+            raise Lost(f"{late} within {timeout_s:g} s") from None
+        except OSError:
+            data = b""
+        if len(data) < wire.REPLY.size:  # a reply is sent in one piece
+            raise Lost("it ended its process, or took more memory or time than it may")
         status, length, text = wire.REPLY.unpack(data)
         if status != wire.DONE:
             shown = echo(text[:length].decode(errors="replace"))[1:-1]
@@ -147,10 +145,10 @@ class Jail:
             self.close()
             raise StartupError("--enable-custom-logit-processor: the jail for client code did not start")
 
-    def run(self, batches: Sequence[tuple[str, Tensor, Sequence[Tracked]]]) -> list[Tensor | JailError]:
-        """Process logits [rows, vocabulary] of each payload's sequences, all payloads at once.
+    def run(self, batches: Sequence[tuple[str, Sequence[Tensor], Sequence[Tracked]]]) -> list[Tensor | JailError]:
+        """Process rows of logits [vocabulary] of each payload's sequences, all payloads at once.
 
-        The result of each, or why there is none. `batches` name no payload twice.
+        Of each the result [rows, vocabulary], or why there is none. `batches` name no payload twice.
         """
         started: list[Worker | JailError] = []
         used: set[bytes] = set()
@@ -234,7 +232,6 @@ class Jail:
         if reply is None:
             raise JailError("the jail does not run any more; the server must be restarted")
         _, length, text = wire.REPLY.unpack(reply)
-        ours.settimeout(CALL_TIMEOUT_S)
         return Worker(int(text[:length]), ours, torch.frombuffer(shared, dtype=torch.float32).view(rows, width))
 
     def _lost(self, digest: bytes, error: JailError) -> JailError:

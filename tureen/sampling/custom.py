@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tureen.errors import StartupError, echo
@@ -54,10 +54,11 @@ class CustomProcessors:
         if self._jail is not None and state.is_code:
             self._jail.drop(state.tracked.number)
 
-    def apply(self, logits: Tensor, states: Sequence[CustomState | None]) -> dict[int, RowError]:
+    def apply(self, logits: Tensor, peaks: Tensor, states: Sequence[CustomState | None]) -> dict[int, RowError]:
         """Change those rows of logits [rows, vocabulary] float32 that have a state; the others are not touched.
 
-        Rows with the same processor are one call. Returns the rows that failed, which stay as they were.
+        `peaks` [rows], the largest logit of each, is kept right. Rows with the same processor are one call. Returns the
+        rows that failed, which stay as they were.
         """
         groups: dict[str, list[int]] = {}
         for row, state in enumerate(states):
@@ -67,21 +68,24 @@ class CustomProcessors:
         results: dict[str, Tensor | RowError] = {}
         in_jail = [name for name in groups if name.startswith("{")]
         if in_jail:
-            batches = [(name, logits[groups[name]], [one.tracked for one in members[name]]) for name in in_jail]
+            batches = [
+                (name, [logits[row] for row in groups[name]], [one.tracked for one in members[name]])
+                for name in in_jail
+            ]
             results |= dict(zip(in_jail, self._run_in_jail(batches), strict=True))
         for name in groups:
             if name not in results:
                 results[name] = self._run_here(name, logits[groups[name]], members[name])
         failures: dict[int, RowError] = {}
         for name, rows in groups.items():
-            failures |= _take_over(logits, rows, results[name])
+            failures |= _take_over(logits, peaks, rows, results[name])
         return failures
 
     def close(self) -> None:
         if self._jail is not None:
             self._jail.close()
 
-    def _run_in_jail(self, batches: list[tuple[str, Tensor, list[Tracked]]]) -> list[Tensor | RowError]:
+    def _run_in_jail(self, batches: list[tuple[str, list[Tensor], list[Tracked]]]) -> list[Tensor | RowError]:
         if self._jail is None:
             return [RowError(REJECTED, "the server runs no code of clients", 400, FIELD)] * len(batches)
         return [
@@ -108,14 +112,17 @@ def _row_error(what: str, *, is_rejected: bool = False) -> RowError:
     return RowError(FAILED, f"{FIELD} failed: {what}", 500, FIELD)
 
 
-def _take_over(logits: Tensor, rows: list[int], result: Tensor | RowError) -> dict[int, RowError]:
+def _take_over(logits: Tensor, peaks: Tensor, rows: list[int], result: Tensor | RowError) -> dict[int, RowError]:
     if isinstance(result, RowError):
         return dict.fromkeys(rows, result)
-    peaks = result.amax(dim=1)  # NaN where one is in the row
-    is_sound = torch.isfinite(peaks).tolist()
-    logits[rows] = torch.where(torch.isfinite(peaks)[:, None], result, logits[rows])
-    wrong = _row_error("it left no token that can be drawn, or a logit that is NaN or +infinity")
-    return {row: wrong for row, sound in zip(rows, is_sound, strict=True) if not sound}
+    failures: dict[int, RowError] = {}
+    for row, changed, peak in zip(rows, result, result.amax(dim=1).tolist(), strict=True):
+        if math.isfinite(peak):  # it is NaN where one is in the row
+            logits[row].copy_(changed)
+            peaks[row] = peak
+        else:
+            failures[row] = _row_error("it left no token that can be drawn, or a logit that is NaN or +infinity")
+    return failures
 
 
 def load_registered(entries: Sequence[str]) -> dict[str, CustomLogitProcessor]:

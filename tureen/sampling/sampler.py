@@ -78,8 +78,8 @@ class Sampler:
             sound &= peaks.isfinite()
         failures: dict[int, RowError] = {}
         if any(slot.custom is not None for slot in batch):
-            failures = self._run_custom(logits, batch, sound)
-            peaks = logits.amax(dim=1)
+            states = [slot.custom if ok else None for slot, ok in zip(batch, sound.tolist(), strict=True)]
+            failures = self._custom.apply(logits, peaks, states)
         drawn = self._draw(logits, peaks, batch, positions)
         token_ids, are_sound = torch.stack((drawn, sound)).tolist()
         good = [row for row, is_sound in enumerate(are_sound) if is_sound and row not in failures]
@@ -96,11 +96,6 @@ class Sampler:
     def close(self) -> None:
         """End the processes of custom logit processors."""
         self._custom.close()
-
-    def _run_custom(self, logits: Tensor, batch: Sequence[Slot], sound: Tensor) -> dict[int, RowError]:
-        """Of sound rows; returns those that failed."""
-        states = [slot.custom if ok else None for slot, ok in zip(batch, sound.tolist(), strict=True)]
-        return self._custom.apply(logits, states)
 
     @torch.inference_mode()
     def score(self, logits: Tensor, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:

@@ -1,0 +1,91 @@
+"""What a custom logit processor in the jail adds to a step: one worker, one row."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from tureen.bench.report import Spread, spread
+from tureen.jail.pool import Jail
+from tureen.runner.base import SlotState
+from tureen.sampling.custom import CustomProcessors
+from tureen.sampling.params import SamplingParams
+from tureen.sampling.sampler import Sampler
+
+VOCAB_SIZE = 49152
+STEPS = 1000
+HEAD = """
+from tureen.logit_processor import CustomLogitProcessor
+
+class Mine(CustomLogitProcessor):
+    def __call__(self, logits, custom_param_list):
+"""
+CLASSES = {
+    "does nothing": """
+        return logits
+""",
+    "forces a token": """
+        logits[0, :] = -float("inf")
+        logits[0, custom_param_list[0]["token_id"]] = 0.0
+        return logits
+""",
+}
+
+
+class ProcessorOverhead(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling a step's one row greedily with a processor, and without one; they take turns."""
+
+    processor: str
+    with_ms: Spread
+    without_ms: Spread
+    added_p50_ms: float
+
+
+def processor_overhead() -> list[ProcessorOverhead]:
+    """Raises StartupError where there is no jail."""
+    torch.set_num_threads(1)
+    processors = CustomProcessors({}, Jail(1, VOCAB_SIZE))
+    try:
+        return [_measure(processors, name, body) for name, body in CLASSES.items()]
+    finally:
+        processors.close()
+
+
+def _measure(processors: CustomProcessors, name: str, body: str) -> ProcessorOverhead:
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    step_with, step_without = (_stepper(processors, processor, logits) for processor in (_payload(body), ""))
+    times: dict[Callable[[], None], list[float]] = {step_with: [], step_without: []}
+    for step in times:
+        step()
+    for _ in range(STEPS):
+        for step, taken in times.items():
+            begun = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - begun)
+    slow, fast = spread(times[step_with]), spread(times[step_without])
+    return ProcessorOverhead(processor=name, with_ms=slow, without_ms=fast, added_p50_ms=slow.p50 - fast.p50)
+
+
+def _stepper(processors: CustomProcessors, processor: str, logits: torch.Tensor) -> Callable[[], None]:
+    sampler = Sampler(1, VOCAB_SIZE, "cpu", processors)
+    params = SamplingParams(temperature=0.0, custom_params={"token_id": 5})
+    prompt = tuple(random.Random(0).choices(range(VOCAB_SIZE), k=100))
+    sampler.set_slot(SlotState(0, params, 0, prompt, (), (), None, processor))
+    positions = iter(range(len(prompt), 1 << 30))
+
+    def step() -> None:
+        sampler.sample(logits.clone(), [0], [next(positions)])
+
+    return step
+
+
+def _payload(body: str) -> str:
+    """As a client's script would send it."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(HEAD + body, scope)  # noqa: S102 - the text above
+    return str(scope["Mine"].to_str())

@@ -186,6 +186,26 @@ def test_the_operator_bounds_max_tokens():
     with App(max_iter_times=8) as app:
         assert texts(app, prompt="abc", max_tokens=8, seed=1)[0] == texts(app, prompt="abc", seed=1)[0]
         assert "--max-iter-times" in refusal(app, prompt="abc", max_tokens=9)["error"]
+        assert texts(app, prompt="abc", max_tokens=None, seed=1) == texts(app, prompt="abc", max_tokens=8, seed=1)
+        most = "a" * (CONTEXT_LEN - 8)
+        assert len(texts(app, prompt=most)[0]) == CONTEXT_LEN + 1
+        assert str(CONTEXT_LEN - 8) in refusal(app, prompt=most + "a", max_tokens=1)["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nothing", "other"),
+    [("logprobs", None, 0), ("prompt_logprobs", None, 1), ("use_beam_search", False, True),
+     ("early_stopping", False, "never"), ("length_penalty", 1.0, 0.5)],
+)  # fmt: skip
+def test_what_only_vllm_has_is_refused_with_the_reason_unless_it_asks_for_nothing(app: App, name, nothing, other):
+    assert texts(app, prompt="say:a", **{name: nothing}) == ["say:a a"]
+    assert f"{name} is not available" in refusal(app, prompt="a", **{name: other})["error"]
+
+
+def test_best_of_needs_a_temperature_also_where_the_operator_sets_none():
+    with App(preferred_sampling_params='{"temperature": 0}') as app:
+        assert "best_of" in refusal(app, prompt="a", best_of=2)["error"]
+        assert len(texts(app, prompt="a", best_of=2, temperature=0.5)) == 2
 
 
 def test_a_stream_is_the_text_in_pieces_with_a_nul_byte_after_each():
@@ -225,6 +245,27 @@ def test_switches_make_every_piece_hold_the_text_so_far(switch, front):
 def test_a_stop_string_never_shows_in_a_piece(app: App):
     found = pieces(app.post(prompt="say:one two three", stop=" th", stream=True).content)
     assert "".join(one["text"][0] for one in found) == "one two"
+
+
+@pytest.mark.parametrize("switches", [{}, {"mindie_full_text": True}, {"vllm_profile": True}])
+def test_a_step_is_one_piece_however_many_texts_grow(switches):
+    with App(slow=True, **switches) as app:
+        found = pieces(app.post(prompt="abc", n=8, max_tokens=40, stream=True).content)
+    assert len(found) <= 60
+    assert all(len(one["text"]) == 8 for one in found)
+
+
+def test_the_operator_s_interval_bounds_the_number_of_pieces():
+    with App(slow=True, stream_interval=5) as app:
+        found = pieces(app.post(prompt="abc", seed=3, max_tokens=20, stream=True).content)
+        assert 3 <= len(found) <= 6
+        assert len(found[0]["text"][0]) == 1
+        assert [f"abc {''.join(one['text'][0] for one in found)}"] == texts(app, prompt="abc", seed=3, max_tokens=20)
+
+
+def test_a_stream_without_text_has_one_piece(app: App):
+    assert app.post(prompt="say:", stream=True).content == b'{"text":[""]}\0'
+    assert app.post(prompt="say:", stream=True, n=2).content == b'{"text":["",""]}\0'
 
 
 def test_an_error_in_a_stream_is_its_last_piece(app: App):

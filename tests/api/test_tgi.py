@@ -9,8 +9,17 @@ import httpx
 import pytest
 from app_under_test import App, LiveServer, wait_until
 from byte_tokenizer import EOS
-from fake_engine import CONTEXT_LEN
+from fake_engine import CONTEXT_LEN, make_request
 from huggingface_hub import InferenceClient
+from huggingface_hub.errors import GenerationError, ValidationError
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from tureen.api.generation import Output
+from tureen.api.state import Context
+from tureen.api.tgi import TokenTexts
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import FinishReason, OutputDelta
 
 
 def ask(app, path="/generate", status=200, **body):
@@ -200,8 +209,79 @@ def test_a_stream_is_one_event_a_token_wherever_it_is_asked_for(app: App, path):
 
 def test_an_error_in_a_stream_is_its_last_event(app: App):
     found = stream(app, "say:abc\x01def")
-    assert found[-1]["error_type"] == "incomplete_generation"
+    assert found[-1]["error_type"] == "generation"
     assert "nan_logits" in found[-1]["error"]
+    assert ask(app, status=424, inputs="say:abc\x01def") == found[-1]
+
+
+def test_an_abort_is_an_incomplete_generation():
+    with App(slow=True) as app:
+
+        async def scenario():
+            body = {"inputs": "abc", "parameters": {"max_new_tokens": 1500}}
+            paths = ("/generate", "/generate_stream")
+            tasks = [asyncio.create_task(app.http.post(path, json=body)) for path in paths]
+            while app.client.stats.num_running < 2:
+                await asyncio.sleep(0.01)
+            await app.http.post("/abort_request", json={"abort_all": True})
+            return await asyncio.gather(*tasks)
+
+        whole, streamed = app.run(scenario())
+        assert (whole.status_code, whole.json()["error_type"]) == (500, "incomplete_generation")
+        assert events(streamed.text)[-1]["error_type"] == "incomplete_generation"
+
+
+@pytest.mark.parametrize("path", ["/", "/generate_stream"])
+@pytest.mark.parametrize(
+    ("content_type", "content", "status"),
+    [("application/json", b"{", 422), ("application/json", b"[]", 422), ("text/plain", b"{}", 415)],
+)
+def test_what_is_no_json_object_is_refused_in_this_dialect_s_shape(app: App, path, content_type, content, status):
+    response = app.request("POST", path, content=content, headers={"content-type": content_type})
+    assert response.status_code == status
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error_type"] == "validation"
+
+
+def test_null_is_the_default_also_where_the_context_has_less_room(app: App):
+    prompt = "a" * (CONTEXT_LEN - 8)
+    assert detailed(app, prompt, max_new_tokens=None) == detailed(app, prompt)
+    assert detailed(app, prompt)["details"]["generated_tokens"] == 8
+
+
+def test_the_operator_s_temperature_holds_for_requests_without_one():
+    with App(preferred_sampling_params='{"temperature": 0.7}') as app:
+        assert detailed(app, "abc", seed=4)["details"]["seed"] == 4
+        assert len(detailed(app, "abc", best_of=2)["details"]["best_of_sequences"]) == 1
+    with App(preferred_sampling_params='{"temperature": 0}') as app:
+        assert "best_of" in ask(app, status=422, inputs="a", parameters={"best_of": 2, "do_sample": True})["error"]
+
+
+def test_a_text_that_no_truncation_should_have_to_read_is_refused(app: App):
+    error = ask(app, status=422, inputs="a" * (10 * CONTEXT_LEN), parameters={"truncate": 1})
+    assert f"({10 * CONTEXT_LEN} characters)" in error["error"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "expected"),
+    [
+        (["the", "abc"], "theab", "theab"),
+        (["a", "bab"], "ba", "aba"),
+        (["bab", "bab"], "bb", "babb"),
+        (["stop"], "s", "s"),
+        (["abc"], EOS, "abc"),
+    ],
+)
+def test_the_text_ends_with_the_stop_sequence_though_its_last_token_goes_on(pieces, stop, expected):
+    vocab = {text: token_id for token_id, text in enumerate(["a", "bab", "abc", "the", "stop"])}
+    backend = Backend(models.BPE(vocab, []))
+    backend.decoder = decoders.ByteLevel()
+    output = Output(make_request("x"), 0, "x")
+    ids = tuple(vocab[piece] for piece in pieces)
+    output.add(OutputDelta(id="x", token_ids=ids, finish=FinishReason(type="stop", matched=stop)))
+    texts = TokenTexts(output, Context(Tokenizer(backend), None, None))
+    assert texts.catch_up() == range(len(ids))
+    assert texts.whole == expected
 
 
 def test_an_engine_with_a_full_queue_is_overloaded():
@@ -237,3 +317,9 @@ def test_the_hub_s_own_client_reads_all_of_it():
         assert "".join(client.text_generation("say:one two", stream=True)) == "one two"
         *_, last = client.text_generation("say:one two", stream=True, details=True)
         assert (last.generated_text, last.details.generated_tokens) == ("one two", 8)
+        with pytest.raises(ValidationError, match="top_p"):
+            client.text_generation("a", top_p=1.0)
+        with pytest.raises(GenerationError, match="nan_logits"):
+            client.text_generation("say:abc\x01def")
+        with pytest.raises(GenerationError, match="nan_logits"):
+            list(client.text_generation("say:abc\x01def", stream=True))

@@ -40,6 +40,17 @@ NAMES = Names("", RENAMED)
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
 """What this dialect calls otherwise than SamplingParams."""
 
+NO_BEAMS = "there is no beam search here; leave it out"
+NO_LOGPROBS = "the answers of this dialect hold text alone; for log-probabilities send text and return_logprob"
+NOT_OFFERED: dict[str, tuple[Any, str]] = {
+    "logprobs": (None, NO_LOGPROBS),
+    "prompt_logprobs": (None, NO_LOGPROBS),
+    "use_beam_search": (False, NO_BEAMS),
+    "early_stopping": (False, NO_BEAMS),
+    "length_penalty": (1.0, NO_BEAMS),
+}
+"""What vLLM has and this server has not: the value that asks for nothing, and why any other is refused."""
+
 _json = msgspec.json.Encoder()
 
 
@@ -145,14 +156,18 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 
 def parse(given: dict[str, Any], context: Context) -> MindieBody:
     """Check the body's form. Raises InvalidRequest."""
-    refuse_unknown(given, FIELDS)
-    body = convert({name: value for name, value in given.items() if value is not None}, MindieBody)
+    refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
+    for name, (nothing, why) in NOT_OFFERED.items():
+        if given.get(name) not in (None, nothing):
+            raise InvalidRequest(f"{name} is not available: {why}", field=name, code="not_available")
+    fields = {name: value for name, value in given.items() if value is not None and name in FIELDS}
+    body = convert(fields, MindieBody)
     if len(body.prompt) > MAX_PROMPT_CHARS:
         raise InvalidRequest(
             f"prompt must have at most {MAX_PROMPT_CHARS} characters, got {len(body.prompt)}", field="prompt"
         )
     most = context.config.max_iter_times or context.capacity
-    if "max_tokens" in given and body.max_tokens > most:
+    if "max_tokens" in fields and body.max_tokens > most:
         raise InvalidRequest(
             f"max_tokens must be at most {most}"
             + (" (--max-iter-times)" if context.config.max_iter_times else ", the context length")
@@ -165,11 +180,8 @@ def parse(given: dict[str, Any], context: Context) -> MindieBody:
         )
     if body.model not in (None, "None", context.info.model_name):
         raise InvalidRequest(f"model {echo(body.model)}: there is no adapter of this name", field="model")
-    if body.best_of is not None:
-        if body.best_of < body.n:
-            raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
-        if body.best_of > 1 and body.temperature == 0:
-            raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
+    if body.best_of is not None and body.best_of < body.n:
+        raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     return body
 
 
@@ -177,14 +189,17 @@ async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner
     fields = {
         PARAMETERS.get(name, name): getattr(body, name)
         for name, value in given.items()
-        if value is not None and name not in NOT_PARAMETERS
+        if value is not None and name in FIELDS and name not in NOT_PARAMETERS
     }
     if isinstance(body.stop, str):
         fields["stop"] = [body.stop]
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
     sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    if (body.best_of or 1) > 1 and sampling.params.is_greedy:
+        raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context.tokenizer, max_tokens=context.capacity)
+    _check_prompt_length(len(ids), context)
     template = GenerateRequest(
         id="",
         token_ids=tuple(ids),
@@ -197,6 +212,18 @@ async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner
     requests = planning.samples(template, sampling, "prompt", context)
     names, rids = planning.name_requests(None, 1, count, is_batch=False)
     return Plan(requests=tuple(requests), rids=rids, names=names, owner=owner)
+
+
+def _check_prompt_length(num_tokens: int, context: Context) -> None:
+    """Where the operator bounds max_tokens, every prompt that is taken leaves room for the largest."""
+    reserved = context.config.max_iter_times
+    if reserved is not None and reserved < context.capacity < num_tokens + reserved:
+        raise InvalidRequest(
+            f"prompt has {num_tokens} tokens; at most {context.capacity - reserved} are taken: the context length of "
+            f"{context.capacity} less the {reserved} of --max-iter-times",
+            field="prompt",
+            code="prompt_too_long",
+        )
 
 
 def _check_complete(output: Output) -> None:
@@ -219,20 +246,29 @@ def _cumulative_logprob(output: Output) -> float:
 
 
 async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
-    """One JSON object and a NUL byte for each step in which there is new text."""
+    """One JSON object and a NUL byte for each step in which there is new text, of all texts together; at least one."""
     config = state.context.config
     is_whole = config.mindie_full_text or config.vllm_profile
     front = body.prompt if config.vllm_profile else ""
+    is_first = True
     async with contextlib.aclosing(run.updates()) as updates:
         async for output in updates:
             _check_complete(output)
-            if len(output.text) == output.sent_chars and output.finish is None:
+            interval = output.request.params.stream_interval or config.stream_interval
+            num_new = len(output.token_ids) - output.sent_tokens
+            if output.finish is None and output.sent_tokens and num_new < interval:
                 continue
-            texts = [front + one.text if is_whole else "" for one in run.outputs]
-            if not is_whole:
-                texts[output.index] = output.text[output.sent_chars :]
-            output.sent_chars = len(output.text)
-            yield _json.encode({"text": texts}) + NUL
+            has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
+            if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
+                yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL
+                is_first = False
+
+
+def _piece(output: Output, front: str, *, is_whole: bool) -> str:
+    """What a piece of the stream says of one text; it counts as sent."""
+    text = front + output.text if is_whole else output.text[output.sent_chars :]
+    output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+    return text
 
 
 async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -58,7 +58,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     return [
         Entry("/open_session", open_session, access="user", methods=["GET", "POST"]),
-        Entry("/close_session", close_session, access="user", methods=["GET", "POST"]),
+        Entry("/close_session", close_session, access="user", methods=["GET", "POST"], is_limited=False),
     ]
 
 

@@ -27,7 +27,8 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, LogprobSpec
 
 DEFAULT_MAX_NEW_TOKENS = 20
-ERROR_TYPES = {422: "validation", 429: "overloaded", 503: "overloaded", 424: "generation"}
+ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
+ABORTED = "aborted"
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
 NAMES = Names("parameters", {"sampling_seed": "seed"})
 PLAIN = SamplingParams(no_stop_trim=True)
@@ -95,13 +96,21 @@ class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def routes(state: ServerState) -> list[Entry]:
     async def generate_stream(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        if given.get("stream") is None or given["stream"] is True:
-            return await _respond(given | {"stream": True}, request, state)
-        return _error_response(InvalidRequest("stream can only be true here; use /generate", field="stream"))
+        body = await request.body()
+        try:
+            given = read_json(request.headers.get("content-type"), body)
+            if given.get("stream") is not None and given["stream"] is not True:
+                raise InvalidRequest("stream can only be true here; use /generate", field="stream")
+        except TureenError as error:
+            return _error_response(error)
+        return await _respond(given | {"stream": True}, request, state)
 
     async def root(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
+        body = await request.body()
+        try:
+            given = read_json(request.headers.get("content-type"), body)
+        except TureenError as error:
+            return _error_response(error)
         return await _respond(given, request, state, in_list=True)
 
     return [
@@ -111,11 +120,16 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 def error_object(error: TureenError) -> dict[str, str]:
-    return {"error": error.message, "error_type": ERROR_TYPES.get(_status(error), "incomplete_generation")}
+    status = _status(error)
+    kind = ERROR_TYPES.get(status, "validation" if status < 500 else "incomplete_generation")
+    return {"error": error.message, "error_type": kind}
 
 
 def _status(error: TureenError) -> int:
-    return 422 if error.status == 400 else error.status
+    """TGI's: 422 for what is wrong with a request, 424 when the model failed on it, 500 when it was cut short."""
+    if error.status == 400:
+        return 422
+    return 424 if error.status == 500 and error.code != ABORTED else error.status
 
 
 def _error_response(error: TureenError) -> Response:
@@ -162,7 +176,6 @@ def parse(given: dict[str, Any]) -> TgiBody:
         "grammar": (asked.grammar is not None, "is not available in this version of tureen; leave it out"),
         "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
         "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
-        "best_of": ((asked.best_of or 1) > 1 and not _samples(asked), "needs do_sample: true, or a temperature"),
     }
     if body.stream:
         refusals |= {
@@ -184,23 +197,25 @@ async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: s
     asked = body.parameters
     names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
     fields: dict[str, Any] = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    if "max_new_tokens" in (given.get("parameters") or {}):
+    if (given.get("parameters") or {}).get("max_new_tokens") is not None:
         fields["max_new_tokens"] = asked.max_new_tokens
     if asked.seed is not None:
         fields["sampling_seed"] = asked.seed
-    if not _samples(asked):
-        fields["temperature"] = 0.0
     count = asked.best_of or 1
-    defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
+    defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
+    if not _samples(asked):
+        defaults["temperature"] = 0.0
     sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
-    [ids] = await tokenize([body.inputs], ["inputs"], context.tokenizer, max_tokens=_most_tokens(body, context))
+    if count > 1 and sampling.params.is_greedy:
+        raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
+    [ids] = await tokenize([body.inputs], ["inputs"], context.tokenizer, max_tokens=context.capacity)
     template = GenerateRequest(
         id="",
         token_ids=tuple(ids[-asked.truncate :] if asked.truncate else ids),
         params=NO_PARAMS,
         max_new_tokens=0,
         seed=0,
-        logprobs=LogprobSpec(0 if asked.decoder_input_details else -1, asked.top_n_tokens or 0),
+        logprobs=_logprobs(body),
         cache_salt=planning.cache_namespace(owner),
     )
     requests = planning.samples(template, sampling, "inputs", context)
@@ -208,9 +223,12 @@ async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: s
     return Plan(requests=tuple(requests), rids=rids, names=named, owner=owner)
 
 
-def _most_tokens(body: TgiBody, context: Context) -> int:
-    """A prompt that is cut may be longer than the context; its text is bounded by the body's size."""
-    return len(body.inputs) + 1 if body.parameters.truncate else context.capacity
+def _logprobs(body: TgiBody) -> LogprobSpec | None:
+    """None where neither the answer nor the choice of the best needs them."""
+    asked = body.parameters
+    if not (asked.details or body.stream or asked.best_of):
+        return None
+    return LogprobSpec(0 if asked.decoder_input_details else -1, asked.top_n_tokens or 0)
 
 
 def _token(texts: TokenTexts, index: int, context: Context) -> dict[str, Any]:
@@ -247,13 +265,23 @@ class TokenTexts:
         """Take over what the output has grown by; returns the indices of its new tokens. Raises RequestFailed."""
         output, before = self.output, len(self.pieces)
         if output.finish is not None and output.finish.type == "abort":
-            raise RequestFailed(f"the request was ended ({output.finish.reason})", code="aborted")
+            raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
         for token_id in output.token_ids[before:]:
             self._detokenizer.append(token_id, stops_allowed=False)
             self.pieces.append(self._detokenizer.take())
         if output.finish is not None and self.pieces:
-            self.pieces[-1] += self._detokenizer.close()
+            self.pieces[-1] = _cut(
+                "".join(self.pieces[:-1]), self.pieces[-1] + self._detokenizer.close(), output.finish.matched
+            )
         return range(before, len(self.pieces))
+
+
+def _cut(text: str, piece: str, stop: int | str | None) -> str:
+    """The last token's piece, up to the end of the stop sequence that it completes."""
+    if not isinstance(stop, str):
+        return piece
+    start = (text + piece).find(stop, max(0, len(text) - len(stop) + 1))
+    return piece if start < 0 else piece[: start + len(stop) - len(text)]
 
 
 async def _collect(run: Run, context: Context) -> list[TokenTexts]:

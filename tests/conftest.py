@@ -17,3 +17,10 @@ wait_politely()  # before any test loads torch
 def default_model_source() -> ModelSource:
     cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
     return resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir)
+
+
+@pytest.fixture
+def patient_jail(monkeypatch):
+    """Client code that does not hang gets all the time it needs, however slow the machine is."""
+    for name in ("jail.pool.LOAD_TIMEOUT_S", "jail.pool.CALL_TIMEOUT_S", "sampling.custom.CALL_TIMEOUT_S"):
+        monkeypatch.setattr(f"tureen.{name}", 120.0)

@@ -20,6 +20,8 @@ from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.sampler import Sampler
 from tureen.types import LogprobSpec
 
+pytestmark = pytest.mark.usefixtures("patient_jail")
+
 VOCAB, ROWS = 120, 4
 FIELD = "custom_logit_processor"
 
@@ -113,8 +115,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("place", [0, 2])
-def test_a_hostile_processor_fails_its_own_rows_and_its_neighbours_are_bit_equal(processors, name, place):
+def test_a_hostile_processor_fails_its_own_rows_and_its_neighbours_are_bit_equal(processors, name, place, monkeypatch):
     body, complaint = HOSTILE[name]
+    if name in ("loops", "sleeps"):
+        monkeypatch.setattr("tureen.jail.pool.CALL_TIMEOUT_S", 1.0)
     spec = LogprobSpec(top=5)
     neighbours = [state(slot, logprobs=spec, temperature=0.9, top_p=0.9, frequency_penalty=0.5) for slot in range(4)]
     plain = steps(processors, neighbours)
@@ -144,7 +148,8 @@ def test_only_the_rows_that_are_wrong_fail(processors):
     assert [row.error is None for row in step] == [True, False, True]
 
 
-def test_a_processor_that_hung_is_refused_at_once_for_a_while(processors):
+def test_a_processor_that_hung_is_refused_at_once_for_a_while(processors, monkeypatch):
+    monkeypatch.setattr("tureen.jail.pool.CALL_TIMEOUT_S", 1.0)
     code = sent(f"marker = {time.time()}\nwhile True: pass")
     first, second, _ = steps(processors, [state(0, code)])
     assert first[0].error.status == 500
@@ -228,7 +233,7 @@ def test_no_ngram_of_the_output_comes_twice(processors):
 
 def test_a_built_in_processor_without_its_parameters_fails_its_request(processors):
     [[row, other]] = steps(processors, [state(0, "disallowed_tokens"), state(1)], 1)
-    assert (row.error.code, row.error.status) == (f"{FIELD}_failed", 500)
+    assert (row.error.code, row.error.status, row.error.field) == (f"{FIELD}_failed", 400, "custom_params")
     assert other.error is None
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any
 
 import msgspec
 
 HEADER = struct.Struct("<I")
-REPLY = struct.Struct("<BB200s")
-"""Status (one of the three below), length of the text, text in UTF-8."""
+REPLY = struct.Struct("<IBB200s")
+"""Number of the message that is answered, status (one of the three below), length of the text, text in UTF-8."""
 
 DONE, FAILED, REJECTED = 0, 1, 2
 MAX_TEXT_BYTES = 200
+CPU_STEP_S = 5
+"""CPU time a worker may use at first, and what the pool adds as it makes calls."""
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn", array_like=True):
@@ -30,7 +31,7 @@ class Kill(msgspec.Struct, frozen=True, tag="kill", array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
-    """To a worker, once: what the client sent."""
+    """To a worker, once: what the client sent. It is message 0."""
 
     payload: str
 
@@ -39,7 +40,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True):
     """A sequence that a worker is to know from now on."""
 
     number: int
-    params: dict[str, Any]
+    params: bytes  # JSON: it has integers of any size
     prompt_ids: list[int]
     output_ids: list[int]
 
@@ -47,6 +48,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True):
 class Run(msgspec.Struct, frozen=True, tag="run", array_like=True):
     """To a worker: process the first rows of the memory. `rows`: of each the sequence, and its newest output tokens."""
 
+    number: int  # of this message: 1, 2, …
     rows: list[tuple[int, list[int]]]
     new: list[Sequence]
     dropped: list[int]  # sequences that have ended
@@ -56,10 +58,14 @@ ToZygote = Spawn | Kill
 ToWorker = Load | Run
 
 
-def send(connection: socket.socket, message: ToZygote | ToWorker, descriptors: list[int] | None = None) -> None:
-    """Raises OSError."""
+def encode(message: ToZygote | ToWorker) -> bytes:
     payload = msgspec.msgpack.encode(message)
-    data = HEADER.pack(len(payload)) + payload
+    return HEADER.pack(len(payload)) + payload
+
+
+def send(connection: socket.socket, message: ToZygote, descriptors: list[int] | None = None) -> None:
+    """Raises OSError."""
+    data = encode(message)
     if descriptors:
         sent = socket.send_fds(connection, [data], descriptors)
         data = data[sent:]
@@ -77,6 +83,6 @@ def receive(connection: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-def reply(status: int, text: str = "") -> bytes:
+def reply(number: int, status: int, text: str = "") -> bytes:
     encoded = text.encode(errors="replace")[:MAX_TEXT_BYTES]
-    return REPLY.pack(status, len(encoded), encoded)
+    return REPLY.pack(number, status, len(encoded), encoded)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import io
 import json
 import mmap
 import os
@@ -22,7 +24,6 @@ import torch
 from tureen.jail import seccomp, wire
 
 MEMORY_BYTES = 512 << 20
-CPU_SECONDS = 3600
 MAX_DEPTH = 500
 
 _decoder = msgspec.msgpack.Decoder(wire.ToWorker)
@@ -32,12 +33,19 @@ class Rejected(Exception):
     """The payload holds no processor."""
 
 
+class Nowhere(io.TextIOBase):
+    """What a processor prints."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
 def main(connection: socket.socket, memory: int, rows: int, width: int) -> NoReturn:
     """Give up all rights, then load and run what comes. Never returns."""
     shared = mmap.mmap(memory, rows * width * 4)
     logits = torch.frombuffer(shared, dtype=torch.float32).view(rows, width)
-    _lock_in(connection.fileno())
     try:
+        _lock_in(connection.fileno())
         _serve(connection, logits)
     finally:
         os._exit(1)
@@ -49,7 +57,8 @@ def _lock_in(keep: int) -> None:
         os._exit(1)
     os.chdir("/")
     os.environ.clear()
-    sys.stdin = sys.stdout = sys.stderr = None
+    sys.stdin = None
+    sys.stdout = sys.stderr = Nowhere()
     os.closerange(0, keep)
     os.closerange(keep + 1, 1 << 16)
     sys.setrecursionlimit(MAX_DEPTH)
@@ -57,15 +66,18 @@ def _lock_in(keep: int) -> None:
         size = int(file.read().split()[0]) * resource.getpagesize()
     for limit, value in (
         (resource.RLIMIT_AS, size + MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_SECONDS),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, keep + 1),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
+    resource.setrlimit(resource.RLIMIT_CPU, (wire.CPU_STEP_S, resource.RLIM_INFINITY))  # what the pool may raise
     seccomp.control(seccomp.PR_SET_DUMPABLE, 0)
     seccomp.lock_in()
+    with contextlib.suppress(PermissionError):
+        os.open("/", os.O_RDONLY)
+        os._exit(1)  # a filter that does not hold: nothing of a client may run here
 
 
 def _serve(connection: socket.socket, logits: torch.Tensor) -> None:
@@ -77,17 +89,18 @@ def _serve(connection: socket.socket, logits: torch.Tensor) -> None:
         if payload is None:
             os._exit(0)
         message = _decoder.decode(payload)
+        number = message.number if isinstance(message, wire.Run) else 0
         try:
             if isinstance(message, wire.Load):
                 processor = _load(message.payload)
             else:
                 _run(processor, message, sequences, logits)
-            answer = wire.reply(wire.DONE)
+            answer = wire.reply(number, wire.DONE)
         except Rejected as error:
-            answer = wire.reply(wire.REJECTED, str(error))
+            answer = wire.reply(number, wire.REJECTED, str(error))
         except BaseException as error:  # noqa: BLE001 - whatever a client's code raises is its own failure
             status = wire.REJECTED if isinstance(message, wire.Load) else wire.FAILED
-            answer = wire.reply(status, f"{type(error).__name__}: {error}")
+            answer = wire.reply(number, status, f"{type(error).__name__}: {error}")
         connection.sendall(answer)
 
 
@@ -104,7 +117,7 @@ def _run(processor: Any, message: wire.Run, sequences: dict[int, dict[str, Any]]
         sequences.pop(number, None)
     for one in message.new:
         request = SimpleNamespace(origin_input_ids=one.prompt_ids, output_ids=one.output_ids)
-        sequences[one.number] = one.params | {"__req__": request}
+        sequences[one.number] = json.loads(one.params) | {"__req__": request}
     params = []
     for number, new_ids in message.rows:
         sequences[number]["__req__"].output_ids += new_ids
@@ -130,6 +143,7 @@ def warm_up() -> None:
     torch.topk(torch.softmax(logits, -1), 2)
     torch.from_numpy(np.zeros(2, dtype=np.float32)).sort()
     logits.masked_fill_(logits > 1, 0.0).scatter_(1, torch.tensor([[0], [1]]), 1.0)
+    np.linalg.svd(np.eye(2)), np.random.default_rng(0).normal()
     str(logits), logits.cumsum(-1), logits.argmax(-1).tolist(), torch.where(logits > 0)
     with torch.no_grad():
         (logits * 2).log_softmax(-1)

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import msgspec
 import numpy
+import numpy.random
 import torch  # noqa: F401
 
 from tureen.jail import wire, worker
@@ -34,12 +35,14 @@ _decoder = msgspec.msgpack.Decoder(wire.ToZygote)
 
 def main(descriptor: int) -> None:
     """Serve until the pool is gone; then end every worker."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)  # the server decides when to stop; its end is the end of the socket
     control = socket.socket(fileno=descriptor)
     for name in COMMON:
         globals()[name] = importlib.import_module(name)
     _stand_in_for_sglang()
     worker.warm_up()
-    control.sendall(wire.reply(wire.DONE))
+    control.sendall(wire.reply(0, wire.DONE))
     pids: set[int] = set()
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, wire.HEADER.size, MAX_DESCRIPTORS)
@@ -51,7 +54,7 @@ def main(descriptor: int) -> None:
         if isinstance(message, wire.Spawn):
             pid = _fork(message, descriptors, control)
             pids.add(pid)
-            control.sendall(wire.reply(wire.DONE, str(pid)))
+            control.sendall(wire.reply(0, wire.DONE, str(pid)))
         elif message.pid in pids:
             pids.discard(message.pid)
             os.kill(message.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tureen.errors import InvalidRequest, echo
 from tureen.logit_processor import CustomLogitProcessor
 
 FORBIDDEN = -float("inf")
@@ -16,7 +17,14 @@ class DisallowedTokens(CustomLogitProcessor):
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
         for row, params in enumerate(custom_param_list):
-            logits[row, params["token_ids"]] = FORBIDDEN
+            token_ids = params.get("token_ids")
+            vocab_size = logits.shape[1]
+            if not isinstance(token_ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in token_ids):
+                raise InvalidRequest(
+                    f"custom_params.token_ids must be a list of token ids in [0, {vocab_size}), got {echo(token_ids)}",
+                    field="custom_params",
+                )
+            logits[row, token_ids] = FORBIDDEN
         return logits
 
 
@@ -25,7 +33,12 @@ class NoRepeatNgram(CustomLogitProcessor):
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
         for row, params in enumerate(custom_param_list):
-            size = params["ngram_size"]
+            size = params.get("ngram_size")
+            if type(size) is not int or size < 1:
+                raise InvalidRequest(
+                    f"custom_params.ngram_size must be an integer of at least 1, got {echo(size)}",
+                    field="custom_params",
+                )
             output_ids = params["__req__"].output_ids
             head = output_ids[len(output_ids) - size + 1 :]
             ends = range(size - 1, len(output_ids))

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import importlib
 import math
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tureen.errors import StartupError, echo
-from tureen.jail.pool import Jail, JailError, Tracked
+from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.jail.pool import CALL_TIMEOUT_S, Batch, Jail, JailError, Raised, Tracked, digest_of
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.runner.base import RowError, SlotState
 from tureen.types import NO_TOKEN
 
 FIELD = "custom_logit_processor"
 FAILED, REJECTED = "custom_logit_processor_failed", "custom_logit_processor_rejected"
+MAX_LEFT = 64  # sequences without a slot that are remembered
+
+
+class Fault(NamedTuple):
+    """Why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's parameters."""
+
+    error: RowError
+    may_be_one_row: bool = False
 
 
 class CustomState:
@@ -26,15 +36,28 @@ class CustomState:
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.processor = state.processor
-        prompt_ids = [token_id for token_id in state.prompt_ids if token_id != NO_TOKEN]
+        self.seed = state.seed
+        self.digest = digest_of(state.processor) if state.processor.startswith("{") else None  # of code; None = a name
+        self.prompt_ids = state.prompt_ids
+        known = [token_id for token_id in state.prompt_ids if token_id != NO_TOKEN]
         given = state.params.custom_params or {}
-        self.tracked = Tracked(number, given, prompt_ids, list(state.output_ids))
-        request = SimpleNamespace(origin_input_ids=prompt_ids, output_ids=self.tracked.output_ids)
+        self.tracked = Tracked(number, given, known, list(state.output_ids))
+        request = SimpleNamespace(origin_input_ids=known, output_ids=self.tracked.output_ids)
         self.params: dict[str, Any] = given | {"__req__": request}
 
     @property
-    def is_code(self) -> bool:
-        return self.processor.startswith("{")
+    def key(self) -> str | bytes:
+        return self.digest or self.processor
+
+    def goes_on_as(self, state: SlotState) -> bool:
+        """Whether the sequence that this is about is the one in `state`, or one that cannot be told from it."""
+        return (
+            self.processor == state.processor
+            and self.seed == state.seed
+            and self.prompt_ids == state.prompt_ids
+            and self.tracked.params == (state.params.custom_params or {})
+            and tuple(self.tracked.output_ids) == state.output_ids
+        )
 
 
 class CustomProcessors:
@@ -44,84 +67,110 @@ class CustomProcessors:
         self._registered = registered
         self._jail = jail
         self._numbers = count()
+        self._left: deque[CustomState] = deque()  # out of their slots: ended, or preempted
 
     def start(self, state: SlotState) -> CustomState:
-        """A sequence begins, or goes on after a preemption."""
+        """A sequence begins, or goes on after a preemption with the dictionary it had."""
+        for held in self._left if state.output_ids else ():
+            if held.goes_on_as(state):
+                self._left.remove(held)
+                return held
         return CustomState(state, next(self._numbers))
 
-    def drop(self, state: CustomState) -> None:
-        """A sequence has ended."""
-        if self._jail is not None and state.is_code:
-            self._jail.drop(state.tracked.number)
+    def leave(self, state: CustomState) -> None:
+        """A sequence has lost its slot: it has ended, or will go on later."""
+        self._left.append(state)
+        if len(self._left) > MAX_LEFT:
+            oldest = self._left.popleft()
+            if self._jail is not None and oldest.digest is not None:
+                self._jail.drop(oldest.tracked.number)
 
     def apply(self, logits: Tensor, peaks: Tensor, states: Sequence[CustomState | None]) -> dict[int, RowError]:
         """Change those rows of logits [rows, vocabulary] float32 that have a state; the others are not touched.
 
-        `peaks` [rows], the largest logit of each, is kept right. Rows with the same processor are one call. Returns the
-        rows that failed, which stay as they were.
+        `peaks` [rows], the largest logit of each, is kept right. Rows with the same processor are one call; where it
+        raises, each row is called again by itself, so that only those at fault fail. Returns the rows that failed,
+        which stay as they were.
         """
-        groups: dict[str, list[int]] = {}
+        groups: dict[str | bytes, list[tuple[int, CustomState]]] = {}
         for row, state in enumerate(states):
             if state is not None:
-                groups.setdefault(state.processor, []).append(row)
-        members = {name: [state for row in rows if (state := states[row]) is not None] for name, rows in groups.items()}
-        results: dict[str, Tensor | RowError] = {}
-        in_jail = [name for name in groups if name.startswith("{")]
-        if in_jail:
-            batches = [
-                (name, [logits[row] for row in groups[name]], [one.tracked for one in members[name]])
-                for name in in_jail
-            ]
-            results |= dict(zip(in_jail, self._run_in_jail(batches), strict=True))
-        for name in groups:
-            if name not in results:
-                results[name] = self._run_here(name, logits[groups[name]], members[name])
+                groups.setdefault(state.key, []).append((row, state))
         failures: dict[int, RowError] = {}
-        for name, rows in groups.items():
-            failures |= _take_over(logits, peaks, rows, results[name])
+        alone: list[list[tuple[int, CustomState]]] = []
+        results = self._run(logits, list(groups.values()))
+        for group, result in zip(groups.values(), results, strict=True):
+            if isinstance(result, Fault) and result.may_be_one_row and len(group) > 1:
+                alone += [[one] for one in group]
+            else:
+                failures |= _take_over(logits, peaks, [row for row, _ in group], result)
+        limit_s = time.monotonic() + CALL_TIMEOUT_S
+        for group in alone:
+            late = _fault(f"it did not return within {CALL_TIMEOUT_S:g} s")
+            [result] = self._run(logits, [group]) if time.monotonic() < limit_s else [late]
+            failures |= _take_over(logits, peaks, [row for row, _ in group], result)
         return failures
 
     def close(self) -> None:
         if self._jail is not None:
             self._jail.close()
 
-    def _run_in_jail(self, batches: list[tuple[str, list[Tensor], list[Tracked]]]) -> list[Tensor | RowError]:
-        if self._jail is None:
-            return [RowError(REJECTED, "the server runs no code of clients", 400, FIELD)] * len(batches)
+    def _run(self, logits: Tensor, groups: list[list[tuple[int, CustomState]]]) -> list[Tensor | Fault]:
+        """The result of each group; those in the jail run at the same time."""
+        batches = [
+            Batch(first.digest, first.processor, [logits[row] for row, _ in group], [one.tracked for _, one in group])
+            for group in groups
+            if (first := group[0][1]).digest is not None
+        ]
+        jailed = iter(self._run_in_jail(batches) if batches else ())
         return [
-            _row_error(str(result), is_rejected=result.is_rejected) if isinstance(result, JailError) else result
+            self._run_here(group[0][1].processor, logits[[row for row, _ in group]], [one for _, one in group])
+            if group[0][1].digest is None
+            else next(jailed)
+            for group in groups
+        ]
+
+    def _run_in_jail(self, batches: list[Batch]) -> list[Tensor | Fault]:
+        if self._jail is None:
+            return [Fault(RowError(REJECTED, "the server runs no code of clients", 400, FIELD))] * len(batches)
+        return [
+            _fault(str(result), is_rejected=result.is_rejected, may_be_one_row=isinstance(result, Raised))
+            if isinstance(result, JailError)
+            else result
             for result in self._jail.run(batches)
         ]
 
-    def _run_here(self, name: str, logits: Tensor, states: list[CustomState]) -> Tensor | RowError:
+    def _run_here(self, name: str, logits: Tensor, states: list[CustomState]) -> Tensor | Fault:
         processor = self._registered.get(name)
         if processor is None:
-            return RowError(REJECTED, f"there is no logit processor {echo(name)}", 400, FIELD)
+            return Fault(RowError(REJECTED, f"there is no logit processor {echo(name)}", 400, FIELD))
         try:
             result = processor(logits, [state.params for state in states])
+        except InvalidRequest as error:
+            return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
         except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
-            return _row_error(f"{type(error).__name__}: {echo(str(error))[1:-1]}")
+            return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
         if not isinstance(result, Tensor) or result.shape != logits.shape:
-            return _row_error("it did not return a tensor of the shape it was given")
+            return _fault("it did not return a tensor of the shape it was given")
         return result.to(logits)
 
 
-def _row_error(what: str, *, is_rejected: bool = False) -> RowError:
+def _fault(what: str, *, is_rejected: bool = False, may_be_one_row: bool = False) -> Fault:
     if is_rejected:
-        return RowError(REJECTED, f"{FIELD} was not accepted: {what}", 400, FIELD)
-    return RowError(FAILED, f"{FIELD} failed: {what}", 500, FIELD)
+        return Fault(RowError(REJECTED, f"{FIELD} was not accepted: {what}", 400, FIELD))
+    return Fault(RowError(FAILED, f"{FIELD} failed: {what}", 500, FIELD), may_be_one_row)
 
 
-def _take_over(logits: Tensor, peaks: Tensor, rows: list[int], result: Tensor | RowError) -> dict[int, RowError]:
-    if isinstance(result, RowError):
-        return dict.fromkeys(rows, result)
+def _take_over(logits: Tensor, peaks: Tensor, rows: list[int], result: Tensor | Fault) -> dict[int, RowError]:
+    if isinstance(result, Fault):
+        return dict.fromkeys(rows, result.error)
     failures: dict[int, RowError] = {}
     for row, changed, peak in zip(rows, result, result.amax(dim=1).tolist(), strict=True):
         if math.isfinite(peak):  # it is NaN where one is in the row
             logits[row].copy_(changed)
             peaks[row] = peak
         else:
-            failures[row] = _row_error("it left no token that can be drawn, or a logit that is NaN or +infinity")
+            failures[row] = _fault("it left no token that can be drawn, or a logit that is NaN or +infinity").error
     return failures
 
 

@@ -52,7 +52,7 @@ class Sampler:
         """A sequence takes the slot. Nothing of the one that held it before remains."""
         held = self._slots[state.slot]
         if held is not None and held.custom is not None:
-            self._custom.drop(held.custom)
+            self._custom.leave(held.custom)
         custom = self._custom.start(state) if state.processor else None
         self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
 

@@ -96,6 +96,7 @@ class App:
     def close(self) -> None:
         self.run(self.http.aclose())
         self.run(self.client.close())
+        self.state.close()
         self._runner.close()
 
     def __enter__(self) -> App:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
+from inline_compiler import InlineCompiler
 
 from tureen.config import Config
 from tureen.engine.engine import Engine
+from tureen.engine.queue import Schedule
 from tureen.errors import StartupError
 from tureen.log import Progress, no_progress
 from tureen.runner.base import Batch, Capacity, Row, SlotState, StepOutput
@@ -63,7 +65,8 @@ def make_engine(
         eos_token_ids=(EOS,),
         max_queued=config.max_queued_requests,
         token_budget=config.chunked_prefill_size,
-        priority_scheduling=config.enable_priority_scheduling,
+        schedule=Schedule(by_priority=config.enable_priority_scheduling),
+        compiler=None if config.grammar_backend == "none" else InlineCompiler(),
     )
     info = EngineInfo(
         model_path="fake",
@@ -112,12 +115,12 @@ def make_request(request_id: str, text: str = "a", *, max_new_tokens: int = 20, 
 def make_hanging_engine(config: Config | None = None, *, progress: Progress = no_progress) -> tuple[Engine, EngineInfo]:
     """Drawing byte 2 takes very long."""
     engine, info = make_engine(config, progress=progress)
-    run = engine._runner.run
+    run = engine._rows._runner.run
 
     def slow_run(batch: Batch) -> StepOutput:
         if any(row.start and row.token_ids == (2,) for row in batch.rows):
             time.sleep(1.5)
         return run(batch)
 
-    engine._runner.run = slow_run  # type: ignore[method-assign]
+    engine._rows._runner.run = slow_run  # type: ignore[method-assign]
     return engine, info

@@ -59,7 +59,7 @@ class Running:
 
     def take(self, row: Row, output: RowOutput) -> None:
         self.num_computed += len(row.token_ids)
-        self.prompt_logprobs += output.prompt_logprobs
+        self.prompt_logprobs += output.scores
         if output.error is not None:
             self.errors.append(output.error)
         elif row.sample:

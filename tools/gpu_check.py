@@ -94,8 +94,6 @@ def benchmark(shape: str, device: str) -> dict[str, object]:
             eos_token_ids=(),
             max_queued=1024,
             token_budget=config.chunked_prefill_size if device == "cpu" else 4096,
-            schedule_policy="fcfs",
-            priority_scheduling=False,
             prefix_cache=False,
         )
         rows = [_timed(engine, concurrency, 128, 128) for concurrency in (1, 16, 64)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tureen.config import Config
 from tureen.devices.threads import wait_politely
 from tureen.engine.engine import Engine
+from tureen.engine.queue import Schedule
+from tureen.grammar.base import Vocabulary
+from tureen.grammar.compiler import Compiler
 from tureen.log import Progress, no_progress
 from tureen.registry import declared
 from tureen.serving.inproc import InprocClient
@@ -69,13 +73,25 @@ def make_engine(
         runner,
         tokenizer,
         eos_token_ids=eos_token_ids,
+        compiler=_compiler(config, tokenizer, eos_token_ids, runner.capacity().vocab_size),
         max_queued=config.max_queued_requests,
         token_budget=config.chunked_prefill_size,
-        schedule_policy=config.schedule_policy,
-        priority_scheduling=config.enable_priority_scheduling,
+        schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
     return engine, _describe(config, source, runner, eos_token_ids, tokenizer, time.monotonic() - started)
+
+
+def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
+    """Raises StartupError when the backend's library is missing."""
+    if config.grammar_backend == "none":
+        return None
+    known = range(min(tokenizer.vocab_size, vocab_size))
+    unused = tokenizer.special_ids | set(eos_token_ids)
+    tokens = tuple(b"" if token_id in unused else tokenizer.token_bytes(token_id) for token_id in known)
+    vocabulary = Vocabulary(tokens, eos_token_ids, vocab_size)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return Compiler(config.grammar_backend, vocabulary, encode, timeout_s=config.grammar_compile_timeout_s)
 
 
 def _describe(

@@ -94,12 +94,13 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
-    """One flag per sampling parameter."""
+    """One flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
     for field in msgspec.structs.fields(SamplingParams):
-        if field.name in ("logit_bias", "custom_params", "stream_interval"):
+        if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
+        kind = tuple[str, ...] if field.name == "choice" else kind
         _add_flag(group, [f"--{field.name.replace('_', '-')}"], f"param_{field.name}", kind, meta.description)
 
 

@@ -114,6 +114,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         _meta("sampling", "NAME=MODULE:CLASS, a processor that requests may ask for by name. May be given repeatedly."),
     ] = ()
+    grammar_backend: Annotated[
+        Literal["llguidance", "xgrammar", "outlines", "none"],
+        _meta("sampling", "What constrains outputs to a schema, pattern or grammar."),
+    ] = "llguidance"
+    grammar_compile_timeout_s: Annotated[
+        float, _meta("sampling", "A grammar that takes longer to compile is refused.", gt=0)
+    ] = 10.0
     sampling_defaults: Annotated[
         Literal["openai", "model"],
         _meta("sampling", "Defaults of sampling parameters: the documented ones, or the model's generation_config."),

@@ -27,6 +27,13 @@ COUNTERS = {
     "cached_tokens": "Prompt tokens of ended requests that came from the prefix cache.",
     "num_aborted_requests": "Requests that were aborted.",
     "num_retracted_requests": "Preemptions.",
+    "forced_tokens": "Output tokens that the grammar left no choice about.",
+    "num_grammar": "Requests for a grammar.",
+    "num_grammar_cache_hit": "Of those, found compiled or being compiled.",
+    "num_grammar_failed": "Grammars that were refused, time-outs included.",
+    "num_grammar_timeout": "Grammars that took too long to compile.",
+    "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
+    "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": (LATENCY_BUCKETS_S, "From arrival to the first token."),
@@ -44,6 +51,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._series: dict[str, MetricWrapperBase] = {}
+        self._totals: dict[str, float] = {}
         labels = ["model_name"]
         for name, text in GAUGES.items():
             self._series[name] = Gauge(f"sglang:{name}", text, labels, registry=self._registry)
@@ -70,6 +78,11 @@ class Metrics:
         counter = self._labelled[name]
         assert isinstance(counter, Counter)
         counter.inc(amount)
+
+    def raise_to(self, name: str, total: float) -> None:
+        """Add to a counter what it lacks of a total that somebody else counts."""
+        self.add(name, max(0.0, total - self._totals.get(name, 0.0)))
+        self._totals[name] = max(total, self._totals.get(name, 0.0))
 
     def observe(self, name: str, value: float) -> None:
         histogram = self._labelled[name]

@@ -99,6 +99,7 @@ class Engine:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._wait(self._client.close())
+            self._state.close()
             self._stop_loop()
 
     def __enter__(self) -> Engine:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tureen.grammar.base import GrammarSpec
 from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]
@@ -44,6 +45,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
     hidden_states: HiddenStates = "none"
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
+    grammar: GrammarSpec | None = None  # what the whole output must match
+    grammar_field: str = ""  # what the client called it
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
@@ -67,6 +70,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    forced_tokens: int = 0  # of the output tokens, those that the grammar left no choice about: they were not drawn
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +112,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_steps: int = 0
     step_ms: float = 0.0  # the last step, schedule to commit
     is_paused: bool = False
+    num_preparing: int = 0  # requests whose grammar is being compiled
+    total_forced_tokens: int = 0
+    total_grammar_compiles: int = 0
+    total_grammar_hits: int = 0  # found compiled, or being compiled
+    total_grammar_failures: int = 0  # refused, time-outs included
+    total_grammar_timeouts: int = 0
+    total_grammar_ms: float = 0.0  # from the request for a compilation to its end
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

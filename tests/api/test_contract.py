@@ -32,6 +32,7 @@ class Case(NamedTuple):
 
 
 CHANGES = "test_the_parameter_changes_the_tokens_drawn"
+CONSTRAINS = "test_an_output_matches_its_constraint_and_ends_with_it"
 PARAMS = {
     "max_new_tokens": Case(3, -1, "test_the_finish_reason_says_what_ended_the_output"),
     "min_new_tokens": Case(2, 129, "test_nothing_ends_before_min_new_tokens"),
@@ -50,6 +51,15 @@ PARAMS = {
     "spaces_between_special_tokens": Case(False, 0, "test_spaces_between_special_tokens_are_removed_when_asked"),
     "no_stop_trim": Case(True, "x", "test_eos_is_text_when_stops_are_not_trimmed"),
     "n": Case(2, 129, "test_sample_i_has_the_seed_plus_i"),
+    "json_schema": Case({"const": 5}, {"type": "text"}, CONSTRAINS),
+    "regex": Case("ab", "(", CONSTRAINS),
+    "ebnf": Case('root ::= "a"', "root", CONSTRAINS),
+    "structural_tag": Case(
+        {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}, {}, CONSTRAINS
+    ),
+    "choice": Case(["a"], [], CONSTRAINS),
+    "dtype": Case("bool", "integer", "test_a_dtype_is_a_pattern_and_its_stops"),
+    "grammar_after": Case("", 5, "test_free_text_comes_first_until_the_marker"),
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),
@@ -138,7 +148,7 @@ TGI_PARAMETERS = {
     "top_n_tokens": Case(None, 0, "test_alternatives_of_each_token"),
     "best_of": Case(1, 0, "test_best_of_answers_the_most_probable_and_lists_the_others"),
     "adapter_id": Case(None, "x", "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
-    "grammar": Case(None, {}, "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+    "grammar": Case({"type": "regex", "value": "a"}, {}, "test_a_grammar_constrains_the_text"),
 }
 LOGPROB_FIELDS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs_mode")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -169,7 +170,15 @@ BAD_PARAMETERS = {
     "top_n_tokens": [0, 6, 2],
     "best_of": [0, 129, 2],
     "adapter_id": ["x", 5],
-    "grammar": [{"type": "regex", "value": "a"}],
+    "grammar": [
+        "a",
+        {},
+        {"type": "lark", "value": "a"},
+        {"type": "regex", "value": {}},
+        {"type": "regex", "value": "("},
+        {"type": "json", "value": {"minLenght": 1}},
+        {"type": "json", "value": "{"},
+    ],
     "max_tokens": [5],
 }
 CASES = [(name, {name: value}) for name, values in BAD.items() for value in values] + [
@@ -184,6 +193,23 @@ def test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape(app: App, path
         assert set(error) == {"error", "error_type"}
         assert error["error_type"] == "validation"
         assert name in error["error"], (fields, error)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fits"),
+    [
+        ({"type": "regex", "value": "[ab]c{3}"}, "[ab]c{3}"),
+        ({"type": "json", "value": {"enum": ["x", "yz"]}}, '"x"|"yz"'),
+        ({"type": "json", "value": '{"type": "boolean"}'}, "true|false"),
+        ({"type": "json_object", "value": {"const": 5}}, "5"),
+    ],
+)
+def test_a_grammar_constrains_the_text(app: App, grammar, fits):
+    answer = ask(app, inputs="a", parameters={"grammar": grammar, "max_new_tokens": 50, "details": True})
+    assert re.fullmatch(fits, answer["generated_text"])
+    assert len(answer["details"]["tokens"]) == answer["details"]["generated_tokens"]
+    found = stream(app, "a", grammar=grammar, max_new_tokens=50)
+    assert found[-1]["generated_text"] == answer["generated_text"]
 
 
 def test_a_stream_cannot_have_several_sequences_or_the_prompt_s_details(app: App):

@@ -28,6 +28,8 @@ class FakeServer:
     refuse_after: int | None = None  # running requests, then 503
     die_after: int | None = None  # tokens, then the connection is cut
     error_after: int | None = None  # tokens, then an error event
+    structured: tuple[str, ...] = ("{", '"a"', ": ", "1", "}")  # tokens of the answer to a request with a schema
+    forced: int | None = None  # how many of those the server says it forced
     requests: list[dict] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
@@ -51,7 +53,10 @@ class FakeServer:
 
     async def generate(self, request: Request):
         body = await request.json()
-        prompt, wanted = body["input_ids"], body["sampling_params"]["max_new_tokens"] + self.extra_tokens
+        params = body["sampling_params"]
+        prompt = body["text"] if "text" in body else body["input_ids"]
+        pieces = self._pieces("json_schema" in params, params["max_new_tokens"])
+        wanted = len(pieces)
 
         def event(count: int) -> dict:
             reason = {"type": "length", "length": wanted} if count == wanted else None
@@ -61,13 +66,16 @@ class FakeServer:
                 "cached_tokens": 3,
                 "finish_reason": reason,
             }
-            return {"text": "x" * count, "output_ids": [7] * count, "meta_info": meta}
+            if self.forced is not None:
+                meta["forced_tokens"] = min(count, self.forced)
+            return {"text": "".join(pieces[:count]), "output_ids": [7] * count, "meta_info": meta}
 
         return self._answer(body, wanted, event, done=True)
 
     async def completions(self, request: Request):
         body = await request.json()
-        wanted = body["max_tokens"] + self.extra_tokens
+        pieces = self._pieces("response_format" in body, body["max_tokens"])
+        wanted = len(pieces)
         usage = {
             "prompt_tokens": len(body["prompt"]),
             "completion_tokens": wanted,
@@ -75,17 +83,18 @@ class FakeServer:
         }
 
         def event(count: int) -> dict:
-            return {"choices": [{"text": "x", "finish_reason": None}]}
+            return {"choices": [{"text": pieces[count - 1], "finish_reason": None}]}
 
         last = {"choices": [{"text": "", "finish_reason": "length"}]}
         return self._answer(body, wanted, event, done=True, tail=[last, {"choices": [], "usage": usage}])
 
     async def llama(self, request: Request):
         body = await request.json()
-        wanted = body["n_predict"] + self.extra_tokens
+        pieces = self._pieces("json_schema" in body, body["n_predict"])
+        wanted = len(pieces)
 
         def event(count: int) -> dict:
-            return {"content": "x", "tokens": [7], "stop": False, "tokens_predicted": count}
+            return {"content": pieces[count - 1], "tokens": [7], "stop": False, "tokens_predicted": count}
 
         last = {
             "content": "",
@@ -96,6 +105,9 @@ class FakeServer:
             "timings": {"cache_n": 3},
         }
         return self._answer(body, wanted, event, done=False, tail=[last])
+
+    def _pieces(self, is_structured: bool, length: int) -> list[str]:
+        return list(self.structured) if is_structured else ["x"] * (length + self.extra_tokens)
 
     def _answer(self, body, wanted, event, *, done, tail=()):
         self.requests.append(body)

@@ -25,7 +25,6 @@ def _options(*arguments):
     ("arguments", "message"),
     [
         (["--workload", "sigle"], "unknown workload 'sigle'"),
-        (["--workload", "json"], "structured output"),
         (["--backend", "tgi"], "--backend"),
         (["--concurrency", "0"], "at least 1"),
         (["--requests", "many"], "--requests"),

@@ -15,7 +15,7 @@ VOCAB = 49152
 def test_every_job_has_exactly_the_lengths_of_its_shape(workload, quick):
     for shape in shapes(workload, quick=quick):
         load = make_load(shape, Dice(VOCAB, 1, shape.name))
-        assert {len(job.prompt_ids) for job in load.jobs} == {shape.common_len + shape.prompt_len}
+        assert {len(job.prompt) for job in load.jobs} == {shape.common_len + shape.prompt_len}
         assert {job.output_len for job in load.jobs} == {shape.output_len}
         assert len(load.jobs) == shape.requests >= shape.concurrency
 
@@ -41,7 +41,7 @@ def test_the_workloads_are_those_that_results_are_compared_by():
 
 def test_requests_share_the_common_prefix_and_nothing_more():
     (shape,) = shapes("shared-prefix", quick=False)
-    prompts = [job.prompt_ids for job in make_load(shape, Dice(VOCAB, 1)).jobs]
+    prompts = [job.prompt for job in make_load(shape, Dice(VOCAB, 1)).jobs]
     assert len({tuple(prompt[:1024]) for prompt in prompts}) == 1
     assert len({prompt[1024] for prompt in prompts}) > 1
     assert len({tuple(prompt[1024:]) for prompt in prompts}) == 32
@@ -71,7 +71,7 @@ def test_arrivals_come_at_the_rate_asked_for_with_exponential_gaps():
 
 def test_mixed_lengths_are_lognormal_around_their_medians():
     jobs = mixed_jobs(Dice(VOCAB, 3), 4000)
-    prompts, outputs = [len(job.prompt_ids) for job in jobs], [job.output_len for job in jobs]
+    prompts, outputs = [len(job.prompt) for job in jobs], [job.output_len for job in jobs]
     assert statistics.median(prompts) == pytest.approx(128, rel=0.1)
     assert statistics.median(outputs) == pytest.approx(64, rel=0.1)
     assert min(prompts) >= 8

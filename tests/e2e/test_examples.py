@@ -79,6 +79,14 @@ def test_a_custom_logit_processor_decides_every_token(open_server, tmp_path):
     assert answer["output_ids"] == [5] * 32
 
 
+def test_structured_outputs_match_their_schema_pattern_and_grammar(open_server, tmp_path):
+    lines = run("structured_outputs.py", tmp_path, {LOCAL: open_server.url}).splitlines()
+    city, country, greeting = (ast.literal_eval(line) for line in lines)
+    assert re.match(r'\{"name": "\w+", "population": -?\d+[,}]', city["text"])  # it may go on with keys of its own
+    assert country["text"] in ("France", "England")
+    assert greeting["text"] in ("Hello", "Hi", "Hey")
+
+
 def test_a_session_reuses_what_was_said(open_server, tmp_path):
     lines = run("session.py", tmp_path, {LOCAL: open_server.url}).splitlines()
     assert len(lines) == 3

@@ -3,7 +3,7 @@
 import pytest
 from world import World, make_request
 
-from tureen.engine import engine as engine_module
+from tureen.engine.rows import MAX_FAILED_STEPS
 from tureen.errors import RequestFailed
 from tureen.types import LogprobSpec
 
@@ -153,7 +153,7 @@ def test_three_steps_in_which_nothing_runs_end_the_engine():
 
 def test_an_input_that_makes_every_step_fail_does_not_end_the_engine():
     world = World(fault=lambda call, row: "raise" if 13 in row.token_ids else None)
-    for index in range(3 * engine_module.MAX_FAILED_STEPS):
+    for index in range(3 * MAX_FAILED_STEPS):
         world.add(make_request(f"bad{index}", [13, index]))
         world.step()
         assert world.answers[f"bad{index}"].finish.code == "request_failed"
@@ -164,7 +164,7 @@ def test_an_input_that_makes_every_step_fail_does_not_end_the_engine():
 
 def test_a_good_step_between_failures_keeps_the_engine_alive():
     world = World(fault=lambda call, row: "raise" if len(row.token_ids) == 5 else None)
-    for index in range(3 * engine_module.MAX_FAILED_STEPS):
+    for index in range(3 * MAX_FAILED_STEPS):
         world.add(make_request(f"bad{index}", [20 + index] * 5))
         world.step()
         world.add(make_request(f"good{index}", [1] * 4, max_new_tokens=1))

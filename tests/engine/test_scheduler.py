@@ -3,6 +3,7 @@
 import pytest
 from world import World, expected, make_request
 
+from tureen.engine.queue import Schedule
 from tureen.types import LogprobSpec
 
 COMMON = [n % 60 for n in range(1024)]
@@ -207,7 +208,7 @@ def _squeeze(**options):
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("priority_scheduling", [True, False])
 def test_preempted_sequences_answer_as_if_undisturbed(prefix_cache, priority_scheduling):
-    world = _squeeze(prefix_cache=prefix_cache, priority_scheduling=priority_scheduling)
+    world = _squeeze(prefix_cache=prefix_cache, schedule=Schedule(by_priority=priority_scheduling))
     world.drain()
     assert world.engine.stats().total_preemptions > 10
     world.check_answers()
@@ -259,7 +260,7 @@ def test_the_newest_is_preempted_and_comes_back_before_those_that_never_ran():
 
 
 def test_the_lowest_priority_is_preempted_whenever_it_came():
-    world = World(num_pages=10, page_size=4, token_budget=64, priority_scheduling=True)
+    world = World(num_pages=10, page_size=4, token_budget=64, schedule=Schedule(by_priority=True))
     for name, priority in (("low", 0), ("high", 2), ("middle", 1)):
         world.add(make_request(name, [priority] * 7, priority=priority, max_new_tokens=20, ignore_eos=True))
         world.step()
@@ -292,14 +293,14 @@ def test_waiting_requests_come_in_order_of_arrival():
 
 
 def test_higher_priority_comes_first():
-    world = World(max_rows=1, priority_scheduling=True)
+    world = World(max_rows=1, schedule=Schedule(by_priority=True))
     for name, priority in (("a", 0), ("b", 5), ("c", 5), ("d", -1)):
         world.add(make_request(name, [1], priority=priority))
     assert _order_of_ends(world) == ["b", "c", "a", "d"]
 
 
 def test_the_longest_cached_prefix_comes_first():
-    world = World(max_rows=1, page_size=4, schedule_policy="lpm", num_pages=200)
+    world = World(max_rows=1, page_size=4, schedule=Schedule("lpm"), num_pages=200)
     world.add(make_request("warm", COMMON[:40], max_new_tokens=0))
     world.drain()
     for name, length in (("none", 0), ("some", 8), ("most", 32), ("half", 16)):
@@ -308,7 +309,7 @@ def test_the_longest_cached_prefix_comes_first():
 
 
 def test_a_request_without_cached_prefix_is_not_passed_over_for_ever():
-    world = World(max_rows=1, page_size=4, schedule_policy="lpm", num_pages=200)
+    world = World(max_rows=1, page_size=4, schedule=Schedule("lpm"), num_pages=200)
     world.add(make_request("warm", COMMON[:40], max_new_tokens=0))
     world.drain()
     world.add(make_request("unlucky", [50, 51, 52], max_new_tokens=1))

@@ -6,10 +6,16 @@ from world import BooksWrong, simulate
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Node, RadixTree
+from tureen.engine import output
+from tureen.engine.constraint import Constraint
 from tureen.engine.engine import Engine
+from tureen.engine.grammars import Grammars
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
+from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
+from tureen.grammar.masks import MaskThread
+from tureen.runner.fake import FakeRunner
 
 PAGE_SIZES = (1, 2, 16)
 
@@ -196,7 +202,54 @@ def _a_pause_is_forgotten(monkeypatch):
     monkeypatch.setattr(Engine, "pause", lambda self, mode: 0)
 
 
+def _forced_tokens_are_not_scored(monkeypatch):
+    monkeypatch.setattr(ScoreQueue, "ask", lambda self, position: None)
+
+
+def _the_sampler_does_not_hear_of_forced_tokens(monkeypatch):
+    monkeypatch.setattr(FakeRunner, "_hear_of", lambda self, row: None)
+
+
+def _a_mask_is_that_of_another_slot(monkeypatch):
+    start = MaskThread.start
+
+    def mix_up(self, fills):
+        return start(self, dict(zip(fills, reversed(fills.values()), strict=True)))
+
+    monkeypatch.setattr(MaskThread, "start", mix_up)
+
+
+def _a_compilation_is_not_given_up(monkeypatch):
+    monkeypatch.setattr(Grammars, "remove", lambda self, sequence: self._waiting.pop(sequence))
+
+
+def _ignored_eos_ends_a_constrained_output(monkeypatch):
+    monkeypatch.setattr(Constraint, "fill_mask", lambda self, mask: self._grammar.fill_mask(mask))
+
+
+def _what_is_asked_of_a_complete_output_is_not_computed(monkeypatch):
+    monkeypatch.setattr(Sequence, "needs_run", property(lambda self: self.ended is None))
+
+
+def _a_stop_among_forced_tokens_is_overlooked(monkeypatch):
+    append = output._append
+
+    def overlook(sequence, token_id, context_len, *, is_drawn):
+        reason = append(sequence, token_id, context_len, is_drawn=is_drawn)
+        is_cut = reason is not None and sequence.num_output >= sequence.request.max_new_tokens
+        return reason if is_drawn or is_cut or sequence.constraint.is_done else None
+
+    monkeypatch.setattr(output, "_append", overlook)
+
+
 MISTAKES = [
+    _forced_tokens_are_not_scored,
+    _the_sampler_does_not_hear_of_forced_tokens,
+    _a_mask_is_that_of_another_slot,
+    _a_compilation_is_not_given_up,
+    _ignored_eos_ends_a_constrained_output,
+    _what_is_asked_of_a_complete_output_is_not_computed,
+    _a_stop_among_forced_tokens_is_overlooked,
     _embeddings_are_published,
     _embeddings_of_a_later_chunk_are_those_of_the_first,
     _hidden_states_are_sent_again_after_a_preemption,

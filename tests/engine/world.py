@@ -9,8 +9,11 @@ from hashlib import blake2b
 
 import msgspec
 from byte_tokenizer import make_byte_tokenizer
+from toy_grammar import BROKEN, COMPLETE, ToyCompiler, rule
 
 from tureen.engine.engine import Engine
+from tureen.engine.queue import Schedule
+from tureen.grammar.base import GrammarSpec
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.sampling.params import SamplingParams
@@ -48,24 +51,51 @@ def _expected_hidden(request: GenerateRequest, stored: list[bytes], num_output: 
     return {"none": [], "last": wanted[-1:], "all": wanted}[request.hidden_states]
 
 
+def _drawable(request: GenerateRequest, output: list[int], ends: set[int]) -> set[int]:
+    """What may come next; nothing = the output ends here."""
+    params = request.params
+    banned = ends if len(output) < params.min_new_tokens else set()
+    if request.grammar is None:
+        return set(range(VOCAB_SIZE)) - banned
+    tokens, is_accepting = found = rule(request.grammar.text, tuple(output), VOCAB_SIZE, EOS_IDS)
+    if found == COMPLETE:
+        return set()
+    if not is_accepting and len(tokens) == 1:  # forced: nobody draws it
+        return set(tokens)
+    may_end = is_accepting and not (params.ignore_eos and tokens)
+    allowed = {*tokens, *(EOS_IDS if may_end else ())} - banned
+    assert allowed or is_accepting
+    return allowed
+
+
+def _scored_prompt(request: GenerateRequest, stored: list[bytes]) -> list[tuple[float | None, int]]:
+    prompt, spec = request.token_ids, request.logprobs
+    if not spec or not 0 <= spec.prompt_start < len(prompt):
+        return []
+    places = range(spec.prompt_start, len(prompt) - 1)
+    after = [(_logprob(_hash(*stored[: at + 1]), prompt[at + 1]), prompt[at + 1]) for at in places]
+    return [(None, prompt[spec.prompt_start]), *after]
+
+
 def expected(request: GenerateRequest, context_len: int):
     """(output ids, finish, output logprobs, prompt logprobs, what is stored) of a request running alone."""
     stored: list[bytes] = []
     for at, token in enumerate(request.token_ids):
         stored.append(_hash(stored[-1] if stored else b"", token, request.embeds[4 * at : 4 * at + 4]))
-    prompt, spec, params = request.token_ids, request.logprobs, request.params
-    scored = []
-    if spec and 0 <= spec.prompt_start < len(prompt):
-        scored = [(None, prompt[spec.prompt_start])]
-        for at in range(spec.prompt_start, len(prompt) - 1):
-            scored.append((_logprob(_hash(*stored[: at + 1]), prompt[at + 1]), prompt[at + 1]))
-    ends = {*params.stop_token_ids, *(() if params.ignore_eos else EOS_IDS)}
+    prompt, params = request.token_ids, request.params
+    scored = _scored_prompt(request, stored)
+    grammar = request.grammar
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos and grammar is None else EOS_IDS)}
     output, logprobs = [], []
     while len(output) < request.max_new_tokens:
         history = _hash(*stored)
         seed = 0 if params.temperature == 0 else request.seed
         token = _int(_hash(history, seed, *output[-4:], len(output))) % VOCAB_SIZE
-        while len(output) < params.min_new_tokens and token in ends:
+        allowed = _drawable(request, output, ends)
+        if not allowed:
+            complete = FinishReason(type="stop", matched=output[-1] if output else None)
+            return output, complete, logprobs, scored, stored
+        while token not in allowed:
             token = (token + 1) % VOCAB_SIZE
         output.append(token)
         logprobs.append((_logprob(history, token), token))
@@ -75,6 +105,8 @@ def expected(request: GenerateRequest, context_len: int):
                 return output, FinishReason(type="stop", matched=token), logprobs, scored, stored
             if chr(token) in params.stop:
                 return output, FinishReason(type="stop", matched=chr(token)), logprobs, scored, stored
+        if grammar is not None and rule(grammar.text, tuple(output), VOCAB_SIZE, EOS_IDS) == COMPLETE:
+            return output, FinishReason(type="stop", matched=token), logprobs, scored, stored
         if len(prompt) + len(output) >= context_len:
             break
     return output, FinishReason(type="length", length=len(output)), logprobs, scored, stored
@@ -160,8 +192,11 @@ class World:
         **options,
     ) -> None:
         capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
+        self.compiler = ToyCompiler(VOCAB_SIZE, EOS_IDS)
         self.runner = CheckedRunner(capacity, fault=fault, choose=choose)
-        self.engine = Engine(self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, **options)
+        self.engine = Engine(
+            self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, compiler=self.compiler, **options
+        )
         self.runner.engine, self.runner.token_budget = self.engine, token_budget
         self.context_len = min(context_len, num_pages * page_size)
         self.answers: dict[str, Answer] = {}
@@ -177,6 +212,8 @@ class World:
     def step(self) -> list[OutputDelta]:
         self.num_steps += 1
         before = self.runner.num_calls
+        if self.engine.is_preparing:
+            self.engine.prepare()
         schedulable = any(answer.finish is None for answer in self.answers.values()) and self._has_sequences()
         if self.engine.stats().is_paused:
             schedulable = False
@@ -191,7 +228,7 @@ class World:
 
     def drain(self, max_steps: int = 20_000) -> None:
         for _ in range(max_steps):
-            if not self.engine.has_work:
+            if not self.engine.has_work and not self.engine.is_preparing:
                 self.check_idle()
                 return
             self.step()
@@ -211,7 +248,7 @@ class World:
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
-        in_engine = [sequence.request.id for sequence in (*waiting, *running)]
+        in_engine = [sequence.request.id for sequence in (*waiting, *running, *self.engine.grammars._waiting)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
         assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))
         for sequence in waiting:
@@ -222,7 +259,8 @@ class World:
     def _check_running(self, sequence) -> None:
         table, size = sequence.table, self.engine.cache.page_size
         assert len(table.nodes) * size <= sequence.num_computed <= len(table.pages) * size
-        assert sequence.num_computed < sequence.num_tokens
+        assert sequence.num_computed < sequence.num_needed
+        assert sequence.needs_run
         assert len(set(table.pages)) == len(table.pages)
         assert not (sequence.request.embeds and table.nodes), "embeddings in the prefix cache"
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
@@ -235,6 +273,7 @@ class World:
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
         assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
+        assert (len(engine.grammars), self.compiler.pending) == (0, [])
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()
@@ -243,6 +282,10 @@ class World:
     def check_answer(self, request_id: str, *, may_fail: bool = False) -> None:
         """The answer is that of the request alone; an aborted or failed one is its beginning."""
         request, answer = self.requests[request_id], self.answers[request_id]
+        if request.grammar is not None and request.grammar.text == BROKEN:
+            assert answer.token_ids == []
+            assert (answer.finish.type, answer.finish.code) in (("error", "invalid_regex"), ("abort", None))
+            return
         output, finish, logprobs, scored, stored = expected(request, self.context_len)
         if answer.finish.type == "abort" or (may_fail and answer.finish.type == "error"):
             assert answer.token_ids == output[: len(answer.token_ids)]
@@ -312,6 +355,9 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
                 embeds=rng.randbytes(4 * len(prompt)),
                 logprobs=base.logprobs and LogprobSpec(),
             )
+        if rng.random() < 0.4:
+            text = BROKEN if rng.random() < 0.1 else f"g{rng.randrange(10**6)} {rng.choice([0, 1, 3, 12, 40])}"
+            base = msgspec.structs.replace(base, grammar=GrammarSpec("regex", text), grammar_field="regex")
         for sample in range(rng.choice([1, 1, 2, 4])):
             requests.append(msgspec.structs.replace(base, id=f"{base.id}.{sample}", seed=base.seed + sample))
     return requests[:count]
@@ -348,14 +394,13 @@ def simulate(
         max_rows=rng.choice([1, 3, 8, 8]),
         context_len=rng.choice([4096, tokens - 3]),
         token_budget=rng.choice([1, 3, 7, 16, 64, 200]),
-        schedule_policy=rng.choice(["fcfs", "lpm"]),
-        priority_scheduling=rng.random() < 0.5,
+        schedule=Schedule(rng.choice(["fcfs", "lpm"]), rng.random() < 0.5),
         prefix_cache=rng.random() < 0.85,
         fault=_random_faults(seed, fault_rate),
     )
     todo = random_requests(rng, world.context_len, num_requests)
     burst = rng.choice([0.05, 0.3, 0.9, 1.0])
-    while todo or world.engine.has_work:
+    while todo or world.engine.has_work or world.engine.is_preparing:
         while todo and (rng.random() < burst or not world.engine.has_work):
             world.add(todo.pop())
         if rng.random() < abort_rate:

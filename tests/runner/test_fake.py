@@ -65,8 +65,8 @@ def test_logprobs_are_finite_and_as_asked():
     spec = LogprobSpec(prompt_start=0, top=3, token_ids=(5, 6))
     row = _row(score_from=1, score_targets=(3, 9))
     output = _one(FakeRunner(CAPACITY), row, _state(logprobs=spec))
-    assert [position.token[1] for position in output.prompt_logprobs] == [3, 9]
-    for position in (*output.prompt_logprobs, output.logprobs):
+    assert [position.token[1] for position in output.scores] == [3, 9]
+    for position in (*output.scores, output.logprobs):
         values = [position.token, *position.top, *position.token_ids]
         assert all(math.isfinite(value) and value < 0 for value, _ in values)
         assert list(position.top) == sorted(position.top, reverse=True)

@@ -10,8 +10,13 @@ import torch
 from sampling_reference import make_logits, make_state
 
 import tureen
+from tureen.api.constraint_fields import constrained
+from tureen.config import Config
+from tureen.errors import InvalidRequest
+from tureen.grammar.base import GrammarSpec
 from tureen.sampling.params import SamplingParams
 from tureen.sampling.sampler import Sampler
+from tureen.types import GenerateRequest
 
 VOCAB = 200
 
@@ -40,8 +45,20 @@ ACTED_ON_IN = {
     "no_stop_trim": ("engine", "text"),
     "n": ("api",),
     "custom_params": ("sampling",),
+    "dtype": ("api",),
+    "grammar_after": ("api",),
     "sampling_seed": ("api",),
     "stream_interval": ("api",),
+}
+
+
+# parameter: a value, and the grammar that the engine gets for it
+BECOMES_GRAMMAR = {
+    "json_schema": ({"type": "null"}, GrammarSpec("json_schema", '{"type":"null"}')),
+    "regex": ("a+", GrammarSpec("regex", "a+")),
+    "ebnf": ('root ::= "a"', GrammarSpec("ebnf", 'root ::= "a"')),
+    "structural_tag": ('{"type": "structural_tag"}', GrammarSpec("structural_tag", '{"type": "structural_tag"}')),
+    "choice": (("é", "b"), GrammarSpec("choice", '["é","b"]')),
 }
 
 
@@ -59,7 +76,36 @@ def _drawn(**params):
 
 def test_every_parameter_has_an_effect_that_is_tested():
     names = [field.name for field in msgspec.structs.fields(SamplingParams)]
-    assert sorted([*CHANGES_TOKENS, *ACTED_ON_IN]) == sorted(names)
+    assert sorted([*CHANGES_TOKENS, *ACTED_ON_IN, *BECOMES_GRAMMAR]) == sorted(names)
+
+
+@pytest.mark.parametrize("name", BECOMES_GRAMMAR)
+def test_the_parameter_constrains_the_output(name):
+    value, spec = BECOMES_GRAMMAR[name]
+    request = GenerateRequest(id="r", token_ids=(1,), params=SamplingParams(), max_new_tokens=1, seed=0)
+    params = SamplingParams(**{name: value}, grammar_after="</think>")
+    made, _ = constrained(request, params, lambda field: f"p.{field}", Config())
+    assert made.grammar == msgspec.structs.replace(spec, after="</think>")
+    assert made.grammar_field == f"p.{name}"
+    with pytest.raises(InvalidRequest, match="--grammar-backend none"):
+        constrained(request, params, str, Config(grammar_backend="none"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fits", "stops"),
+    [
+        ("int", ["0", "-12", "+7 \n"], (" ", "\n")),
+        ("float", ["1.5", ".5", "-3"], (" ", "\n")),
+        ("bool", ["True", "False"], ()),
+        ("str", ['"a b 1"', '""'], ()),
+    ],
+)
+def test_a_dtype_is_a_pattern_and_its_stops(dtype, fits, stops):
+    request = GenerateRequest(id="r", token_ids=(1,), params=SamplingParams(), max_new_tokens=1, seed=0)
+    made, params = constrained(request, SamplingParams(dtype=dtype, stop=("x",)), str, Config())
+    assert all(re.fullmatch(made.grammar.text, text) for text in fits)
+    assert not re.fullmatch(made.grammar.text, "x")
+    assert params.stop == ("x", *stops)
 
 
 @pytest.mark.parametrize("name", CHANGES_TOKENS)

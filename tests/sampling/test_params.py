@@ -1,3 +1,4 @@
+import itertools
 import math
 import time
 from typing import get_args
@@ -46,6 +47,16 @@ BOUNDS = {
     "spaces_between_special_tokens": ([True, False], [1, 0, "true", None]),
     "no_stop_trim": ([True, False], [1, 0, "true", None]),
     "n": ([1, 128], [0, 129, -1, 1.0, True, 10**400]),
+    "json_schema": (
+        [None, "{}", {}, {"type": "object"}, "x" * (256 << 10), {"enum": ["y" * ((256 << 10) - len('{"enum":[""]}'))]}],
+        ["", "x" * ((256 << 10) + 1), "é" * (200 << 10), {"enum": ["y" * (256 << 10)]}, [], True, 1],
+    ),
+    "regex": ([None, "a+", "x" * (256 << 10)], ["", "x" * ((256 << 10) + 1), ["a"], {}, 1]),
+    "ebnf": ([None, 'root ::= "a"'], ["", "x" * ((256 << 10) + 1), ["a"], {}, 1]),
+    "structural_tag": ([None, "{}", {"type": "structural_tag"}], ["", "x" * ((256 << 10) + 1), [], True, 1]),
+    "choice": ([None, ["a"], ["a", "b"]], [[], "a", [1], [None], {}, ["x" * (256 << 10)]]),
+    "dtype": ([None, "int", "float", "bool", "str"], ["", "integer", 1, ["int"]]),
+    "grammar_after": ([""], ["</think>", "x" * 257, None, 1, ["x"]]),
     "logit_bias": (
         [{}, {0: 100}, {VOCAB - 1: -100.0}, {i % VOCAB: 0.5 for i in range(VOCAB)}],
         [
@@ -92,6 +103,22 @@ def test_values_outside_the_bounds_are_refused_by_name(name, value):
     if isinstance(caught.value, InvalidRequest):
         assert caught.value.field == name
         assert len(caught.value.message) < 250
+
+
+def test_a_marker_goes_with_a_constraint():
+    assert _parse(regex="a", grammar_after="x" * 256).grammar_after == "x" * 256
+    with pytest.raises(msgspec.ValidationError, match="grammar_after"):
+        _parse(regex="a", grammar_after="x" * 257)
+
+
+CONSTRAINTS = {"json_schema": {}, "regex": "a", "ebnf": "a", "structural_tag": {}, "choice": ["a"], "dtype": "int"}
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.combinations(CONSTRAINTS, 2))
+def test_two_constraints_are_refused_by_name(one, other):
+    with pytest.raises(InvalidRequest, match=f"{other} cannot go with {one}") as caught:
+        _parse(**{name: CONSTRAINTS[name] for name in (one, other)})
+    assert caught.value.field == other
 
 
 def test_the_path_of_a_message_is_the_callers():

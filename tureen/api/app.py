@@ -47,6 +47,7 @@ def build_app(client: EngineClient, tokenizer: Tokenizer, config: Config) -> Sta
         reporter = asyncio.create_task(report_forever(state))
         yield
         reporter.cancel()
+        await asyncio.to_thread(state.close)
 
     app = Starlette(
         routes=[route for dialect in DIALECTS for route in dialect(state)],

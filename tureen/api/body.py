@@ -16,7 +16,6 @@ T = TypeVar("T")
 
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 TEXT_LISTS = ("stop", "stop_regex")
-NOT_YET_PARAMS = ("regex", "json_schema", "ebnf", "structural_tag", "dtype")
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
@@ -95,8 +94,7 @@ def _as_invalid_request(message: str, given: Any, path: Callable[[str], str]) ->
 def read_params(given: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
     """Sampling parameters as a client sent them, by the names of SamplingParams. Raises InvalidRequest for an unknown
     name; values are not looked at."""
-    refuse_unknown(given, (*PARAM_FIELDS, *ALIASES, *NOT_YET_PARAMS), where)
-    refuse_not_yet(given, NOT_YET_PARAMS, where)
+    refuse_unknown(given, (*PARAM_FIELDS, *ALIASES), where)
     fields: dict[str, Any] = {}
     for name, value in given.items():
         target = ALIASES.get(name, name)
@@ -104,7 +102,7 @@ def read_params(given: Mapping[str, Any], where: str = "sampling_params") -> dic
             raise InvalidRequest(
                 f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}"
             )
-        if name in NOT_YET_PARAMS or (value is None and name != "max_new_tokens"):
+        if value is None and name != "max_new_tokens":
             continue  # null is the default; for max_new_tokens it means up to the context end
         fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
     return fields

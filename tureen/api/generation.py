@@ -12,11 +12,33 @@ import msgspec
 
 from tureen.api.planning import Plan
 from tureen.api.state import ServerState
-from tureen.errors import TureenError, Unavailable
+from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 
 log = get_logger("api")
+
+
+async def check_grammar(output: Output, state: ServerState) -> None:
+    """A second opinion on an output that is complete by its grammar. Raises RequestFailed when they differ."""
+    spec, finish, token_ids = output.request.grammar, output.finish, output.token_ids
+    if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
+        return  # what a stop string cut need not match
+    ends = state.context.info.eos_token_ids
+    if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
+        return
+    kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
+    text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
+    complaint = await asyncio.to_thread(state.checker.check, spec, text)
+    if complaint is not None:
+        state.metrics.add("num_grammar_mismatch")
+        log.error("request %s: its output does not match its %s", output.rid, spec.kind)
+        field = output.request.grammar_field
+        raise RequestFailed(
+            f"{field}: the output does not match after all: {complaint}; this is a fault of the server",
+            field=field,
+            code="grammar_mismatch",
+        )
 
 
 class Output:
@@ -129,6 +151,8 @@ class Run:
             async with contextlib.aclosing(stream):
                 async for delta in stream:
                     output.add(delta)
+                    if output.finish is not None:
+                        await check_grammar(output, self._state)
                     if self._log_metrics and delta.token_ids:
                         last_s = self._observe(output, len(delta.token_ids), last_s)
                     if output.finish is not None:

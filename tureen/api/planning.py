@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from tureen.api.body import convert
+from tureen.api.constraint_fields import constrained
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import SamplingParams, check_params
@@ -109,7 +110,7 @@ def cache_namespace(owner: str, salt: str = "") -> str:
 
 def samples(template: GenerateRequest, sampling: Sampling, prompt_name: str, context: Context) -> list[GenerateRequest]:
     """The n requests of one prompt. The template's id, params, max_new_tokens and seed are filled in here."""
-    params = sampling.params
+    template, params = constrained(template, sampling.params, sampling.names.path, context.config)
     max_new_tokens = _max_new_tokens(sampling, prompt_name, len(template.token_ids), context)
     base = secrets.randbits(63) if params.sampling_seed is None else params.sampling_seed
     return [

@@ -210,6 +210,8 @@ def render(output: Output, plan: GeneratePlan, context: Context, *, only_new: bo
         "sampling_seed": output.request.seed,
         "weight_version": context.config.weight_version,
     }
+    if output.request.grammar is not None:
+        meta["forced_tokens"] = output.usage.forced_tokens
     if plan.effective:
         meta["effective"] = plan.effective[output.index]
     if output.request.logprobs is not None:

@@ -12,6 +12,7 @@ from tureen.api.keys import load_keys
 from tureen.api.sessions import Sessions
 from tureen.config import Config
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo
+from tureen.grammar.check import Checker
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
 from tureen.serving.client import EngineClient
@@ -66,8 +67,21 @@ class ServerState:
         self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
         self.keys = load_keys(context.config)
         self.is_draining = False
+        self._checker: Checker | None = None
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._num_requests = 0
+
+    @property
+    def checker(self) -> Checker:
+        """Judges constrained outputs; its process starts when it is first needed."""
+        if self._checker is None:
+            self._checker = Checker()
+        return self._checker
+
+    def close(self) -> None:
+        """End what belongs to the server and not to its engine."""
+        if self._checker is not None:
+            self._checker.close()
 
     @property
     def num_running(self) -> int:

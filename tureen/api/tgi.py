@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,11 +30,18 @@ DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
 ABORTED = "aborted"
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
-NAMES = Names("parameters", {"sampling_seed": "seed"})
+NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
 """A stop string stays in the text, as the tokens that make it do."""
 
 _json = msgspec.json.Encoder()
+
+
+class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match."""
+
+    type: Literal["json", "json_object", "regex"]
+    value: str | dict[str, Any]
 
 
 class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +90,10 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="So many are generated, the most probable is answered."),
     ] = None
     adapter_id: Annotated[str | None, Meta(description="Not available: adapters cannot be named yet.")] = None
-    grammar: Annotated[Any, Meta(description="Not available yet.")] = None
+    grammar: Annotated[
+        TgiGrammar | None,
+        Meta(description='The output matches it: {"type": "json", "value": schema} or {"type": "regex", "value": …}.'),
+    ] = None
 
 
 class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +183,7 @@ def parse(given: dict[str, Any]) -> TgiBody:
         "typical_p": (asked.typical_p is not None, "is not available; leave it out"),
         "watermark": (asked.watermark, "is not available; leave it out"),
         "adapter_id": (asked.adapter_id is not None, "names an adapter, and there is none; leave it out"),
-        "grammar": (asked.grammar is not None, "is not available in this version of tureen; leave it out"),
+        "grammar": (_is_no_pattern(asked.grammar), "of type regex needs a string as its value"),
         "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
         "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
     }
@@ -189,6 +199,10 @@ def parse(given: dict[str, Any]) -> TgiBody:
     return body
 
 
+def _is_no_pattern(grammar: TgiGrammar | None) -> bool:
+    return grammar is not None and grammar.type == "regex" and not isinstance(grammar.value, str)
+
+
 def _samples(parameters: TgiParameters) -> bool:
     return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
 
@@ -201,6 +215,8 @@ async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: s
         fields["max_new_tokens"] = asked.max_new_tokens
     if asked.seed is not None:
         fields["sampling_seed"] = asked.seed
+    if asked.grammar is not None:
+        fields["regex" if asked.grammar.type == "regex" else "json_schema"] = asked.grammar.value
     count = asked.best_of or 1
     defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
     if not _samples(asked):
@@ -338,7 +354,7 @@ def _finish_reason(finish: FinishReason | None) -> str | None:
 
 
 async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:
-    """One event a token; the last has the whole text and what ended it."""
+    """One event a token; the last has the whole text and what ended it. An output without tokens is one event too."""
     front = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
@@ -355,6 +371,9 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
                 if body.parameters.top_n_tokens:
                     one["top_tokens"] = _alternatives(output, index, context)
                 yield event(_json.encode(one))
+    if not texts.pieces:
+        details = _summary(output) | {"input_length": output.usage.prompt_tokens}
+        yield event(_json.encode({"index": 0, "token": None, "generated_text": front, "details": details}))
 
 
 async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

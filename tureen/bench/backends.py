@@ -14,9 +14,11 @@ class Event(msgspec.Struct, frozen=True):
     """What one stream event says. Counts are for the whole answer so far; None = this event does not tell."""
 
     has_tokens: bool
+    text: str = ""
     output_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    forced_tokens: int | None = None
     error: str | None = None
 
 
@@ -24,9 +26,10 @@ class Backend(Protocol):
     """One kind of server."""
 
     path: str
+    text_is_whole: bool  # an event's text is the answer so far; else what is new
 
     def body(self, job: Job) -> bytes:
-        """The request: greedy, streamed, EOS ignored, exactly `job.output_len` tokens."""
+        """The request: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the job's schema."""
 
     def read(self, data: bytes) -> Event:
         """One event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
@@ -39,10 +42,12 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    forced_tokens: int | None = None
     finish_reason: dict[str, Any] | None = None
 
 
 class _GenerateEvent(msgspec.Struct):
+    text: str = ""
     meta_info: _Meta | None = None
     error: Any = None
 
@@ -51,14 +56,16 @@ class Generate:
     """`/generate` of tureen and SGLang."""
 
     path = "/generate"
+    text_is_whole = True
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_GenerateEvent)
-        self._output_tokens = 0
 
     def body(self, job: Job) -> bytes:
-        params = {"temperature": 0.0, "max_new_tokens": job.output_len, "ignore_eos": True}
-        return msgspec.json.encode({"input_ids": job.prompt_ids, "sampling_params": params, "stream": True})
+        field = "text" if isinstance(job.prompt, str) else "input_ids"
+        ending = {"ignore_eos": True} if job.schema is None else {"json_schema": job.schema}
+        params = {"temperature": 0.0, "max_new_tokens": job.output_len} | ending
+        return msgspec.json.encode({field: job.prompt, "sampling_params": params, "stream": True})
 
     def read(self, data: bytes) -> Event:
         event = self._decoder.decode(data)
@@ -68,7 +75,14 @@ class Generate:
         reason = meta.finish_reason
         if reason is not None and reason.get("type") not in ("length", "stop"):
             return Event(False, error=_message(reason))
-        return Event(bool(meta.completion_tokens), meta.completion_tokens, meta.prompt_tokens, meta.cached_tokens)
+        return Event(
+            has_tokens=bool(meta.completion_tokens),
+            text=event.text,
+            output_tokens=meta.completion_tokens,
+            prompt_tokens=meta.prompt_tokens,
+            cached_tokens=meta.cached_tokens,
+            forced_tokens=meta.forced_tokens,
+        )
 
     async def prepare(self, connection: Connection) -> int | None:
         for path in ("/model_info", "/get_model_info"):
@@ -103,23 +117,26 @@ class Completions:
     """`/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
 
     path = "/v1/completions"
+    text_is_whole = False
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_CompletionsEvent)
         self._model = "default"
 
     def body(self, job: Job) -> bytes:
-        return msgspec.json.encode(
-            {
-                "model": self._model,
-                "prompt": job.prompt_ids,
-                "max_tokens": job.output_len,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        ending: dict[str, Any] = {"ignore_eos": True}
+        if job.schema is not None:
+            schema = {"name": "answer", "schema": msgspec.Raw(job.schema.encode()), "strict": True}
+            ending = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        fields = {
+            "model": self._model,
+            "prompt": job.prompt,
+            "max_tokens": job.output_len,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return msgspec.json.encode(fields | ending)
 
     def read(self, data: bytes) -> Event:
         event = self._decoder.decode(data)
@@ -127,11 +144,12 @@ class Completions:
             return Event(False, error=_message(event.error))
         # A chunk that only ends the choice has no tokens; one with empty text and no end holds part of a character.
         has_tokens = any(choice.text or choice.finish_reason is None for choice in event.choices)
+        text = "".join(choice.text for choice in event.choices)
         usage = event.usage
         if usage is None:
-            return Event(has_tokens)
+            return Event(has_tokens, text)
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-        return Event(has_tokens, usage.completion_tokens, usage.prompt_tokens, cached)
+        return Event(has_tokens, text, usage.completion_tokens, usage.prompt_tokens, cached)
 
     async def prepare(self, connection: Connection) -> int | None:
         entry = await _first_model(connection)
@@ -157,23 +175,25 @@ class LlamaCpp:
     """llama.cpp's own `/completion`."""
 
     path = "/completion"
+    text_is_whole = False
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_LlamaEvent)
 
     def body(self, job: Job) -> bytes:
-        return msgspec.json.encode(
-            {
-                "prompt": job.prompt_ids,
-                "n_predict": job.output_len,
-                "temperature": 0.0,
-                "top_k": 1,  # the shortest way through its samplers, same token
-                "ignore_eos": True,
-                "stream": True,
-                "cache_prompt": True,
-                "return_tokens": True,
-            }
-        )
+        ending: dict[str, Any] = {"ignore_eos": True}
+        if job.schema is not None:
+            ending = {"json_schema": msgspec.Raw(job.schema.encode())}
+        fields = {
+            "prompt": job.prompt,
+            "n_predict": job.output_len,
+            "temperature": 0.0,
+            "top_k": 1,  # the shortest way through its samplers, same token
+            "stream": True,
+            "cache_prompt": True,
+            "return_tokens": True,
+        }
+        return msgspec.json.encode(fields | ending)
 
     def read(self, data: bytes) -> Event:
         event = self._decoder.decode(data)
@@ -181,9 +201,9 @@ class LlamaCpp:
             return Event(False, error=_message(event.error))
         has_tokens = bool(event.tokens or event.content)
         if not event.stop:
-            return Event(has_tokens)
+            return Event(has_tokens, event.content)
         cached = event.timings.cache_n if event.timings else None
-        return Event(has_tokens, event.tokens_predicted, event.tokens_evaluated, cached)
+        return Event(has_tokens, event.content, event.tokens_predicted, event.tokens_evaluated, cached)
 
     async def prepare(self, connection: Connection) -> int | None:
         return _vocab_in_model_list(await _first_model(connection))

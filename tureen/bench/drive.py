@@ -27,6 +27,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None = None  # by the server's own count
+    forced_tokens: int | None = None  # likewise: output tokens that were appended without being decoded
+    text: str = ""
     refused: bool = False
 
 
@@ -111,7 +113,8 @@ async def ask(connection: Connection, backend: Backend, job: Job, *, may_refuse:
 
 async def _stream(connection: Connection, backend: Backend, body: bytes, started: float) -> Answer:
     times: list[float] = []
-    output_tokens = prompt_tokens = cached_tokens = None
+    text = ""
+    output_tokens = prompt_tokens = cached_tokens = forced_tokens = None
     async for data in connection.events(backend.path, body):
         now = time.perf_counter()
         if data == b"[DONE]":
@@ -124,6 +127,8 @@ async def _stream(connection: Connection, backend: Backend, body: bytes, started
         output_tokens = event.output_tokens if event.output_tokens is not None else output_tokens
         prompt_tokens = event.prompt_tokens if event.prompt_tokens is not None else prompt_tokens
         cached_tokens = event.cached_tokens if event.cached_tokens is not None else cached_tokens
+        forced_tokens = event.forced_tokens if event.forced_tokens is not None else forced_tokens
+        text = event.text if backend.text_is_whole else text + event.text
     return Answer(
         started_s=started,
         token_times_s=times,
@@ -131,14 +136,18 @@ async def _stream(connection: Connection, backend: Backend, body: bytes, started
         prompt_tokens=-1 if prompt_tokens is None else prompt_tokens,
         output_tokens=-1 if output_tokens is None else output_tokens,
         cached_tokens=cached_tokens,
+        forced_tokens=forced_tokens,
+        text=text,
     )
 
 
 def _checked(answer: Answer, job: Job, url: str) -> Answer:
     """A server that computes another number of tokens is not doing the same work: no figure of it may be shown."""
+    prompt_tokens = len(job.prompt) if isinstance(job.prompt, list) else max(1, answer.prompt_tokens)
+    output_tokens = job.output_len if job.schema is None else max(1, min(answer.output_tokens, job.output_len))
     for what, got, asked in (
-        ("prompt", answer.prompt_tokens, len(job.prompt_ids)),
-        ("output", answer.output_tokens, job.output_len),
+        ("prompt", answer.prompt_tokens, prompt_tokens),
+        ("output", answer.output_tokens, output_tokens),
     ):
         if got != asked:
             said = "did not say how many" if got < 0 else f"counted {got}"

@@ -53,7 +53,7 @@ def run_offline(
         results = []
         for shape in shapes("throughput", quick=quick, requests=requests)[: 1 if requests else None]:
             load = make_load(shape, Dice(vocab_size, seed, shape.name))
-            prompts = [job.prompt_ids for job in load.jobs]
+            prompts = [job.prompt for job in load.jobs if isinstance(job.prompt, list)]
             dram, cpu = memory_read_gb_s(), time.process_time()
             seconds, cached = _timed(engine, shape.name, prompts, shape.output_len)
             outputs, inputs = len(prompts) * shape.output_len, sum(map(len, prompts))

@@ -61,6 +61,8 @@ class Result(msgspec.Struct, kw_only=True):
     itl_ms: Spread | None  # between events that carried tokens
     e2e_ms: Spread | None
     goodput_request_s: float | None = None  # requests a second that kept the goals
+    forced_tokens: int | None = None  # output tokens that were not decoded, by the server's count
+    valid: float | None = None  # share of the answers that match their schema; None: nothing was asked of them
     server_cpu_s: float | None = None
     client_cpu_s: float | None = None
     memory_mib: Memory | None = None
@@ -117,6 +119,7 @@ def summarise(
     outputs, prompts = sum(a.output_tokens for a in done), sum(a.prompt_tokens for a in done)
     cached = [a.cached_tokens for a in done if a.cached_tokens is not None]
     latencies = [a.ended_s - a.started_s for a in done]
+    forced = [a.forced_tokens for a in done if a.forced_tokens is not None]
     gaps = [gap for a in done for gap in itl(a)]
     busy = statistics.median(latencies) * len(done) if concurrency == 1 and done else seconds
     return Result(
@@ -139,6 +142,7 @@ def summarise(
         itl_ms=spread(gaps) if gaps else None,
         e2e_ms=spread(latencies) if latencies else None,
         goodput_request_s=round(sum(keeps(a, goals) for a in answers) / seconds, 4) if goals else None,
+        forced_tokens=sum(forced) if forced else None,
     )
 
 
@@ -163,17 +167,17 @@ def _line(result: Result) -> tuple[str, ...]:
         result.workload,
         result.target,
         f"{result.requests}" + (f"-{result.refused}" if result.refused else ""),
-        _number(result.seconds),
-        _number(result.output_tok_s),
-        _number(result.total_tok_s),
-        *map(_number, times),
-        _number(result.e2e_ms.p50 if result.e2e_ms else None),
+        in_short(result.seconds),
+        in_short(result.output_tok_s),
+        in_short(result.total_tok_s),
+        *map(in_short, times),
+        in_short(result.e2e_ms.p50 if result.e2e_ms else None),
         "–" if result.cached_tokens is None else str(result.cached_tokens),
-        _number(result.server_cpu_s),
-        _number(result.client_cpu_s),
-        _number(result.memory_mib.resident if result.memory_mib else None),
-        _number(result.goodput_request_s),
-        _number(result.dram_read_gb_s),
+        in_short(result.server_cpu_s),
+        in_short(result.client_cpu_s),
+        in_short(result.memory_mib.resident if result.memory_mib else None),
+        in_short(result.goodput_request_s),
+        in_short(result.dram_read_gb_s),
     )
 
 
@@ -182,16 +186,20 @@ def cold_starts(found: Mapping[str, ColdStart]) -> str:
     lines: list[tuple[str, ...]] = [("cold start", "", "ready s", "first token s", "MiB at rest", "of that private")]
     for target, cold in found.items():
         rest = cold.memory_at_rest
-        sizes = (_number(rest.resident), _number(rest.private)) if rest else ("–", "–")
-        lines.append((target, "", _number(cold.ready_s), _number(cold.first_token_s), *sizes))
+        sizes = (in_short(rest.resident), in_short(rest.private)) if rest else ("–", "–")
+        lines.append((target, "", in_short(cold.ready_s), in_short(cold.first_token_s), *sizes))
     return lay_out(lines)
 
 
 def ratios(results: Sequence[Result], targets: Sequence[str]) -> str:
-    """Every target's speed over each other target's: the median over the rounds, each round compared within itself."""
+    """Every target's speed over each other target's: the median over the rounds, each round compared within itself.
+
+    Speed is tokens a second, but requests a second where each server decides how long its answers are.
+    """
     speeds: dict[tuple[str, str], dict[int, float]] = {}
     for result in results:
-        speeds.setdefault((result.workload, result.target), {})[result.round] = result.total_tok_s
+        speed = result.total_tok_s if result.valid is None else result.request_s
+        speeds.setdefault((result.workload, result.target), {})[result.round] = speed
     lines: list[tuple[str, ...]] = [("workload", *(f"{first}/{second}" for first, second in _pairs(targets)))]
     for workload in dict.fromkeys(result.workload for result in results):
         cells = []
@@ -219,7 +227,7 @@ def lay_out(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _number(value: float | None) -> str:
+def in_short(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -17,11 +17,13 @@ from tureen.bench.http import Address, BenchError, Connection
 from tureen.bench.machine import memory_read_gb_s
 from tureen.bench.process import Server, cpu_seconds, listener, memory
 from tureen.bench.report import ColdStart, Goals, Result, summarise, ttft
+from tureen.bench.structured import json_jobs, plain_jobs, share_valid
 from tureen.bench.workloads import MIXED_LOADS, Dice, Job, Load, Shape, make_load, mixed_jobs, shapes
 
 WARM_UP = Shape(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
 MIXED_REQUESTS = {True: 16, False: 64}  # by --quick
 MIXED_CONCURRENCY = 64
+JSON_CONCURRENCY = (1, 16)
 SETTLE_S = 0.5
 
 Say = Callable[[str], None]
@@ -96,10 +98,8 @@ class _Session:
         try:
             targets = [await self._open(spec) for spec in self.plan.targets]
             for workload in self.plan.workloads:
-                if workload == "mixed":
-                    await self._mixed(targets)
-                else:
-                    await self._plain(targets, workload)
+                passes = {"mixed": self._mixed, "json": self._json}.get(workload)
+                await (self._plain(targets, workload) if passes is None else passes(targets))
         finally:
             for server in self.servers:
                 server.stop()
@@ -163,6 +163,30 @@ class _Session:
                 )
                 await self._pass(target, load, number, rate)
 
+    async def _json(self, targets: list[Target]) -> None:
+        """Objects with schemas seen before, as many tokens without a schema, and objects with schemas never seen."""
+        plan = self.plan
+        for target in targets:
+            seen = Load(name="json-seen", jobs=json_jobs(self._dice(target, "json-seen"), 3), concurrency=1)
+            await run_load(target.address, target.backend, seen)
+        for concurrency in (plan.concurrency,) if plan.concurrency else JSON_CONCURRENCY:
+            name = f"json-{concurrency}"
+            count = plan.requests or (max(concurrency, 3) if plan.quick else 3 * max(concurrency, 4))
+            for number, target in self._turns(targets):
+                jobs = json_jobs(self._dice(target, name, number), count)
+                result = await self._json_pass(target, name, concurrency, jobs, number)
+                length = max(1, round(result.output_tokens / count))
+                jobs = plain_jobs(self._dice(target, name, "plain", number), count, length)
+                await self._json_pass(target, f"{name}-plain", concurrency, jobs, number)
+                jobs = json_jobs(self._dice(target, name, "new", number), count, are_new=True)
+                await self._json_pass(target, f"{name}-new", concurrency, jobs, number)
+
+    async def _json_pass(self, target: Target, name: str, concurrency: int, jobs: list[Job], number: int) -> Result:
+        rate = self.plan.rate
+        arrivals = None if rate is None else self._dice(target, name, "arrivals", number).arrivals(len(jobs), rate)
+        load = Load(name=name, jobs=jobs, concurrency=concurrency, arrivals_s=arrivals)
+        return await self._pass(target, load, number, rate)
+
     async def _pass(self, target: Target, load: Load, number: int, rate: float | None = None) -> Result:
         dram = memory_read_gb_s()
         server_cpu, client_cpu = cpu_seconds(target.pid), time.process_time()
@@ -178,6 +202,7 @@ class _Session:
             rate=rate,
             goals=self.plan.goals if load.arrivals_s else None,
         )
+        result.valid = share_valid(load.jobs, answers)
         result.client_cpu_s = round(client_cpu, 3)
         if server_cpu is not None and server_cpu_now is not None:
             result.server_cpu_s = round(server_cpu_now - server_cpu, 2)

@@ -16,10 +16,11 @@ MIXED_LOADS = (0.5, 1.0, 3.0)  # shares of the capacity measured just before
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request: greedy, exactly `output_len` tokens long."""
+    """One request: greedy, exactly `output_len` tokens long; with a schema the answer ends by itself, at most there."""
 
-    prompt_ids: list[int]
+    prompt: list[int] | str
     output_len: int
+    schema: str | None = None  # JSON schema that the answer has to match
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     ),
     "long": (Shape(name="long", prompt_len=7936, output_len=128, requests=2, concurrency=1),),
 }
-OVER_HTTP = (*SHAPES, "mixed")
+OVER_HTTP = (*SHAPES, "mixed", "json")
 
 
 def shapes(workload: str, *, quick: bool, requests: int | None = None, concurrency: int | None = None) -> list[Shape]:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from tureen.cache.manager import CacheManager
-from tureen.engine import finish
-from tureen.engine.queue import LongestPrefixFirst, WaitingQueue, as_ranked, first_come, priority_first
-from tureen.engine.scheduler import Planned, Scheduler
+from tureen.engine import finish, output
+from tureen.engine.grammars import Grammars
+from tureen.engine.queue import (
+    FIRST_COME,
+    LongestPrefixFirst,
+    Schedule,
+    WaitingQueue,
+    as_ranked,
+    first_come,
+    priority_first,
+)
+from tureen.engine.rows import RowRunner
+from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
+from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.grammar.compiler import Compiler
+from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
-from tureen.runner.base import NAN_LOGITS, Batch, Row, RowError, RowOutput, Runner
+from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, PositionLogprobs
-
-MAX_FAILED_STEPS = 3
-STEP_FAILED = RowError("request_failed")
 
 log = get_logger("engine")
 
@@ -33,24 +44,25 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         max_queued: int = 1024,
         token_budget: int = 512,
-        schedule_policy: str = "fcfs",
-        priority_scheduling: bool = False,
+        schedule: Schedule = FIRST_COME,
         prefix_cache: bool = True,
+        compiler: Compiler | None = None,
     ) -> None:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         queue = WaitingQueue(
-            rank=priority_first if priority_scheduling else first_come,
-            order=LongestPrefixFirst(self._cached_len) if schedule_policy == "lpm" else as_ranked,
+            rank=priority_first if schedule.by_priority else first_come,
+            order=LongestPrefixFirst(self._cached_len) if schedule.policy == "lpm" else as_ranked,
         )
         self.scheduler = Scheduler(
             self.cache,
             queue,
             max_rows=capacity.max_rows,
             token_budget=token_budget,
-            by_priority=priority_scheduling,
+            by_priority=schedule.by_priority,
         )
-        self._runner = runner
+        self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
+        self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
@@ -60,12 +72,17 @@ class Engine:
         self._num_requests = 0
         self._num_steps = 0
         self._num_output_tokens = 0
-        self._num_failed_steps = 0  # in a row
+        self._num_forced_tokens = 0
         self._is_paused = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (bool(self._sequences) and not self._is_paused)
+        return bool(self._ended) or (len(self._sequences) > len(self.grammars) and not self._is_paused)
+
+    @property
+    def is_preparing(self) -> bool:
+        """Requests wait for their grammar; `prepare` must be called often."""
+        return len(self.grammars) > 0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -75,7 +92,7 @@ class Engine:
             raise InvalidRequest("the prompt is empty; it must have at least one token", field="input_ids")
         if len(request.token_ids) + request.max_new_tokens > self._context_len:
             raise _too_long(request, self._context_len)
-        if len(self.scheduler.queue) - self.scheduler.num_free_slots >= self._max_queued:
+        if len(self.scheduler.queue) + len(self.grammars) - self.scheduler.num_free_slots >= self._max_queued:
             raise Unavailable(
                 f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
                 "larger --max-queued-requests",
@@ -84,14 +101,28 @@ class Engine:
         detokenizer = Detokenizer(self._tokenizer, request.params)
         self._num_requests += 1
         sequence = Sequence(request, self._num_requests, detokenizer, self._eos_token_ids)
+        if request.grammar is None:
+            self.scheduler.queue.add(sequence)
+        else:
+            self.grammars.add(sequence, request.grammar)
         self._sequences[request.id] = sequence
-        self.scheduler.queue.add(sequence)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         """End a request now; its last delta comes with the next step. Idempotent; an unknown id is a no-op."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
+
+    def prepare(self) -> None:
+        """Queue the requests whose grammar has become ready, and end those whose grammar was refused."""
+        for sequence, error in self.grammars.take_ready():
+            self.scheduler.queue.add(sequence)
+            try:
+                sequence.ended = finish.row_failed(error) if error else self._grow(sequence)
+            except TureenError as failure:
+                sequence.ended = finish.failed(failure)
+            if not sequence.needs_run or (sequence.ended and sequence.ended.type == "error"):
+                self._ended.append(self._end(sequence, sequence.ended))
 
     def step(self) -> list[OutputDelta]:
         """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
@@ -102,8 +133,8 @@ class Engine:
         if not plan:
             return deltas
         self._num_steps += 1
-        for planned, output in zip(plan, self._run(plan), strict=True):
-            delta = self._commit(planned.sequence, planned.row, output)
+        for planned, result in zip(plan, self._rows.run(plan), strict=True):
+            delta = self._commit(planned.sequence, planned.row, result)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -121,8 +152,8 @@ class Engine:
         return operations[op](**args)
 
     def close(self) -> None:
-        """Give back what the runner holds; nothing may be called afterwards."""
-        self._runner.close()
+        """Give back what the runner and the compiler hold; nothing may be called afterwards."""
+        self._rows.close()
 
     def pause(self, mode: PauseMode) -> int:
         """Take no step until `resume`; new requests wait. Returns how many requests were not ended then.
@@ -149,11 +180,13 @@ class Engine:
             raise InvalidRequest(
                 f"the cache cannot be flushed while {len(self.scheduler.running)} requests run; wait until they end"
             )
+        self.grammars.clear()
         return self.cache.flush()
 
     def stats(self) -> EngineStats:
         """Gauges and totals as of now. `step_ms` is for the loop to fill in: there is no clock here."""
-        return EngineStats(
+        return msgspec.structs.replace(
+            self.grammars.stats(),
             num_running=len(self.scheduler.running),
             num_queued=len(self.scheduler.queue),
             num_free_pages=self.cache.pool.num_free,
@@ -165,83 +198,46 @@ class Engine:
             total_preemptions=self.scheduler.num_preemptions,
             total_steps=self._num_steps,
             is_paused=self._is_paused,
+            total_forced_tokens=self._num_forced_tokens,
         )
 
     def _cached_len(self, sequence: Sequence) -> int:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
-    def _run(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
-        """Run the plan's rows. Where that raises, each row again by itself, so that only those at fault fail."""
-        try:
-            outputs = self._run_rows(plan)
-        except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
-            log.warning("a step of %d rows failed (%s); running them one at a time", len(plan), type(error).__name__)
-        else:
-            self._num_failed_steps = 0
-            return outputs
-        outputs = tuple(self._run_alone(planned) for planned in plan)
-        all_failed = all(output.error == STEP_FAILED for output in outputs)
-        self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
-        if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():
-            raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
-        return outputs
-
-    def _can_compute(self) -> bool:
-        """Whether the runner can compute a token that no client sent; True where there is no page to try it on."""
-        table = self.cache.open(("", ""), [], 1, headroom=0, is_public=False)
-        if table is None:
-            return True
-        try:
-            self._runner.run(Batch((Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False),)))
-        except Exception:
-            log.exception("the runner fails on everything")
-            return False
-        finally:
-            self.cache.close(table)
-        return True
-
-    def _run_rows(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
-        new_slots = tuple(planned.sequence.slot_state() for planned in plan if planned.is_new)
-        return self._runner.run(Batch(tuple(planned.row for planned in plan), new_slots)).rows
-
-    def _run_alone(self, planned: Planned) -> RowOutput:
-        try:
-            return self._run_rows([planned])[0]
-        except Exception:  # this row's request fails, the others go on
-            log.exception("request %s failed", planned.sequence.request.id)
-            return RowOutput(error=STEP_FAILED)
-
-    def _commit(self, sequence: Sequence, row: Row, output: RowOutput) -> OutputDelta | None:
+    def _commit(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
         """Take over a row's result. Returns what its client gets of it."""
-        if output.error is not None:
-            return self._fail(sequence, output.error)
+        can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
+        if result.error is not None and not can_only_end:
+            return self._fail(sequence, result.error)
         assert sequence.table is not None
-        sequence.advance(row, output)
+        sequence.advance(row, result)
         self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
-        if output.token_id is not None:
+        if can_only_end:
+            sequence.ended = finish.complete(sequence)
+        elif result.token_id is not None:
+            if result.logprobs is not None:
+                sequence.scores.add_drawn(result.logprobs)
             try:
-                return self._commit_token(sequence, output.token_id, output.logprobs)
+                sequence.ended = self._grow(sequence, result.token_id)
             except TureenError as error:
                 log.error("request %s failed: %s", sequence.request.id, error)
-                return self._fail(sequence, STEP_FAILED)
-        if sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
-            return self._end(sequence, finish.reached(sequence, context_len=self._context_len))
-        return None
+                return self._fail(sequence, RowError(error.code, error.message))
+        elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
+            sequence.ended = finish.reached(sequence, context_len=self._context_len)
+        if not sequence.needs_run:
+            return self._end(sequence, sequence.ended)
+        token_ids, logprobs = self._take_output(sequence)
+        return _delta(sequence, sequence.detokenizer.take(), token_ids, logprobs) if token_ids else None
 
-    def _commit_token(self, sequence: Sequence, token_id: int, logprobs: PositionLogprobs | None) -> OutputDelta:
-        stops_allowed = sequence.num_output + 1 >= sequence.request.params.min_new_tokens
-        is_end = stops_allowed and token_id in sequence.end_token_ids
-        stop = None
-        if not is_end or sequence.request.params.no_stop_trim:
-            stop = sequence.detokenizer.append(token_id, stops_allowed=stops_allowed)
-        sequence.token_ids.append(token_id)
-        self._num_output_tokens += 1
-        reason = finish.reached(
-            sequence, stop=stop, end_token_id=token_id if is_end else None, context_len=self._context_len
-        )
-        if reason is not None:
-            return self._end(sequence, reason, (token_id,), logprobs)
-        return _delta(sequence, sequence.detokenizer.take(), (token_id,), logprobs)
+    def _grow(self, sequence: Sequence, token_id: int | None = None) -> FinishReason | None:
+        """Append a drawn token, and what the grammar forces after it. Why the output ends there; None = it goes on."""
+        num_forced = sequence.usage.forced_tokens
+        if token_id is None:
+            reason = output.forced(sequence, context_len=self._context_len)
+        else:
+            reason = output.drawn(sequence, token_id, context_len=self._context_len)
+        self._num_forced_tokens += sequence.usage.forced_tokens - num_forced
+        return reason
 
     def _fail(self, sequence: Sequence, error: RowError) -> OutputDelta:
         """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
@@ -251,19 +247,23 @@ class Engine:
         self._forget(sequence, distrust_from=distrust_from)
         return _delta(sequence, "", finish=finish.row_failed(error))
 
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason | None,
-        token_ids: tuple[int, ...] = (),
-        logprobs: PositionLogprobs | None = None,
-    ) -> OutputDelta:
+    def _take_output(self, sequence: Sequence) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
+        """What may be sent of the output and was not."""
+        token_ids, logprobs = sequence.scores.take_output(sequence.token_ids)
+        self._num_output_tokens += len(token_ids)
+        return token_ids, logprobs
+
+    def _end(self, sequence: Sequence, reason: FinishReason | None) -> OutputDelta:
         text = sequence.detokenizer.close()
+        token_ids, logprobs = self._take_output(sequence)
         self._forget(sequence)
         return _delta(sequence, text, token_ids, logprobs, finish=reason)
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        self.scheduler.release(sequence, distrust_from=distrust_from)
+        if sequence in self.grammars:
+            self.grammars.remove(sequence)
+        else:
+            self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
 
 
@@ -271,7 +271,7 @@ def _delta(
     sequence: Sequence,
     text: str,
     token_ids: tuple[int, ...] = (),
-    logprobs: PositionLogprobs | None = None,
+    logprobs: tuple[PositionLogprobs, ...] = (),
     *,
     finish: FinishReason | None = None,
 ) -> OutputDelta:
@@ -280,8 +280,8 @@ def _delta(
         token_ids=token_ids,
         text=text,
         usage=sequence.usage,
-        output_logprobs=() if logprobs is None else (logprobs,),
-        prompt_logprobs=sequence.take_prompt_logprobs(),
+        output_logprobs=logprobs,
+        prompt_logprobs=sequence.scores.take_prompt(),
         finish=finish,
         hidden_states=sequence.hidden.take(is_last=finish is not None),
     )

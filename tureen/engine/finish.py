@@ -24,6 +24,11 @@ def reached(
     return None
 
 
+def complete(sequence: Sequence) -> FinishReason:
+    """The end of an output that matches its grammar and can only end."""
+    return FinishReason(type="stop", matched=sequence.token_ids[-1] if sequence.num_output else None)
+
+
 def aborted(reason: str) -> FinishReason:
     """The end of a request that was called off."""
     return FinishReason(type="abort", message="Aborted", reason=reason)

@@ -13,6 +13,10 @@ class HiddenStateQueue:
         self._next = 0  # the first position that was not computed yet
         self._ready: list[bytes] = []
 
+    @property
+    def is_wanted(self) -> bool:
+        return self._wanted != "none"
+
     def first_needed(self) -> int | None:
         """The position from which on K/V may not come from the cache; None = anything may."""
         return self._next if self._wanted == "all" else None

@@ -32,6 +32,8 @@ WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
 """A paused engine reports so often: it is not hung."""
+PREPARE_S = 0.001
+"""So often an idle engine looks whether a grammar is compiled."""
 
 log = get_logger("engine")
 
@@ -44,6 +46,11 @@ class SteppedEngine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+
+    @property
+    def is_preparing(self) -> bool: ...
+
+    def prepare(self) -> None: ...
 
     def add(self, request: GenerateRequest) -> None: ...
 
@@ -74,6 +81,7 @@ class Loop:
         self._live: dict[str, Limits] = {}
         self._pace = Pace()
         self._step_ms = 0.0
+        self._reported_s = -math.inf
         self._is_closed = False
 
     def run(self) -> None:
@@ -96,7 +104,8 @@ class Loop:
         if not self._live:
             return None
         soonest_s = min(limits.soonest_s for limits in self._live.values())
-        return min(HEARTBEAT_S, max(0.0, soonest_s - self._clock()))
+        longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
+        return min(longest_s, max(0.0, soonest_s - self._clock()))
 
     def _turn(self) -> None:
         """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
@@ -106,8 +115,10 @@ class Loop:
         for request_id, limits in self._live.items():
             if limits.soonest_s <= now:
                 self._engine.abort(request_id, "deadline")
+        if self._engine.is_preparing:
+            self._engine.prepare()
         if not self._engine.has_work:
-            if self._live:
+            if self._live and now - self._reported_s >= HEARTBEAT_S:
                 self._report()
             return
         deltas = self._engine.step()
@@ -157,6 +168,7 @@ class Loop:
         self._report(OutputDelta(id=request_id, finish=finish.failed(error)))
 
     def _report(self, *deltas: OutputDelta) -> None:
+        self._reported_s = self._clock()
         self._publish(StepReport(deltas, msgspec.structs.replace(self._engine.stats(), step_ms=self._step_ms)))
 
     def _call(self, message: Call) -> None:

@@ -6,13 +6,23 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tureen.engine.sequence import Sequence
 
 WINDOW = 64
 
 Rank = Callable[[Sequence], tuple[int, ...]]
+
+
+class Schedule(NamedTuple):
+    """The order in which waiting sequences are tried: `fcfs` or `lpm` (longest cached prefix first)."""
+
+    policy: str = "fcfs"
+    by_priority: bool = False
+
+
+FIRST_COME = Schedule()
 
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:

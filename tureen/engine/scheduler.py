@@ -63,7 +63,7 @@ class Scheduler:
         for sequence in tuple(self.running):
             if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
                 break
-            num_tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+            num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             if self._make_room(sequence, sequence.num_computed + num_tokens):
                 plan.append(Planned(sequence, sequence.row(num_tokens), is_new=False))
                 budget -= num_tokens
@@ -124,7 +124,7 @@ class Scheduler:
             if table is None:
                 return
             self._start_running(sequence, table)
-            num_tokens = min(budget, sequence.num_tokens - sequence.num_computed)
+            num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             plan.append(Planned(sequence, sequence.row(num_tokens), is_new=True))
             budget -= num_tokens
 
@@ -164,7 +164,7 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.num_computed = table.num_matched * self._cache.page_size
         if sequence.num_cached is None:
-            sequence.num_cached = sequence.num_computed
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)  # forced tokens may be cached too
             self.num_prompt_tokens += sequence.num_prompt
             self.num_cached_tokens += sequence.num_cached
         self._num_admissions += 1

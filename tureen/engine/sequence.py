@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
+from tureen.engine.constraint import Constraint
 from tureen.engine.hidden import HiddenStateQueue
+from tureen.engine.scores import ScoreQueue
 from tureen.runner.base import Row, RowOutput, SlotState
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import GenerateRequest, PositionLogprobs, Usage
+from tureen.types import FinishReason, GenerateRequest, Usage
 
 
 class Sequence:
     """A request's growing token list. It waits (`table` is None) or runs; changed by Engine and Scheduler only.
 
     There are no phases: a step computes some of the tokens from `num_computed` on, and where it reaches the last one it
-    draws the next. A preempted sequence starts again at 0 with the output it has.
+    draws the next. A preempted sequence starts again at 0 with the output it has. Tokens that its grammar forces are
+    appended without being drawn; the next step computes them together.
     """
 
     def __init__(
@@ -23,27 +26,28 @@ class Sequence:
         self.request = request
         self.number = number  # order of arrival
         self.detokenizer = detokenizer
-        eos = () if request.params.ignore_eos else eos_token_ids
+        ignores_eos = request.params.ignore_eos and request.grammar is None
+        eos = () if ignores_eos else eos_token_ids
         self.end_token_ids = frozenset((*eos, *request.params.stop_token_ids))
         self.token_ids = list(request.token_ids)  # prompt, then output
-        self.num_prompt = len(request.token_ids)
         self.num_computed = 0
         self.num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
         self.slot = -1
         self.table: PageTable | None = None
         self.admission = 0  # order of admission, new with every one
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
-        self.prompt_logprobs: list[PositionLogprobs] = []
-        self.next_scored = self.num_prompt  # first prompt position whose logits are still asked for
-        start = request.logprobs.prompt_start if request.logprobs else -1
-        if 0 <= start < self.num_prompt:
-            self.prompt_logprobs.append(PositionLogprobs(token=(None, self.token_ids[start])))
-            self.next_scored = start
+        self.constraint: Constraint | None = None  # there once its grammar is compiled
+        self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
+        self.scores = ScoreQueue(request.logprobs, request.token_ids)
         self.hidden = HiddenStateQueue(request.hidden_states)
 
     @property
     def namespace(self) -> Namespace:
         return self.request.cache_salt, self.request.adapter
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -71,34 +75,50 @@ class Sequence:
         return table.is_open and table.is_public and len(table.nodes) < num_pages
 
     @property
+    def is_accepted(self) -> bool:
+        """It has a grammar, and its output may end here."""
+        return self.constraint is not None and self.constraint.is_accepting
+
+    @property
+    def num_needed(self) -> int:
+        """How many tokens must be computed: of a complete output all but the last, which nothing follows."""
+        return len(self.token_ids) - 1 if self.ended and self.num_output else len(self.token_ids)
+
+    @property
+    def needs_run(self) -> bool:
+        """Something is still to be drawn, scored or returned."""
+        if self.ended is None:
+            return True
+        is_asked = self.scores.first_needed is not None or self.hidden.is_wanted
+        return is_asked and self.num_computed < self.num_needed
+
+    @property
     def max_reused(self) -> int:
         """Most tokens whose K/V may come from the cache: logits are needed from there on."""
-        needed = len(self.token_ids) - 1
-        if self.next_scored < self.num_prompt - 1:
-            needed = min(needed, self.next_scored)
-        first_hidden = self.hidden.first_needed()
-        return needed if first_hidden is None else min(needed, first_hidden)
+        firsts = (self.num_needed - 1, self.scores.first_needed, self.hidden.first_needed())
+        return min(first for first in firsts if first is not None)
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.num_prompt, self.num_output, self.num_cached or 0)
+        num_forced = self.constraint.num_forced if self.constraint else 0
+        return Usage(self.num_prompt, self.num_output, self.num_cached or 0, num_forced)
 
     def row(self, num_tokens: int) -> Row:
         """This sequence's share of a step: its next `num_tokens` tokens."""
         start = self.num_computed
         end = start + num_tokens
-        score_from = max(0, self.next_scored - start)
-        targets = self.request.token_ids[start + score_from + 1 : end + 1]
+        score_from, score_targets = self.scores.targets(self.token_ids, start, end)
+        reaches_end = end == self.num_needed
         return Row(
             slot=self.slot,
             token_ids=tuple(self.token_ids[start:end]),
             start=start,
             pages=self.table.as_tuple if self.table else (),
-            sample=end == len(self.token_ids) and self.request.max_new_tokens > 0,
-            score_from=score_from if targets else 0,
-            score_targets=targets,
+            sample=reaches_end and self.ended is None and self.request.max_new_tokens > 0,
+            score_from=score_from,
+            score_targets=score_targets,
             embeds=self._embeds(start, end),
-            hidden_from=self.hidden.asked_from(start, end, reaches_end=end == len(self.token_ids)),
+            hidden_from=self.hidden.asked_from(start, end, reaches_end=reaches_end),
         )
 
     def _embeds(self, start: int, end: int) -> bytes:
@@ -120,19 +140,16 @@ class Sequence:
             processor=self.request.processor,
         )
 
+    def append(self, token_id: int, *, is_drawn: bool) -> None:
+        """One more output token."""
+        if not is_drawn:
+            self.scores.ask(len(self.token_ids))
+        self.token_ids.append(token_id)
+
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""
         self.num_computed += len(row.token_ids)
         if row.score_targets:
-            self.prompt_logprobs += output.prompt_logprobs
-            self.next_scored += len(row.score_targets)
+            self.scores.add(output.scores)
         if row.hidden_from is not None:
             self.hidden.add(output.hidden_states, self.num_computed)
-
-    def take_prompt_logprobs(self) -> tuple[PositionLogprobs, ...]:
-        """All of them, once; nothing before all are there."""
-        if self.next_scored < self.num_prompt - 1:
-            return ()
-        taken = tuple(self.prompt_logprobs)
-        self.prompt_logprobs.clear()
-        return taken

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from tureen.grammar.base import Mask
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec, PositionLogprobs
 
@@ -32,14 +34,22 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]  # page table: position p lives in pages[p // page_size] at offset p % page_size
     sample: bool  # draw the token that follows the last of token_ids
     score_from: int = 0  # index into token_ids of the first position that is scored
-    score_targets: tuple[int, ...] = ()  # prompt tokens that follow token_ids[score_from], …: their logprobs are asked
+    score_targets: tuple[int, ...] = ()  # known tokens that follow token_ids[score_from], …: their logprobs are asked
     embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of the first k of token_ids, which are NO_TOKEN
     hidden_from: int | None = None  # index into token_ids of the first position whose hidden state is asked for
+
+
+class Masks(Protocol):
+    """Which tokens constrained rows may draw; computed while the forward pass runs."""
+
+    def wait(self) -> Mapping[int, Mask]:
+        """By slot, of the rows that sample and have a grammar. They hold until the next step."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...]
     new_slots: tuple[SlotState, ...] = ()
+    masks: Masks | None = None  # None: no row is constrained
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
@@ -52,14 +62,18 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 
 
 NAN_LOGITS = RowError("nan_logits")
+NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows may be drawn")
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What came of the row at the same index. `token_id` is None when the row did not sample or failed."""
+    """What came of the row at the same index. `token_id` is None when the row did not sample or failed.
+
+    A row that failed has nothing else, but with NOTHING_TO_DRAW its scores and hidden states.
+    """
 
     token_id: int | None = None
     logprobs: PositionLogprobs | None = None  # of the drawn token, if its request asked
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # one per score target
+    scores: tuple[PositionLogprobs, ...] = ()  # one per score target
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] of token_ids[hidden_from], … to the last
     error: RowError | None = None  # this row alone fails
 

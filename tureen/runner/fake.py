@@ -13,7 +13,8 @@ from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
-from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
+from tureen.grammar.base import Mask
+from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
 from tureen.types import LogprobSpec, PositionLogprobs, TokenLogprob
 
 WIDTH = 8  # bytes stored per position
@@ -32,6 +33,10 @@ def digest(*parts: bytes | int) -> bytes:
 
 def number(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+def _allows(mask: Mask | None, token_id: int) -> bool:
+    return mask is None or bool(mask[token_id // 32] >> (token_id % 32) & 1)
 
 
 def logprob(data: bytes, token_id: int) -> float:
@@ -83,7 +88,9 @@ class FakeRunner:
         for state in batch.new_slots:
             self._states[state.slot] = state
             self._outputs[state.slot] = list(state.output_ids)
-        return StepOutput(tuple(self._run_row(row, fault) for row, fault in zip(batch.rows, faults, strict=True)))
+        masks = batch.masks.wait() if batch.masks else {}
+        rows = zip(batch.rows, faults, strict=True)
+        return StepOutput(tuple(self._run_row(row, fault, masks.get(row.slot)) for row, fault in rows))
 
     def call(self, op: str, **args: object) -> object:
         if op == "device":
@@ -93,7 +100,7 @@ class FakeRunner:
     def close(self) -> None:
         self._states.clear()
 
-    def _run_row(self, row: Row, fault: Fault | None) -> RowOutput:
+    def _run_row(self, row: Row, fault: Fault | None, mask: Mask | None) -> RowOutput:
         for index, token_id in enumerate(row.token_ids):
             position = row.start + index
             before = self._read(row, position - 1) if position else b""
@@ -112,14 +119,17 @@ class FakeRunner:
             if history is None:
                 return RowOutput(error=NAN_LOGITS)
             scores.append(self._logprobs(history, target, spec or LogprobSpec()))
+        self._hear_of(row)
         if not row.sample:
-            return RowOutput(prompt_logprobs=tuple(scores), hidden_states=hidden)
+            return RowOutput(scores=tuple(scores), hidden_states=hidden)
         history = self._history(row, row.start + len(row.token_ids) - 1)
         if history is None:
             return RowOutput(error=NAN_LOGITS)
-        token_id = self._draw(row, history)
-        logprobs = self._logprobs(history, token_id, spec) if spec else None
-        return RowOutput(token_id, logprobs, tuple(scores), hidden)
+        drawn = self._draw(row, history, mask)
+        if drawn is None:
+            return RowOutput(scores=tuple(scores), hidden_states=hidden, error=NOTHING_TO_DRAW)
+        logprobs = self._logprobs(history, drawn, spec) if spec else None
+        return RowOutput(drawn, logprobs, tuple(scores), hidden)
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
         """Small numbers that depend on all tokens before; None where there is poison among these."""
@@ -139,17 +149,27 @@ class FakeRunner:
         size = 4 * self._capacity.hidden_size
         return row.embeds[index * size : (index + 1) * size]
 
-    def _draw(self, row: Row, history: bytes) -> int:
+    def _hear_of(self, row: Row) -> None:
+        """Output tokens of the row that were not drawn here."""
+        state = self._states.get(row.slot)
+        if state is not None:
+            outputs = self._outputs[row.slot]
+            outputs += row.token_ids[max(0, len(state.prompt_ids) + len(outputs) - row.start) :]
+
+    def _draw(self, row: Row, history: bytes, mask: Mask | None) -> int | None:
         state, outputs = self._states[row.slot], self._outputs[row.slot]
         seed = 0 if state.params.is_greedy else state.seed
         drawn = number(digest(history, seed, *outputs[-4:], len(outputs)))
         token_id = drawn % self._capacity.vocab_size
         if self._choose is not None:
             token_id = self._choose(token_id, state, outputs)
-        while len(outputs) < state.params.min_new_tokens and token_id in state.end_token_ids:
-            token_id = (token_id + 1) % self._capacity.vocab_size
-        outputs.append(token_id)
-        return token_id
+        banned = state.end_token_ids if len(outputs) < state.params.min_new_tokens else ()
+        size = self._capacity.vocab_size
+        after = (token_id, *((token_id + step) % size for step in range(1, size)))
+        found = next((one for one in after if one not in banned and _allows(mask, one)), None)
+        if found is not None:
+            outputs.append(found)
+        return found
 
     def _at(self, row: Row, position: int) -> slice:
         page, offset = divmod(position, self._capacity.page_size)

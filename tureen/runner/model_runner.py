@@ -19,7 +19,7 @@ from tureen.models.base import DecoderModel, layer_shape
 from tureen.models.config import ModelConfig
 from tureen.registry import find_model
 from tureen.runner import kv_pool, loading
-from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, RowOutput, StepOutput
+from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
 from tureen.runner.inputs import make_input
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.sampler import Sampler
@@ -67,6 +67,8 @@ class ModelRunner:
                 logits = self._model.logits(hidden.index_select(0, inputs.sampled))
         for state in batch.new_slots:
             self._sampler.set_slot(state)
+        for row in batch.rows:
+            self._sampler.catch_up(row.slot, row.start, row.token_ids)
         scores = [
             () if hidden is None else self._score(row, span, hidden)
             for row, span in zip(batch.rows, spans, strict=True)
@@ -100,9 +102,9 @@ class ModelRunner:
         rows = [row for row in batch.rows if row.sample]
         if logits is None:
             return []
-        return self._sampler.sample(
-            logits, [row.slot for row in rows], [row.start + len(row.token_ids) for row in rows]
-        )
+        positions = [row.start + len(row.token_ids) for row in rows]
+        masks = batch.masks.wait() if batch.masks else {}
+        return self._sampler.sample(logits, [row.slot for row in rows], positions, masks)
 
     def _score(self, row: Row, span: Span, hidden: Tensor) -> tuple[PositionLogprobs, ...] | None:
         """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""
@@ -203,8 +205,8 @@ def _within_pool(context_len: int, pool_tokens: int) -> int:
 def _combine(
     drawn: RowOutput, score: tuple[PositionLogprobs, ...] | None, states: tuple[bytes, ...] | None
 ) -> RowOutput:
-    if drawn.error is not None:
+    if drawn.error not in (None, NOTHING_TO_DRAW):
         return drawn
     if score is None or states is None:
         return RowOutput(error=NAN_LOGITS)
-    return msgspec.structs.replace(drawn, prompt_logprobs=score, hidden_states=states) if score or states else drawn
+    return msgspec.structs.replace(drawn, scores=score, hidden_states=states) if score or states else drawn

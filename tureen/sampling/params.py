@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import regex
@@ -20,6 +20,9 @@ MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {co
 MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
 MAX_N = 128
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_MARKER_CHARS = 256
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
 COUNTS, NUMBERS = regex.compile(r"\{([^{}]*)\}"), regex.compile("[0-9]+")
 VERBOSE_FLAG = regex.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -94,6 +97,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = True
     no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
     n: Annotated[int, Meta(ge=1, le=MAX_N, description="Samples per prompt; sample i uses sampling_seed + i.")] = 1
+    json_schema: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="The output is JSON that is valid against this schema, an object or its text."),
+    ] = None
+    regex: Annotated[str | None, Meta(description="The output matches this pattern as Python's re.fullmatch does.")] = (
+        None
+    )
+    ebnf: Annotated[str | None, Meta(description="The output matches this grammar (GBNF), from its rule `root`.")] = (
+        None
+    )
+    structural_tag: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="Free text with constrained parts, an object or its text; see the structured outputs page."),
+    ] = None
+    choice: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1)] | None, Meta(description="The output is one of these strings.")
+    ] = None
+    dtype: Annotated[
+        Literal["int", "float", "bool", "str"] | None,
+        Meta(description="The output is a literal of this Python type; int and float end at a space or newline too."),
+    ] = None
+    grammar_after: Annotated[
+        str,
+        Meta(
+            max_length=MAX_MARKER_CHARS,
+            description="Free text, such as reasoning, comes first; the constraint holds from this marker on.",
+        ),
+    ] = ""
     logit_bias: Annotated[
         dict[int, float],
         Meta(max_length=MAX_LOGIT_BIAS, description="Added to the logits of these token ids; each in [-100, 100]."),
@@ -144,6 +175,7 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     yield from _stop_faults("stop_regex", params.stop_regex)
     yield from _pattern_faults(params.stop_regex)
     yield from _token_faults(params, vocab_size)
+    yield from _constraint_faults(params)
     if params.custom_params is not None and len(msgspec.json.encode(params.custom_params)) > MAX_CUSTOM_PARAMS_BYTES:
         yield "custom_params", f"must be at most {MAX_CUSTOM_PARAMS_BYTES} bytes of JSON"
 
@@ -176,6 +208,21 @@ def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
                 yield "stop_regex", f"{echo(pattern)} searches backwards (flag r), which is not supported"
             elif compiled.match("") is not None:
                 yield "stop_regex", f"{echo(pattern)} matches the empty string; it would end every output at once"
+
+
+def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
+    given = [name for name in CONSTRAINTS if getattr(params, name) is not None]
+    if len(given) > 1:
+        yield given[1], f"cannot go with {given[0]}: at most one of {', '.join(CONSTRAINTS)}"
+    if params.grammar_after and not given:
+        yield "grammar_after", f"needs what comes after it: one of {', '.join(CONSTRAINTS)}"
+    for name in given:
+        value = getattr(params, name)
+        if value == "":
+            yield name, "is empty; leave it out, or send what the output must match"
+        size = len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else msgspec.json.encode(value))
+        if size > MAX_GRAMMAR_BYTES:
+            yield name, f"has {size} bytes; at most {MAX_GRAMMAR_BYTES}"
 
 
 def _written_out_len(pattern: str) -> int:

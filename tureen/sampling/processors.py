@@ -4,6 +4,7 @@
     min_new_tokens                              forbids the ends of the output
     logit_bias                                  adds to logits
     custom logit processor                      see custom.py
+    grammar mask                                forbids what the constraint does not allow; see grammar_mask.py
     temperature                                 divides the differences between logits
     top_k, top_p, min_p                         cut the ranking, all three measured on the same full softmax
     draw                                        inverse CDF over what is left, in token-id order

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from tureen.runner.base import NAN_LOGITS, RowError, RowOutput, SlotState
-from tureen.sampling import logprobs, processors, random
+from tureen.grammar.base import Mask
+from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, RowOutput, SlotState
+from tureen.sampling import grammar_mask, logprobs, processors, random
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.params import SamplingParams
 from tureen.sampling.probability import (
@@ -27,6 +29,7 @@ from tureen.types import LogprobSpec, PositionLogprobs
 RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary
 SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
 NO_LOGPROBS = LogprobSpec()
+NO_MASKS: Mapping[int, Mask] = {}
 
 
 class Sampler:
@@ -57,11 +60,18 @@ class Sampler:
         self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[RowOutput]:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Mapping[int, Mask] = NO_MASKS,
+    ) -> list[RowOutput]:
         """One token per row of logits [rows, vocab] float32, which are overwritten.
 
-        positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]. A failed row gets
-        error NAN_LOGITS.
+        positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
+        that its grammar allows, by slot. A failed row gets error NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves
+        no token.
         """
         if logits.shape != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -80,6 +90,12 @@ class Sampler:
         if any(slot.custom is not None for slot in batch):
             states = [slot.custom if ok else None for slot, ok in zip(batch, sound.tolist(), strict=True)]
             failures = self._custom.apply(logits, peaks, states)
+        if masks:
+            constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
+            grammar_mask.apply(logits, constrained, [masks[slots[row]] for row in constrained])
+            peaks = logits.amax(dim=1)
+            stuck = [row for row in constrained if peaks[row] == -math.inf]
+            failures |= {row: NOTHING_TO_DRAW for row in stuck if sound[row]}
         drawn = self._draw(logits, peaks, batch, positions)
         token_ids, are_sound = torch.stack((drawn, sound)).tolist()
         good = [row for row, is_sound in enumerate(are_sound) if is_sound and row not in failures]
@@ -107,6 +123,14 @@ class Sampler:
             rows = logits[start : start + len(part)].float()
             positions += logprobs.report(rows, part, [1.0] * len(part), [spec] * len(part))
         return tuple(positions)
+
+    def catch_up(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
+        """Tokens at positions start, … of a sequence: its output may have grown by tokens that were not drawn here."""
+        held = self._slots[slot]
+        if held is not None:
+            known = len(held.state.prompt_ids) + held.num_outputs
+            for token_id in token_ids[max(0, known - start) :]:
+                held.record(token_id)
 
     def _slot(self, slot: int) -> Slot:
         held = self._slots[slot]

@@ -43,22 +43,24 @@ class TokenCounts:
         self._counts[place] += 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slot:
-    """One sequence. Only the counts change, and only when a token was drawn."""
+    """One sequence. Only the counts change, with each output token."""
 
     state: SlotState
     stages: tuple[int, ...]  # places in LOGIT_STAGES of the stages it uses
     output: TokenCounts | None  # where frequency or presence is penalised
     seen: TokenCounts | None  # prompt and output, where repetition is penalised
-    custom: CustomState | None = None  # where a custom logit processor is used
+    custom: CustomState | None  # where a custom logit processor is used
+    num_outputs: int
 
     @property
     def params(self) -> SamplingParams:
         return self.state.params
 
     def record(self, token_id: int) -> None:
-        """This token was drawn."""
+        """One more output token."""
+        self.num_outputs += 1
         for counts in (self.output, self.seen):
             if counts is not None:
                 counts.add(token_id)
@@ -77,4 +79,5 @@ def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | 
         output=TokenCounts(state.output_ids) if counts_output else None,
         seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
         custom=custom,
+        num_outputs=len(state.output_ids),
     )

@@ -1,0 +1,83 @@
+"""A forge whose compiler does what a constraint's text says: `sleep /a/file` writes its process id there first."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+from tureen.grammar import forge
+from tureen.grammar.expression import GrammarError
+
+forge.MEMORY_BYTES = 64 << 20
+
+
+class Panic(BaseException):
+    """As those of Rust libraries are."""
+
+
+def recurse():
+    recurse()
+
+
+def spin():
+    while True:
+        pass
+
+
+def take_memory():
+    blocks = []
+    while True:
+        blocks.append(bytes(1 << 20))
+
+
+def refuse():
+    raise GrammarError("the keyword 'foo' is not enforced")
+
+
+def panic():
+    raise Panic("with words of the client")
+
+
+def fault():
+    raise KeyError("with words of the client")
+
+
+def make_compile(setup):
+    if setup.backend == "patient":
+        forge.LOWER_AFTER_S = forge.MAX_QUICK_S = 1000.0  # however slow the machine is, no child is slow
+    actions = {
+        "sleep": lambda: time.sleep(1000),
+        "spin": spin,
+        "memory": take_memory,
+        "crash": lambda: ctypes.string_at(0),
+        "recurse": recurse,
+        "refuse": refuse,
+        "panic": panic,
+        "fault": fault,
+        "exit": lambda: os._exit(0),
+    }
+
+    def compile_(spec):
+        what, _, path = spec.text.partition(" ")
+        if path.startswith("/"):
+            with open(path, "a") as file:
+                file.write(f"{os.getpid()}\n")
+        if what == "until":  # somebody makes a second file
+            while not os.path.exists(path + ".go"):
+                time.sleep(0.001)
+        elif what == "vocabulary":
+            return repr((len(setup.vocabulary.tokens), setup.vocabulary.tokens[-1], setup.vocabulary.size)).encode()
+        elif what == "large":
+            return bytes(int(path))
+        actions.get(what, lambda: None)()
+        return f"{setup.backend}: {spec.text}".encode()
+
+    return compile_
+
+
+if __name__ == "__main__":
+    assert Path(sys.argv[0]).name == "forge_double.py"
+    forge.main(int(sys.argv[1]), int(sys.argv[2]), make_compile)

@@ -1,0 +1,49 @@
+"""Random JSON schemas against an independent validator: the language has the valid values, and no others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import jsonschema
+import pytest
+from matching import matches
+from random_schemas import Walk, document, value
+from test_schema_suite import texts
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.language import json_schema
+
+REFUSED = ("no JSON value", "minProperties", "may be the same", "uniqueItems")
+"""What these schemas may be refused for."""
+
+
+def read(text):
+    """The language, and why there is none."""
+    try:
+        return json_schema(text), ""
+    except GrammarError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_values_of_a_random_schema_are_the_valid_ones(seed):
+    dice = random.Random(seed)
+    schema = document(dice)
+    validator = jsonschema.Draft202012Validator(schema)
+    text = json.dumps(schema)
+    values = [value(dice) for _ in range(10)]
+    language, reason = read(text)
+    if language is None:
+        assert any(part in reason for part in REFUSED), text
+        assert "no JSON value" not in reason or not [item for item in values if validator.is_valid(item)], text
+        return
+    for item in values:
+        written = itertools.islice(texts(item, text), 150)
+        assert any(matches(language, one) for one in written) == validator.is_valid(item), (text, item)
+    walk = Walk(language, dice)
+    for _ in range(8):
+        made = walk.text(language.start)
+        # Python's $ also matches before a last line break; that of JSON Schema does not.
+        assert "\\n" in made or validator.is_valid(json.loads(made)), (text, made)

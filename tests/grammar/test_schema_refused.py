@@ -1,0 +1,192 @@
+"""What a JSON schema may not say: each is refused by name, and quickly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.language import json_schema
+
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+
+
+def reason(schema):
+    with pytest.raises(GrammarError) as error:
+        json_schema(schema if isinstance(schema, str) else json.dumps(schema))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "hint"),
+    [
+        ({"type": "string", "minLenght": 3}, "minLength"),
+        ({"properties": {"a": {"requierd": ["b"]}}}, "required"),
+        ({"items": {"anyof": []}}, "anyOf"),
+        ({"type": "string", "nullable": True}, '"null"'),
+        ({"dependencies": {}}, "dependentRequired"),
+        ({"items": {}, "additionalItems": False}, "prefixItems"),
+        (DRAFT_7 | {"prefixItems": [True]}, "2020-12"),
+        (DRAFT_7 | {"unevaluatedProperties": False}, "2020-12"),
+        ({"colour": "red"}, "x-"),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_what_may_be_meant(schema, hint):
+    assert hint in reason(schema)
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "x-note"],
+)
+def test_annotations_are_let_through(keyword):
+    assert json_schema(json.dumps({"type": "null", keyword: True})) == json_schema('{"type": "null"}')
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("type", "text"),
+        ("type", []),
+        ("properties", ["a"]),
+        ("properties", {"a": 1}),
+        ("required", "a"),
+        ("required", ["a", "a"]),
+        ("minLength", -1),
+        ("minLength", 1.5),
+        ("minLength", "1"),
+        ("maxItems", True),
+        ("maximum", "1"),
+        ("multipleOf", 0),
+        ("enum", 1),
+        ("anyOf", []),
+        ("anyOf", {}),
+        ("items", [{}]),
+        ("not", 1),
+        ("uniqueItems", 1),
+        ("$ref", 1),
+        ("pattern", 1),
+        ("dependentRequired", {"a": "b"}),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_refused_by_its_keyword(keyword, value):
+    assert f"\"{keyword}\" at '#/properties/x' must be" in reason({"properties": {"x": {keyword: value}}})
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "https://json-schema.org/draft/2020-12/schema",
+        "other.json",
+        "#/$defs/missing",
+        "#missing",
+        "#/type",
+        "file:///etc/passwd",
+        "http://[",
+    ],
+)
+def test_a_reference_that_leaves_the_document_is_refused(reference):
+    assert "nothing is fetched" in reason({"type": "object", "properties": {"a": {"$ref": reference}}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"not": {"$ref": "#/$defs/a"}}}},
+    ],
+)
+def test_a_schema_that_is_defined_by_itself_is_refused(schema):
+    assert "circle" in reason(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"enum": []},
+        {"type": "string", "const": 1},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "minItems": 2, "maxItems": 1},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"type": "object", "required": ["a"], "maxProperties": 0},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
+        {"type": "string", "minLength": 3, "pattern": "^..$"},
+        {"not": {}},
+    ],
+)
+def test_a_schema_without_valid_values_is_refused(schema):
+    assert "no JSON value is valid" in reason(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "not": {"uniqueItems": True, "items": {"type": "string"}}}, "uniqueItems"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"type": "object", "not": {"maxProperties": 1}}, "minProperties"),
+        ({"not": {"format": "date"}}, "format"),
+        ({"oneOf": [{"format": "date"}, {"maxLength": 3}]}, "format"),
+        ({"propertyNames": {"format": "date"}}, "format"),
+        ({"not": {"oneOf": [{"required": ["a"]}], "discriminator": {"propertyName": "b"}}}, "discriminator"),
+        ({"not": {"properties": {"a": {"allOf": [{"format": "date"}, {"maxLength": 9}]}}}}, "format"),
+        ({"oneOf": [{"properties": {"a": {"format": "date"}}}, {"properties": {"a": {"format": "uri"}}}]}, "format"),
+        ({"contains": {"const": 1}, "minContains": 5000}, "contains"),
+        ({"maxLength": 10**9}, "maxLength"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_its_keyword(schema, keyword):
+    assert keyword in reason(schema)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "nothing",
+        '{"maximum": NaN}',
+        '{"type": "null", "type": "string"}',
+        "[" * 30_000,
+        '{"not": ' * 300 + "true" + "}" * 300,
+        '{"const": "\\ud800"}',
+        '{"const": "' + "a" * 2_000_000 + '"}',
+        '"string"',
+    ],
+)
+def test_a_text_that_is_no_schema_is_refused(text):
+    assert reason(text).startswith("json_schema")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(40)]},
+        {"dependentSchemas": {f"a{i}": {"required": [f"b{i}"]} for i in range(40)}},
+        {"not": {"anyOf": [{"required": [f"a{i}", f"b{i}", f"c{i}"]} for i in range(40)]}},
+        {"oneOf": [{"properties": {f"a{i}": {"type": "string"}, f"b{i}": {"type": "null"}}} for i in range(40)]},
+        {"patternProperties": {f"a{i}": {"const": i} for i in range(40)}},
+        {"anyOf": [{"properties": {f"a{i}": True}} for i in range(40)], "unevaluatedProperties": False},
+    ],
+)
+def test_combinations_that_grow_without_end_are_refused(schema):
+    assert "too large" in reason(schema)
+
+
+def test_schemas_nested_in_one_another_about_one_value_are_refused():
+    definitions = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(1000)} | {"a1000": True}
+    assert "40 levels" in reason({"$ref": "#/$defs/a0", "$defs": definitions})
+
+
+def test_two_schemas_with_one_identifier_are_refused():
+    assert "names two" in reason({"$ref": "x", "$defs": {"a": {"$id": "x"}, "b": {"$id": "x"}}})
+    assert "names two" in reason({"$ref": "#x", "$defs": {"a": {"$anchor": "x"}, "b": {"$anchor": "x"}}})
+
+
+def test_a_draft_that_is_not_known_is_refused():
+    assert "draft-07" in reason({"$schema": "http://json-schema.org/draft-04/schema#"})

@@ -1,0 +1,164 @@
+"""The JSON Schema Test Suite against the ledger: every case is right or refused, none is wrongly accepted.
+
+`json_schema_ledger.json` names what is not right; what is refused, with the keyword. It may only get shorter: a case
+that got better must be taken out of it. `python tests/grammar/test_schema_suite.py` writes it anew, unless a file
+got worse.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import sys
+import tarfile
+from collections import Counter
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+
+import pytest
+from matching import matches
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.language import json_schema
+
+HERE = Path(__file__).parent
+LEDGER = HERE / "json_schema_ledger.json"
+SUITE = HERE / "json-schema-test-suite.tar.xz"
+MAX_TEXTS = 150
+NO_VALUE = "no JSON value is valid"
+ELSEWHERE = ("format", "content", "vocabulary", "refRemote", "defs", "definitions", "dynamicRef")
+"""Not about objects, arrays, strings, numbers and combinators: other documents and annotations."""
+
+
+@cache
+def suite():
+    """File name ("draft7/not.json") to its groups."""
+    found = {}
+    with tarfile.open(SUITE) as archive:
+        for member in archive:
+            if member.name.endswith(".json"):
+                text = io.TextIOWrapper(archive.extractfile(member), encoding="utf-8").read()
+                found[member.name] = json.loads(text, parse_float=Decimal)
+    return dict(sorted(found.items()))
+
+
+def texts(value, schema):
+    """The value in the one layout, its keys in any order (the schema's first), its numbers in any plain form."""
+    if isinstance(value, list):
+        for items in itertools.product(*(list(texts(item, schema)) for item in value)):
+            yield "[" + ", ".join(items) + "]"
+    elif isinstance(value, dict):
+        for order in itertools.permutations(sorted(value, key=lambda key: schema.find(dumps(key)) % len(schema))):
+            for items in itertools.product(*(list(texts(value[key], schema)) for key in order)):
+                members = (f"{dumps(key)}: {item}" for key, item in zip(order, items, strict=True))
+                yield "{" + ", ".join(members) + "}"
+    elif isinstance(value, Decimal):
+        yield from dict.fromkeys((str(value), f"{value:f}", f"{value.normalize():f}"))
+    else:
+        yield dumps(value)
+
+
+def dumps(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def plain(value):
+    """The schema as it is written, for `json_schema`."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)}: {plain(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(plain, value)) + "]"
+    return str(value) if isinstance(value, Decimal) else json.dumps(value)
+
+
+@cache
+def results(name):
+    """Of a file: case (group, description) to what became of it, and to why."""
+    found = {}
+    for group in suite()[name]:
+        schema = group["schema"]
+        if name.startswith("draft7/") and isinstance(schema, dict):
+            schema = {"$schema": "http://json-schema.org/draft-07/schema#"} | schema
+        text = plain(schema)
+        try:
+            language, reason = json_schema(text), ""
+        except GrammarError as error:
+            language, reason = None, str(error)
+        for case in group["tests"]:
+            found[group["description"], case["description"]] = outcome(language, reason, case, text), reason
+    return found
+
+
+def outcome(language, reason, case, schema):
+    if language is None:
+        if NO_VALUE in reason:
+            return "wrongly refused" if case["valid"] else "right"
+        return "refused"
+    written = list(itertools.islice(texts(case["data"], schema), MAX_TEXTS))
+    is_accepted = any(matches(language, text) for text in written)
+    if is_accepted == case["valid"]:
+        return "right"
+    return "wrongly accepted" if is_accepted else "wrongly refused"
+
+
+def entry(name):
+    """What the ledger says about a file."""
+    found = results(name)
+    counts = Counter(what for what, _ in found.values())
+    refused, wrong, impossible = {}, {}, []
+    for (group, case), (what, reason) in found.items():
+        if what == "refused":
+            refused[group] = re.search(r'"(\$?\w+)"', reason)[1]
+        elif what != "right":
+            wrong.setdefault(group, []).append(f"{what}: {case}")
+        if NO_VALUE in reason and group not in impossible:
+            impossible.append(group)
+    lists = {"refused": refused, "not right": wrong, "right as nothing is valid against it": impossible}
+    return {"cases": counts.total(), "right": counts["right"]} | {key: value for key, value in lists.items() if value}
+
+
+def ledger():
+    return json.loads(LEDGER.read_text(encoding="utf-8")) if LEDGER.exists() else {}
+
+
+@pytest.mark.parametrize("name", suite())
+def test_no_case_is_wrongly_accepted(name):
+    assert [case for case, (what, _) in results(name).items() if what == "wrongly accepted"] == []
+
+
+@pytest.mark.parametrize("name", suite())
+def test_every_case_is_as_the_ledger_says(name):
+    assert entry(name) == ledger()[name], "better? then write the ledger anew (see the top of this file)"
+
+
+def test_the_ledger_is_about_the_whole_suite():
+    assert list(ledger()) == list(suite())
+    assert sum(len(group["tests"]) for groups in suite().values() for group in groups) == 2226
+
+
+def test_at_least_95_percent_of_the_cases_about_values_and_combinators_are_right():
+    told = [entry for name, entry in ledger().items() if Path(name).stem not in ELSEWHERE]
+    assert sum(entry["right"] for entry in told) >= 0.95 * sum(entry["cases"] for entry in told)
+
+
+def main():
+    before, after = ledger(), {name: entry(name) for name in suite()}
+    worse = [
+        name
+        for name, now in after.items()
+        if any(what == "wrongly accepted" for what, _ in results(name).values())
+        or (name in before and now["right"] < before[name]["right"])
+    ]
+    for name in worse:
+        print(f"worse: {name}: {before.get(name, {}).get('right')} were right, now {after[name]}")
+    if not worse:
+        LEDGER.write_text(json.dumps(after, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{sum(entry['right'] for entry in after.values())} of {sum(entry['cases'] for entry in after.values())}")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

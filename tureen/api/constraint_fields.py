@@ -1,0 +1,46 @@
+"""The parameters that constrain the output, to the one grammar of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tureen.config import Config
+from tureen.errors import InvalidRequest
+from tureen.grammar.base import GrammarSpec
+from tureen.sampling.params import CONSTRAINTS, SamplingParams
+from tureen.types import GenerateRequest
+
+DTYPES = {
+    "int": r"[-+]?[0-9]+[ \n]*",
+    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
+    "bool": "(True|False)",
+    "str": r'"[\w\d\s]*"',
+}
+DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
+"""What SGLang's frontend language sends in place of `dtype`."""
+
+
+def constrained(
+    request: GenerateRequest, params: SamplingParams, path: Callable[[str], str], config: Config
+) -> tuple[GenerateRequest, SamplingParams]:
+    """The request with its grammar, and the parameters with the stops that belong to it. Raises InvalidRequest."""
+    name = next((name for name in CONSTRAINTS if getattr(params, name) is not None), None)
+    if name is None:
+        return request, params
+    field = path(name)
+    if config.grammar_backend == "none":
+        raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
+    spec = _spec(name, params)
+    if params.dtype is not None:
+        params = msgspec.structs.replace(params, stop=params.stop + DTYPE_STOPS.get(params.dtype, ()))
+    return msgspec.structs.replace(request, grammar=spec, grammar_field=field), params
+
+
+def _spec(name: str, params: SamplingParams) -> GrammarSpec:
+    value = getattr(params, name)
+    if name == "dtype":
+        return GrammarSpec("regex", DTYPES[value], params.grammar_after)
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return GrammarSpec(name, text, params.grammar_after)  # type: ignore[arg-type]

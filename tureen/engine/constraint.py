@@ -1,0 +1,46 @@
+"""What a constrained sequence's output must match: its grammar, token by token."""
+
+from __future__ import annotations
+
+from tureen.errors import RequestFailed
+from tureen.grammar.base import Grammar, Mask
+
+
+class Constraint:
+    """The grammar of one sequence. EOS is allowed where the grammar accepts; with `avoids_end` only where nothing else
+    is."""
+
+    def __init__(self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool) -> None:
+        self.num_forced = 0  # output tokens that nobody drew
+        self._grammar = grammar
+        self._eos_token_ids = eos_token_ids
+        self._avoids_end = avoids_end
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._grammar.is_accepting
+
+    @property
+    def is_done(self) -> bool:
+        return self._grammar.is_done
+
+    def fill_mask(self, mask: Mask) -> None:
+        """Raises GrammarError."""
+        self._grammar.fill_mask(mask)
+        if self._avoids_end and self._grammar.is_accepting:
+            before = mask.copy()
+            for token_id in self._eos_token_ids:
+                mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
+            if not mask.any():
+                mask[:] = before
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed."""
+        if not self._grammar.accept(token_id):
+            raise RequestFailed(
+                f"token {token_id} was drawn, but the grammar does not allow it", code="grammar_mismatch"
+            )
+
+    def forced(self) -> list[int]:
+        """The tokens that come next whatever the model says; to be accepted one by one."""
+        return self._grammar.forced()

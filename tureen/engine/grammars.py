@@ -1,0 +1,91 @@
+"""The grammars of an engine's sequences: compiled elsewhere, waited for, their masks filled beside the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tureen.engine.constraint import Constraint
+from tureen.engine.sequence import Sequence
+from tureen.errors import InvalidRequest
+from tureen.grammar.base import GrammarSpec
+from tureen.grammar.compiler import Compilation, Compiler
+from tureen.grammar.masks import MaskThread, PendingMasks
+from tureen.runner.base import RowError
+from tureen.types import EngineStats
+
+
+class Grammars:
+    """Sequences whose grammar is not ready, and the masks of those that run."""
+
+    def __init__(self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...]) -> None:
+        self._compiler = compiler
+        self._masks = masks
+        self._eos_token_ids = eos_token_ids
+        self._waiting: dict[Sequence, Compilation] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._waiting
+
+    def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
+        """Have its grammar compiled. Raises InvalidRequest."""
+        if self._compiler is None:
+            field = sequence.request.grammar_field
+            raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
+        self._waiting[sequence] = self._compiler.submit(spec)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It waits no longer."""
+        compilation = self._waiting.pop(sequence)
+        if self._compiler is not None:
+            self._compiler.release(compilation)
+
+    def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
+        """Sequences that wait no longer: their constraint is there, or this is why there is none."""
+        if self._compiler is None or not self._waiting:
+            return []
+        self._compiler.poll()
+        done = [(sequence, one) for sequence, one in self._waiting.items() if one.state != "pending"]
+        for sequence, _ in done:
+            del self._waiting[sequence]
+        return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
+
+    def fill_masks(self, sequences: Iterable[Sequence]) -> PendingMasks | None:
+        """Begin to fill the masks of those that are constrained; None where none is."""
+        fills = {one.slot: one.constraint.fill_mask for one in sequences if one.constraint is not None}
+        return self._masks.start(fills) if fills else None
+
+    def clear(self) -> None:
+        if self._compiler is not None:
+            self._compiler.clear()
+
+    def stats(self) -> EngineStats:
+        """What concerns grammars; the rest is zero."""
+        if self._compiler is None:
+            return EngineStats()
+        totals = self._compiler.stats
+        return EngineStats(
+            num_preparing=len(self._waiting),
+            total_grammar_compiles=totals.compiles,
+            total_grammar_hits=totals.hits,
+            total_grammar_failures=totals.failures,
+            total_grammar_timeouts=totals.timeouts,
+            total_grammar_ms=totals.compile_ms,
+        )
+
+    def close(self) -> None:
+        self._masks.close()
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _start(self, sequence: Sequence, compilation: Compilation) -> RowError | None:
+        field = sequence.request.grammar_field
+        if compilation.compiled is None:
+            assert compilation.error is not None
+            error = compilation.error
+            return RowError(error.code, f"{field}: {error.message}", error.status, field)
+        avoids_end = sequence.request.params.ignore_eos
+        sequence.constraint = Constraint(compilation.compiled.start(), self._eos_token_ids, avoids_end=avoids_end)
+        return None

@@ -1,0 +1,88 @@
+"""A step's rows through the runner: where that raises, each by itself, so that only those at fault fail."""
+
+from __future__ import annotations
+
+from tureen.cache.manager import CacheManager
+from tureen.engine.grammars import Grammars
+from tureen.engine.scheduler import Planned
+from tureen.errors import RequestFailed
+from tureen.grammar.masks import PendingMasks
+from tureen.log import get_logger
+from tureen.runner.base import Batch, Row, RowError, RowOutput, Runner
+
+MAX_FAILED_STEPS = 3
+STEP_FAILED = RowError("request_failed")
+
+log = get_logger("engine")
+
+
+class RowRunner:
+    """Runs plans, one a step, with the masks of the rows that have a grammar."""
+
+    def __init__(self, runner: Runner, grammars: Grammars, cache: CacheManager) -> None:
+        self._runner = runner
+        self._grammars = grammars
+        self._cache = cache
+        self._num_failed_steps = 0  # in a row
+
+    def run(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
+        """What came of each row. Raises RequestFailed when the runner seems to be broken for good."""
+        try:
+            outputs = self._run(plan)
+        except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
+            log.warning("a step of %d rows failed (%s); running them one at a time", len(plan), type(error).__name__)
+        else:
+            self._num_failed_steps = 0
+            return outputs
+        outputs = tuple(self._run_alone(planned) for planned in plan)
+        all_failed = all(output.error == STEP_FAILED for output in outputs)
+        self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
+        if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():
+            raise RequestFailed(f"every row of {MAX_FAILED_STEPS} steps in a row failed", code="engine_dead")
+        return outputs
+
+    def close(self) -> None:
+        self._grammars.close()
+        self._runner.close()
+
+    def _can_compute(self) -> bool:
+        """Whether the runner can compute a token that no client sent; True where there is no page to try it on."""
+        table = self._cache.open(("", ""), [], 1, headroom=0, is_public=False)
+        if table is None:
+            return True
+        try:
+            self._runner.run(Batch((Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False),)))
+        except Exception:
+            log.exception("the runner fails on everything")
+            return False
+        finally:
+            self._cache.close(table)
+        return True
+
+    def _run(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
+        new_slots = tuple(planned.sequence.slot_state() for planned in plan if planned.is_new)
+        masks = self._grammars.fill_masks(planned.sequence for planned in plan if planned.row.sample)
+        try:
+            outputs = self._runner.run(Batch(tuple(planned.row for planned in plan), new_slots, masks)).rows
+        finally:
+            if masks is not None:
+                masks.wait()  # no grammar may change under the thread that reads it
+        return outputs if masks is None else _explained(outputs, plan, masks)
+
+    def _run_alone(self, planned: Planned) -> RowOutput:
+        try:
+            return self._run([planned])[0]
+        except Exception:  # this row's request fails, the others go on
+            log.exception("request %s failed", planned.sequence.request.id)
+            return RowOutput(error=STEP_FAILED)
+
+
+def _explained(outputs: tuple[RowOutput, ...], plan: list[Planned], masks: PendingMasks) -> tuple[RowOutput, ...]:
+    """The same, where a mask could not be computed with the reason."""
+    failures = {slot: RowError("grammar_too_complex", why) for slot, why in masks.failures.items()}
+    if not failures:
+        return outputs
+    return tuple(
+        RowOutput(error=failures[planned.row.slot]) if planned.row.slot in failures else output
+        for planned, output in zip(plan, outputs, strict=True)
+    )

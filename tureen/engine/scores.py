@@ -1,0 +1,73 @@
+"""Log-probabilities of one sequence: of which known tokens they are still to be computed, and what was not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tureen.types import LogprobSpec, PositionLogprobs
+
+
+class ScoreQueue:
+    """Known tokens are those of the prompt and those that were forced; they are scored in order, as they are computed.
+
+    The scores of drawn tokens come with them and only pass through here, so that all are sent in order.
+    """
+
+    def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int]) -> None:
+        self.is_wanted = spec is not None
+        self.num_sent = 0  # output tokens the client has got
+        self._num_prompt = len(prompt_ids)
+        self._next = self._num_prompt  # first position whose logits are still asked for
+        self._end = self._num_prompt - 1  # the position behind the last of these
+        self._prompt: list[PositionLogprobs] = []
+        self._output: list[PositionLogprobs] = []  # of output tokens that were not sent yet
+        start = spec.prompt_start if spec else -1
+        if 0 <= start < self._num_prompt:
+            self._prompt.append(PositionLogprobs(token=(None, prompt_ids[start])))
+            self._next = start
+
+    @property
+    def first_needed(self) -> int | None:
+        """The position from which on logits are still asked for."""
+        return self._next if self._next < self._end else None
+
+    def ask(self, position: int) -> None:
+        """The token at this position of the output was forced."""
+        if self.is_wanted:
+            if self.first_needed is None:
+                self._next = position - 1
+            self._end = position
+
+    def targets(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, tuple[int, ...]]:
+        """Of a row of positions start … end - 1, the index of the first that is scored, and the tokens that follow."""
+        score_from = max(0, self._next - start)
+        found = tuple(token_ids[start + score_from + 1 : min(end, self._end) + 1])
+        return score_from if found else 0, found
+
+    def add(self, scores: Sequence[PositionLogprobs]) -> None:
+        """Those of the next targets."""
+        num_prompt = max(0, self._num_prompt - 1 - self._next)
+        self._prompt += scores[:num_prompt]
+        self._output += scores[num_prompt:]
+        self._next += len(scores)
+
+    def add_drawn(self, score: PositionLogprobs) -> None:
+        self._output.append(score)
+
+    def take_output(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
+        """Of prompt and output the output tokens that may be sent, with their log-probabilities where these are asked
+        for; each once."""
+        start = self._num_prompt + self.num_sent
+        end = start + len(self._output) if self.is_wanted else len(token_ids)
+        taken, scores = tuple(token_ids[start:end]), tuple(self._output)
+        self.num_sent += len(taken)
+        self._output.clear()
+        return taken, scores
+
+    def take_prompt(self) -> tuple[PositionLogprobs, ...]:
+        """Those of the prompt, all of them, once; nothing before all are there."""
+        if self._next < self._num_prompt - 1:
+            return ()
+        taken = tuple(self._prompt)
+        self._prompt.clear()
+        return taken

@@ -1,0 +1,202 @@
+"""Where a greedy lexer without backtracking could be wrong about the end of a lexeme.
+
+Sets of lexemes are integers, bit i for lexeme i; so are sets of first bytes. All of it errs to the safe side: contexts
+are not told apart, and of a character only the first byte of its UTF-8 is looked at, as a lexer of bytes must decide
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tureen.grammar.alphabet import Ranges
+from tureen.grammar.expression import Call, Chain, Choice, Expression, GrammarError, Repeat
+from tureen.grammar.regular import Automaton, automaton
+from tureen.grammar.rules import can_be_empty
+
+ALL_BYTES = (1 << 256) - 1
+MAX_STATES = 1_000
+MAX_PAIRS = 5_000
+"""Pairs of states looked at to compare two lexemes; where there are more, they are taken to conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What an expression over lexemes can begin and end with, and whether it can be empty."""
+
+    empty: bool
+    first: int
+    last: int
+
+
+NONE = Ends(True, 0, 0)
+
+
+class Ambiguity:
+    """Lexemes by number, in a grammar over them: an expression and its rules, made of calls of rules and lexemes."""
+
+    def __init__(
+        self,
+        start: Expression,
+        rules: Mapping[str, Expression],
+        items: Mapping[str, Expression],
+        machines: dict[str, Automaton | None],
+    ) -> None:
+        """`machines` are those of the lexemes known by now; the others are added."""
+        self._names = list(items)
+        for name, item in items.items():
+            if name not in machines:
+                machines[name] = _machine(item)
+        self._machines = [machines[name] for name in items]
+        self._starts = [_first_bytes(machine) for machine in self._machines]
+        self._rules = rules
+        self._follow = [0] * len(items)
+        self._of_calls: dict[str, Ends] = {
+            name: Ends(can_be_empty(item), 1 << index, 1 << index) for index, (name, item) in enumerate(items.items())
+        }
+        self._settle()
+        self._together = self._allowed_together(self._ends(start).first)
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Lexemes and those (it may be the same) that go on where the lexeme may have ended."""
+        starts = self._starts
+        for index, name in enumerate(self._names):
+            following = 0
+            for other in _bits(self._follow[index]):
+                following |= starts[other]
+            if not following:
+                continue
+            for other in _bits(self._together[index]):
+                if starts[index] & starts[other] and self._going_on(index, other) & following:
+                    yield name, self._names[other]
+
+    def _settle(self) -> None:
+        """Work out the ends of the rules, and what follows each lexeme."""
+        for name in self._rules:
+            self._of_calls[name] = Ends(False, 0, 0)
+        changed = True
+        while changed:
+            changed = False
+            for name, rule in self._rules.items():
+                ends = self._ends(rule)
+                if ends != self._of_calls[name]:
+                    self._of_calls[name] = ends
+                    changed = True
+
+    def _ends(self, expression: Expression) -> Ends:
+        match expression:
+            case Call(name):
+                return self._of_calls[name]
+            case Chain(items):
+                made = NONE
+                for item in items:
+                    made = self._joined(made, self._ends(item))
+                return made
+            case Choice(items):
+                every = [self._ends(item) for item in items]
+                first = last = 0
+                for ends in every:
+                    first, last = first | ends.first, last | ends.last
+                return Ends(any(ends.empty for ends in every), first, last)
+            case Repeat(item, least, most):
+                ends = self._ends(item)
+                if most != 1:
+                    self._joined(ends, ends)
+                return Ends(ends.empty or least == 0, ends.first, ends.last)
+        raise TypeError(f"not over lexemes: {type(expression).__name__}")
+
+    def _joined(self, one: Ends, other: Ends) -> Ends:
+        for index in _bits(one.last):
+            self._follow[index] |= other.first
+        first = one.first | other.first if one.empty else one.first
+        last = other.last | one.last if other.empty else other.last
+        return Ends(one.empty and other.empty, first, last)
+
+    def _allowed_together(self, at_start: int) -> list[int]:
+        """By lexeme, those that can be allowed where it is: at the start, or after lexemes that match the same text."""
+        starts = self._starts
+        together = [0] * len(self._names)
+        queue = [(at_start, at_start)] + [(follow, follow) for follow in set(self._follow)]
+        done: set[tuple[int, int]] = set()
+        while queue:
+            some, others = queue.pop()
+            if (some, others) in done:
+                continue
+            done |= {(some, others), (others, some)}
+            for index in _bits(some):
+                fresh = others & ~together[index]
+                together[index] |= fresh
+                for other in _bits(fresh):
+                    together[other] |= 1 << index
+                    if starts[index] & starts[other]:
+                        queue.append((self._follow[index], self._follow[other]))
+        return together
+
+    def _going_on(self, index: int, other: int) -> int:
+        """First bytes of what follows a text of one lexeme, not the empty one, in longer texts of the other one."""
+        one, two = self._machines[index], self._machines[other]
+        if one is None or two is None:
+            return ALL_BYTES
+        found, seen, rest = 0, {(0, 0)}, [(0, 0)]
+        while rest:
+            first, second = rest.pop()
+            for pair in _common(one.moves[first], two.moves[second]):
+                if pair not in seen:
+                    seen.add(pair)
+                    rest.append(pair)
+                if one.accepting[pair[0]]:
+                    found |= lead_bytes([(low, high) for low, high, _ in two.moves[pair[1]]])
+            if len(seen) > MAX_PAIRS:
+                return ALL_BYTES
+        return found
+
+
+def _first_bytes(machine: Automaton | None) -> int:
+    return ALL_BYTES if machine is None else lead_bytes([(first, last) for first, last, _ in machine.moves[0]])
+
+
+def lead_bytes(ranges: Ranges | Sequence[tuple[int, int]]) -> int:
+    """The first bytes of these characters in UTF-8."""
+    found = 0
+    for first, last in ranges:
+        for low, high, base, shift in ((0, 0x7F, 0, 0), (0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12)):
+            found |= _span(max(first, low), min(last, high), base, shift)
+        found |= _span(max(first, 0x10000), last, 0xF0, 18)
+    return found
+
+
+def _span(first: int, last: int, base: int, shift: int) -> int:
+    if first > last:
+        return 0
+    low, high = base | first >> shift, base | last >> shift
+    return (1 << high + 1) - (1 << low)
+
+
+def _common(some: Sequence[tuple[int, int, int]], others: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Targets of two states' moves by the same characters."""
+    here = there = 0
+    while here < len(some) and there < len(others):
+        first, last, target = some[here]
+        low, high, other = others[there]
+        if first <= high and low <= last:
+            yield target, other
+        if last < high:
+            here += 1
+        else:
+            there += 1
+
+
+def _machine(item: Expression) -> Automaton | None:
+    """None where it takes too many states."""
+    try:
+        return automaton(item, MAX_STATES)
+    except GrammarError:
+        return None
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -1,0 +1,101 @@
+"""A language in xgrammar's dialect of GBNF (the grammars of llama.cpp)."""
+
+from __future__ import annotations
+
+from tureen.grammar.backends.lexemes import lifted
+from tureen.grammar.backends.patterns import count
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    Both,
+    Call,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    Terminal,
+    Text,
+)
+from tureen.grammar.regular import Automaton, automaton, rules_of
+
+PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ,:;<>=!@%(){}+*?.|/&~#$")
+"""Characters that stand for themselves in strings and classes."""
+
+
+MAX_STATES = 300
+"""Of the automaton of a lexeme that is written as rules; one with more is written as it is, if it can be."""
+
+
+def gbnf(language: Language) -> str:
+    """Rules; the first one is `root`. Raises GrammarError.
+
+    What is regular becomes a rule for each state of its automaton. The library works out the masks of these when it
+    compiles; of alternatives and counted repeats inside of repeats it has to compute them at every token, which takes
+    it a hundred times as long as a mask may.
+    """
+    made = lifted(language)
+    writer = Writer()
+    lines = [f"root ::= {writer.written(made.start)}"]
+    lines += [f"{name} ::= {writer.written(rule)}" for name, rule in made.rules.items()]
+    lines += [f"{name} ::= {writer.lexeme(item)}" for name, item in made.lexemes.items()]
+    return "\n".join([*lines, *writer.lines]) + "\n"
+
+
+class Writer:
+    """Writes expressions. `lines` are the rules that they call."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._automata = 0
+
+    def lexeme(self, item: Expression) -> str:
+        """A regular expression."""
+        if isinstance(item, Text | Chars):
+            return self.written(item)
+        try:
+            return self._by_states(automaton(item, MAX_STATES))
+        except GrammarError:
+            return self.written(item)
+
+    def written(self, expression: Expression) -> str:
+        """An expression, of any kind."""
+        match expression:
+            case Text(text):
+                return f'"{"".join(map(_char, text))}"'
+            case Chars(ranges):
+                return _class(ranges)
+            case Chain(items):
+                return f"({' '.join([self.written(item) for item in items])})" if items else '""'
+            case Choice(items):
+                return f"({' | '.join([self.written(item) for item in items])})"
+            case Repeat(item, least, most):
+                return f"({self.written(item)}){count(least, most)}"
+            case Terminal(item):
+                return self.written(item)
+            case Call(name):
+                return name
+            case Both() | Not():
+                return self._by_states(automaton(expression))
+
+    def _by_states(self, machine: Automaton) -> str:
+        made = rules_of(machine, f"m{self._automata}-")
+        self._automata += 1
+        self.lines += [f"{name} ::= {self.written(rule)}" for name, rule in made.rules.items()]
+        return self.written(made.start)
+
+
+def _class(ranges: tuple[tuple[int, int], ...]) -> str:
+    if ranges == ANY_CHAR.ranges:
+        return r"[\x00-\U0010FFFF]"
+    return f"[{''.join(_range(*one) for one in ranges)}]"
+
+
+def _range(first: int, last: int) -> str:
+    return _char(chr(first)) if first == last else f"{_char(chr(first))}-{_char(chr(last))}"
+
+
+def _char(one: str) -> str:
+    return one if one in PLAIN else f"\\U{ord(one):08X}"

@@ -1,0 +1,215 @@
+"""The backend that uses llguidance: lexemes by derivatives of regular expressions, above them Earley's algorithm.
+
+The language is written as a grammar in llguidance's dialect of Lark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.grammar.backends.forced import ForcedText
+from tureen.grammar.backends.lexemes import lexed
+from tureen.grammar.backends.patterns import count, pattern
+from tureen.grammar.backends.tokens import TokenSets
+from tureen.grammar.base import Encode, Mask, Vocabulary
+from tureen.grammar.expression import (
+    Both,
+    Call,
+    Chain,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    Terminal,
+    Text,
+)
+from tureen.grammar.rules import parts
+
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=400_000,
+    step_max_items=100_000,
+    max_lexer_states=60_000,  # about 2 kB each
+    max_grammar_size=500_000,
+    verbose_errors=False,  # an error would hold the whole grammar
+)
+ANY_TEXT = "/(?s:.*)/"
+NO_FORCING = '%llguidance {"no_forcing": true}'
+"""All tokens that fit are allowed, not only the tokenizer's own way to write a text that is forced."""
+
+END = b"</s>"
+
+
+class Backend:
+    """llguidance for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self._tokens = TokenSets(vocabulary)
+        self._forced_text = ForcedText(vocabulary, encode)
+        self._tokenizer = llguidance.LLTokenizer(_Tokenizer(vocabulary, encode))  # type: ignore[arg-type]  # by shape
+
+    def translate(self, language: Language) -> bytes:
+        """The grammar as UTF-8. Raises GrammarError."""
+        return lark(language).encode()
+
+    def load(self, source: bytes) -> Compiled:
+        """Compile the grammar. Raises GrammarError."""
+        grammar = llguidance.LLMatcher.grammar_from_lark(source.decode())
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise too_complex(matcher)
+        return Compiled(matcher, self._tokens, self._forced_text, len(source))
+
+
+class Compiled:
+    """A matcher at the beginning."""
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText, source_bytes: int
+    ) -> None:
+        self._matcher = matcher
+        self._tokens = tokens
+        self._forced_text = forced_text
+        self._source_bytes = source_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """The library does not say; by the resident memory of processes with many of them."""
+        return 100_000 + 60 * self._source_bytes
+
+    def start(self) -> Grammar:
+        return Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+
+
+class Grammar:
+    """A matcher somewhere in an output."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText) -> None:
+        self._matcher = matcher
+        self._tokens = tokens
+        self._forced_text = forced_text
+        self._mask: NDArray[np.uint32] | None = None  # of this place, without EOS
+
+    def fill_mask(self, mask: Mask) -> None:
+        mask[:] = self._allowed()
+        if self._matcher.is_accepting():
+            mask |= self._tokens.ends
+
+    def accept(self, token_id: int) -> bool:
+        if not self._tokens.is_text(token_id) or self._matcher.try_consume_tokens([token_id]) != 1:
+            return False
+        self._mask = None
+        return True
+
+    def forced(self) -> list[int]:
+        text: bytes = self._matcher.compute_ff_bytes()
+        if not text:
+            return []
+        return self._forced_text.tokens(text, Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text))
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._matcher.is_accepting() and not self._matcher.is_error()
+
+    @property
+    def is_done(self) -> bool:
+        """The library knows at once of most ends, not of all: then the mask tells."""
+        if not self.is_accepting:
+            return False
+        return self._matcher.is_stopped() or not self._allowed().any()
+
+    def _allowed(self) -> NDArray[np.uint32]:
+        if self._mask is None:
+            row_words = (self._tokens.count + 1) // 32 + 1  # for one bit more than it has tokens, END among them
+            made = np.zeros(max(row_words, self._tokens.words), dtype=np.uint32)
+            if not self._matcher.is_stopped():
+                self._matcher.unsafe_compute_mask_ptr(made.ctypes.data, row_words * 4)
+            if self._matcher.is_error():
+                raise too_complex(self._matcher)
+            self._mask = made[: self._tokens.words] & self._tokens.texts
+        return self._mask
+
+
+class _Tokenizer:
+    """What LLTokenizer asks for. It is given an end of its own, so that the model's ends are never its business."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.tokens: Sequence[bytes] = [*vocabulary.tokens, END]
+        self.eos_token_id = len(vocabulary.tokens)
+        self.special_token_ids = [self.eos_token_id]
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
+def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
+    """Why a matcher gave up."""
+    return GrammarError(f"too complex for --grammar-backend llguidance: {matcher.get_error()[:200]}")
+
+
+def lark(language: Language) -> str:
+    """The language in llguidance's dialect of Lark. Raises GrammarError."""
+    made = lexed(language)
+    lines = [NO_FORCING, f"start: {_rule(made.start)}"]
+    lines += [f"{name}: {_rule(rule)}" for name, rule in made.rules.items()]
+    for name, item in made.lexemes.items():
+        mixed: set[int] = set()
+        _mixed(item, mixed)
+        lines.append(f"{name}: {_terminal(item, mixed)}")
+    return "\n".join(lines) + "\n"
+
+
+def _rule(expression: Expression) -> str:
+    match expression:
+        case Call(name):
+            return name
+        case Chain(items):
+            return f"({' '.join([_rule(item) for item in items])})" if items else '""'
+        case Choice(items):
+            return f"({' | '.join([_rule(item) for item in items])})"
+        case Repeat(item, least, most):
+            return f"({_rule(item)}){count(least, most)}"
+    raise TypeError(f"not over lexemes: {type(expression).__name__}")
+
+
+def _terminal(expression: Expression, mixed: set[int]) -> str:
+    """A terminal's definition. `&` and `~` can only be written outside of patterns."""
+    if id(expression) not in mixed:
+        if isinstance(expression, Text):
+            return json.dumps(expression.text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return f"/{pattern(expression)}/" if expression != Chain(()) else '""'
+    match expression:
+        case Both(first, second):
+            return f"({_terminal(first, mixed)} & {_terminal(second, mixed)})"
+        case Not(item):
+            return f"({ANY_TEXT} & ~({_terminal(item, mixed)}))"  # ~ alone would match what is no UTF-8
+        case Chain(items):
+            return f"({' '.join([_terminal(item, mixed) for item in items])})"
+        case Choice(items):
+            return f"({' | '.join([_terminal(item, mixed) for item in items])})"
+        case Repeat(item, least, most):
+            return f"({_terminal(item, mixed)}){count(least, most)}"
+        case Terminal(item):
+            return _terminal(item, mixed)
+    raise GrammarError(f"only what is regular can be combined with & or excluded: {type(expression).__name__}")
+
+
+def _mixed(expression: Expression, found: set[int]) -> bool:
+    """Find, by id, the parts that hold Both or Not."""
+    inside = [_mixed(part, found) for part in parts(expression)]
+    if any(inside) or isinstance(expression, Both | Not):
+        found.add(id(expression))
+        return True
+    return False

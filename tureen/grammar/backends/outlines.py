@@ -1,0 +1,237 @@
+"""The backend that uses outlines_core: a finite automaton whose moves are tokens, so only regular languages.
+
+Its index takes long to build, and has a binary form of its own: that is what a translation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+import outlines_core
+from numpy.typing import NDArray
+
+from tureen.grammar.backends.forced import MAX_BYTES, ForcedText
+from tureen.grammar.backends.lexemes import flat_rules, pruned
+from tureen.grammar.backends.patterns import pattern
+from tureen.grammar.backends.tokens import TokenSets
+from tureen.grammar.base import Encode, Mask, Vocabulary
+from tureen.grammar.expression import (
+    EMPTY,
+    NOTHING,
+    Both,
+    Chain,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+)
+from tureen.grammar.regular import automaton, expression_of
+from tureen.grammar.rules import calls, can_be_empty, can_end, chain, choice, cycle, repeat, replaced, unmarked
+
+MAX_PARTS = 20_000
+MAX_INDEX_BYTES = 48 << 20
+CAN_BE_EMPTY, NOT_EMPTY = b"e", b"n"
+"""First byte of a translation: whether the empty text is in the language. The index is of all others, as the library
+cannot compile a pattern that ends with `\\z` and can be empty; without it, it stops at the first alternative that fits.
+"""
+
+MAX_FORCED_WAYS = 64
+"""Tokens that can be next where a text is forced: those that begin it."""
+
+
+class Backend:
+    """outlines_core for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self._tokens = TokenSets(vocabulary)
+        self._forced_text = ForcedText(vocabulary, encode)
+        ids: dict[bytes, list[int]] = {}
+        for token_id, token in enumerate(vocabulary.tokens):
+            if self._tokens.is_text(token_id):
+                ids.setdefault(token, []).append(token_id)
+        self._vocabulary = outlines_core.Vocabulary(len(vocabulary.tokens), ids)  # its end is none of the model's
+
+    def translate(self, language: Language) -> bytes:
+        """The index in its binary form. Raises GrammarError."""
+        expression = plain(language)
+        inside = without_empty(expression)
+        written = pattern(inside) + r"\z" if can_end(inside, set()) else pattern(EMPTY)
+        try:
+            index = outlines_core.Index(written, self._vocabulary)
+        except ValueError as error:
+            raise GrammarError(f"too complex for --grammar-backend outlines: {str(error)[:200]}") from None
+        data: bytes = index.__reduce__()[1][0]
+        if len(data) > MAX_INDEX_BYTES:
+            raise GrammarError(
+                f"too large for --grammar-backend outlines: its index takes {len(data) >> 20} MiB; at most "
+                f"{MAX_INDEX_BYTES >> 20}; make bounds on lengths and counts smaller, or use llguidance or xgrammar"
+            )
+        return (CAN_BE_EMPTY if can_be_empty(expression) else NOT_EMPTY) + data
+
+    def load(self, source: bytes) -> Compiled:
+        """Read the index. Raises GrammarError."""
+        try:
+            index = outlines_core.Index.from_binary(source[1:])
+        except ValueError as error:
+            raise GrammarError(f"not an index of outlines: {str(error)[:200]}") from None
+        start = Walk(index, self._tokens, index.get_initial_state(), at_end=source[:1] == CAN_BE_EMPTY)
+        return Compiled(start, self._forced_text, len(source))
+
+
+class Compiled:
+    """An index and its first state."""
+
+    def __init__(self, start: Walk, forced_text: ForcedText, source_bytes: int) -> None:
+        self._start = start
+        self._forced_text = forced_text
+        self._source_bytes = source_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Its hash tables take about three times what the binary form does."""
+        return 10_000 + 3 * self._source_bytes
+
+    def start(self) -> Grammar:
+        return Grammar(replace(self._start), self._forced_text)
+
+
+@dataclass
+class Walk:
+    """A state of an index, and the states after it."""
+
+    index: outlines_core.Index
+    tokens: TokenSets
+    state: int
+    at_end: bool  # the text so far, which is empty, is in the language
+
+    def accept(self, token_id: int) -> bool:
+        following = self.index.get_next_state(self.state, token_id) if self.tokens.is_text(token_id) else None
+        if following is None:
+            return False
+        self.state = following
+        self.at_end = False
+        return True
+
+    @property
+    def is_accepting(self) -> bool:
+        return self.at_end or bool(self.index.is_final_state(self.state))
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_accepting and not any(map(self.tokens.is_text, self.index.get_allowed_tokens(self.state)))
+
+    def ways(self) -> dict[bytes, int]:
+        """The tokens that may come next."""
+        ids = filter(self.tokens.is_text, self.index.get_allowed_tokens(self.state))
+        return {self.tokens.bytes_of([token_id]): token_id for token_id in ids}
+
+
+class Grammar:
+    """A state of an index, with its mask."""
+
+    def __init__(self, walk: Walk, forced_text: ForcedText) -> None:
+        self._walk = walk
+        self._guide = outlines_core.Guide(walk.index, 0)
+        self._forced_text = forced_text
+        self._mask: NDArray[np.uint32] | None = None  # of this state, without EOS
+
+    def fill_mask(self, mask: Mask) -> None:
+        mask[:] = self._allowed()
+        if self.is_accepting:
+            mask |= self._walk.tokens.ends
+
+    def accept(self, token_id: int) -> bool:
+        if not self._walk.accept(token_id):
+            return False
+        self._guide.advance(token_id, False)
+        self._mask = None
+        return True
+
+    def forced(self) -> list[int]:
+        if np.unpackbits(self._allowed().view(np.uint8)).sum() > MAX_FORCED_WAYS:
+            return []
+        ahead, text = replace(self._walk), b""
+        while len(text) < MAX_BYTES and not ahead.is_accepting:
+            ways = ahead.ways()
+            start = _common_start(ways)
+            text += start
+            if start not in ways:
+                break
+            ahead.accept(ways[start])
+        return self._forced_text.tokens(text, replace(self._walk)) if text else []
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._walk.is_accepting
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_accepting and not self._allowed().any()
+
+    def _allowed(self) -> NDArray[np.uint32]:
+        if self._mask is None:
+            tokens = self._walk.tokens
+            made = np.zeros(max(tokens.count // 32 + 1, tokens.words), dtype=np.uint32)
+            self._guide.write_mask_into(made.ctypes.data, made.size, made.itemsize)
+            self._mask = made[: tokens.words] & tokens.texts
+        return self._mask
+
+
+def _common_start(texts: Collection[bytes]) -> bytes:
+    first, last = min(texts), max(texts)
+    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[:same]
+
+
+def plain(language: Language) -> Expression:
+    """The language as an expression without calls, marks, Both and Not. Raises GrammarError when it is not regular."""
+    language = pruned(language)
+    rules = {name: unmarked(rule) for name, rule in language.rules.items()}
+    circle = cycle({name: list(calls(rule)) for name, rule in rules.items()})
+    if circle is not None:
+        raise GrammarError(
+            f"--grammar-backend outlines has no recursion, and this nests without end ({' → '.join(circle[:5])}); "
+            "use --grammar-backend llguidance or xgrammar"
+        )
+    flat = flat_rules(rules, MAX_PARTS)
+    if len(flat) < len(rules):
+        raise GrammarError(
+            f"too large for --grammar-backend outlines: more than {MAX_PARTS} parts when its rules are written out; "
+            "use --grammar-backend llguidance or xgrammar"
+        )
+    written = replaced(unmarked(language.start), flat.__getitem__)
+    return pruned(Language(_without_sets(written))).start
+
+
+def without_empty(expression: Expression) -> Expression:
+    """Without the empty text; of a plain expression."""
+    if not can_be_empty(expression):
+        return expression
+    match expression:
+        case Choice(items):
+            return choice(without_empty(item) for item in items)
+        case Chain(items):  # the first part that is not empty, and the rest
+            return choice(chain((without_empty(item), *items[at + 1 :])) for at, item in enumerate(items))
+        case Repeat(item, _, most) if not can_be_empty(item):
+            return repeat(item, 1, most)
+        case Repeat(item, _, most):
+            rest = repeat(item, 0, None if most is None else most - 1) if most != 0 else NOTHING
+            return chain((without_empty(item), rest))
+    return NOTHING
+
+
+def _without_sets(expression: Expression) -> Expression:
+    match expression:
+        case Both() | Not():
+            return expression_of(automaton(expression))
+        case Chain(items):
+            return Chain(tuple(_without_sets(item) for item in items))
+        case Choice(items):
+            return Choice(tuple(_without_sets(item) for item in items))
+        case Repeat(item, least, most):
+            return Repeat(_without_sets(item), least, most)
+    return expression

@@ -1,0 +1,51 @@
+"""The grammar backends by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tureen.errors import StartupError, echo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tureen.grammar.base import Backend, Encode, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A backend that can be chosen."""
+
+    module: str
+    needs: tuple[str, ...]  # top-level modules of the packages that it uses
+    install: str  # what to type where they are missing
+
+
+BACKENDS = {
+    "llguidance": Entry("tureen.grammar.backends.llguidance", ("llguidance",), "pip install llguidance"),
+    "xgrammar": Entry(
+        "tureen.grammar.backends.xgrammar",
+        ("xgrammar", "tvm_ffi"),
+        "pip install --no-deps xgrammar apache-tvm-ffi",
+    ),
+    "outlines": Entry("tureen.grammar.backends.outlines", ("outlines_core",), "pip install outlines_core"),
+}
+
+
+def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
+    """The backend's class, its module imported. Raises StartupError when it is unknown or its packages are missing."""
+    entry = BACKENDS.get(name)
+    if entry is None:
+        raise StartupError(f"--grammar-backend is {echo(name)}; choose one of {', '.join([*BACKENDS, 'none'])}")
+    missing = [module for module in entry.needs if importlib.util.find_spec(module) is None]
+    if missing:
+        others = [other for other in BACKENDS if other != name]
+        raise StartupError(
+            f"--grammar-backend {name} needs {' and '.join(missing)}, which is not installed; type: {entry.install} "
+            f"(or choose {' or '.join(others)}, or none)"
+        )
+    backend: Callable[[Vocabulary, Encode], Backend] = importlib.import_module(entry.module).Backend
+    return backend

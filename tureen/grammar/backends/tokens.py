@@ -1,0 +1,36 @@
+"""A vocabulary as sets of tokens, packed as masks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tureen.grammar.base import Mask, Vocabulary
+
+
+class TokenSets:
+    """Which ids are text and which end the output. Immutable."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ends = set(vocabulary.eos_token_ids)
+        self._texts = tuple(token if index not in ends else b"" for index, token in enumerate(vocabulary.tokens))
+        self.count = len(self._texts)
+        self.words = -(-vocabulary.size // 32)
+        self.ends = packed(ends, vocabulary.size)
+        self.texts = packed((index for index, token in enumerate(self._texts) if token), vocabulary.size)
+
+    def is_text(self, token_id: int) -> bool:
+        """The token stands for bytes."""
+        return 0 <= token_id < len(self._texts) and bool(self._texts[token_id])
+
+    def bytes_of(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes of tokens that are text."""
+        return b"".join([self._texts[token_id] for token_id in token_ids])
+
+
+def packed(token_ids: Iterable[int], size: int) -> Mask:
+    """[ceil(size / 32)]: the bits of these tokens."""
+    bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

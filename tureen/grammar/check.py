@@ -1,0 +1,271 @@
+"""Whether a finished output fits its constraint, judged by libraries that had no part in making it.
+
+`python -I -m tureen.grammar.check SOCKET` judges in a process of its own: a client's schema or pattern can make any
+judge compute for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+from decimal import Decimal
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import regex
+
+from tureen.errors import echo
+from tureen.grammar import helper
+from tureen.grammar.base import GrammarSpec
+
+PROGRAM = ("-m", "tureen.grammar.check")
+ANY_JSON = "$$ANY$$"
+
+REGEX_TIMEOUT_S = 0.2
+CHECK_TIMEOUT_S = 1.0
+START_TIMEOUT_S = 20.0
+MAX_WAIT_S = 2.0  # for the checks of other outputs
+ALARM_S = 30.0  # after which the process ends by itself, should nobody be left to end it
+MEMORY_BYTES = 512 << 20
+MAX_VALIDATORS = 32
+
+HEADER = struct.Struct("<I")
+"""Length of the message that follows."""
+
+READY = b"r"
+
+FAILED_JUDGES = (
+    jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded,
+    jsonschema_rs.ValidationErrorKind.RegexEngineFailure,
+    jsonschema_rs.ValidationErrorKind.Referencing,
+)
+"""What the library reports as errors of the value, and are none."""
+
+
+class Unverified(Exception):
+    """It cannot be told whether the output fits."""
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What the judging process says."""
+
+    complaint: str | None
+    is_verified: bool = True
+
+
+def check(spec: GrammarSpec, text: str) -> str | None:
+    """What in a finished output does not fit; None when all does, or where no independent judge exists.
+
+    It names places and keywords, with pieces of the output: it is not for logs. Raises Unverified. Takes any time and
+    memory that a schema asks for: `Checker` bounds it.
+    """
+    if spec.kind in ("ebnf", "structural_tag"):
+        return None
+    _, marker, rest = text.partition(spec.after) if spec.after else ("", "", text)
+    if marker != spec.after:
+        return f"the text never says {echo(spec.after)}"
+    if spec.kind == "json_schema":
+        return _check_json(spec.text, rest)
+    if spec.kind == "regex":
+        return _check_regex(spec.text, rest)
+    return None if rest in json.loads(spec.text) else f"{echo(rest)} is none of the choices"
+
+
+def _check_regex(pattern: str, text: str) -> str | None:
+    try:
+        fits = regex.fullmatch(pattern, text, timeout=REGEX_TIMEOUT_S)
+    except (regex.error, TimeoutError, RecursionError) as error:
+        raise Unverified(f"the pattern could not be matched: {type(error).__name__}") from None
+    return None if fits else f"{echo(text)} does not match the pattern"
+
+
+def _check_json(schema: str, text: str) -> str | None:
+    try:
+        values = _read(text)
+    except RecursionError:
+        raise Unverified("it is nested too deeply to be read") from None
+    except ArithmeticError:
+        raise Unverified("it holds a number that is too large to be read") from None
+    except json.JSONDecodeError as error:
+        return f"it is not JSON: {error.msg} at character {error.pos}"
+    except ValueError as error:
+        return f"it is not JSON: {error}"
+    if schema == ANY_JSON:
+        return None
+    try:
+        validator = _validator(schema)
+    except (ValueError, RecursionError) as error:  # a ValidationError too is one
+        raise Unverified(f"the schema could not be used: {type(error).__name__}") from None
+    return next((complaint for value in values if (complaint := _complaint(validator, value))), None)
+
+
+def _read(text: str) -> list[Any]:
+    """The value; where a key comes twice, as readers read it that keep the last, and as those that keep the first.
+
+    Raises RecursionError, ArithmeticError, ValueError.
+    """
+    has_twice = False
+
+    def keep_last(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal has_twice
+        value = dict(pairs)
+        has_twice = has_twice or len(value) < len(pairs)
+        return value
+
+    def keep_first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return dict(reversed(pairs))
+
+    load = functools.partial(json.loads, text, parse_float=Decimal, parse_constant=_refuse)
+    last = load(object_pairs_hook=keep_last)
+    return [last, load(object_pairs_hook=keep_first)] if has_twice else [last]
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+@functools.lru_cache(MAX_VALIDATORS)
+def _validator(schema: str) -> jsonschema_rs.Validator:
+    """Raises ValueError."""
+    return jsonschema_rs.validator_for(
+        json.loads(schema),
+        validate_formats=True,
+        offline=True,  # it would fetch what $ref and $schema name, over the network and from files
+        pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=1 << 40),  # past it a value counts as wrong
+    )
+
+
+def _complaint(validator: jsonschema_rs.Validator, value: Any) -> str | None:
+    try:
+        validator.validate(value)
+    except jsonschema_rs.ValidationError as error:
+        if isinstance(error.kind, FAILED_JUDGES):
+            raise Unverified(f"the schema could not be used: {error.kind.name}") from None
+        place = "".join(f"[{step!r}]" for step in error.instance_path)
+        return f"the value{echo(place)[1:-1]} does not fit {echo(error.kind.name)}"
+    except UnicodeEncodeError:
+        return "it holds half of a surrogate pair"
+    except (ValueError, RecursionError) as error:
+        raise Unverified(f"the value could not be judged: {type(error).__name__}") from None
+    return None
+
+
+def main(descriptor: int) -> None:
+    """Judge what comes until the other side is gone, one at a time."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)  # the server decides when to stop; its end is the end of the socket
+    connection = socket.socket(fileno=descriptor)
+    sys.set_int_max_str_digits(0)
+    warnings.simplefilter("ignore")
+    helper.confine(MEMORY_BYTES)
+    decoder = msgspec.msgpack.Decoder(tuple[GrammarSpec, str])
+    with contextlib.suppress(OSError):  # nobody waits any more
+        connection.sendall(READY)
+        while message := _receive(connection):
+            signal.setitimer(signal.ITIMER_REAL, ALARM_S)  # its default action works in a library's code too
+            verdict = _judge(*decoder.decode(message))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _send(connection, msgspec.msgpack.encode(verdict))
+
+
+def _judge(spec: GrammarSpec, text: str) -> Verdict:
+    try:
+        return Verdict(check(spec, text))
+    except Unverified as error:
+        return Verdict(str(error), is_verified=False)
+    except BaseException as error:  # noqa: BLE001 (a Rust library's panic is no Exception)
+        return Verdict(type(error).__name__, is_verified=False)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(HEADER.pack(len(message)) + message)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """The next message; empty when the other side is gone."""
+    size = HEADER.unpack(header)[0] if (header := _receive_exactly(connection, HEADER.size)) else 0
+    return _receive_exactly(connection, size)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+class Checker:
+    """Checks in another process, for at most `CHECK_TIMEOUT_S`. Any thread may call it; calls wait for each other."""
+
+    def __init__(self) -> None:
+        """Does not wait until the process runs. Raises OSError."""
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_ready = False
+        self.unverified = 0  # outputs that could not be judged
+        self._start()
+
+    def check(self, spec: GrammarSpec, text: str) -> str | None:
+        """What does not fit; None when all does, and also, but counted, when that could not be told in time."""
+        if not self._lock.acquire(timeout=MAX_WAIT_S):
+            self.unverified += 1
+            return None
+        try:
+            verdict = self._ask(spec, text)
+            if verdict.is_verified:
+                return verdict.complaint
+            self.unverified += 1
+            return None
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            self._is_closed = True
+            self._stop()
+
+    def _ask(self, spec: GrammarSpec, text: str) -> Verdict:
+        if self._is_closed:
+            return Verdict("closed", is_verified=False)
+        answer = b""
+        with contextlib.suppress(OSError):
+            if not self._is_ready:
+                self._connection.settimeout(START_TIMEOUT_S)
+                self._is_ready = self._connection.recv(1) == READY
+            self._connection.settimeout(CHECK_TIMEOUT_S)
+            _send(self._connection, msgspec.msgpack.encode((spec, text)))
+            answer = _receive(self._connection)
+        if answer:
+            return msgspec.msgpack.decode(answer, type=Verdict)
+        self._stop()
+        with contextlib.suppress(OSError):  # the next check tries again
+            self._start()
+        return Verdict("it took too long, or too much memory", is_verified=False)
+
+    def _start(self) -> None:
+        self._is_ready = False
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            self._process: subprocess.Popen[bytes] = helper.start(PROGRAM, [theirs.fileno()])
+
+    def _stop(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,403 @@
+"""EBNF as llama.cpp and XGrammar write it (GBNF: `root ::= "a" | [0-9]+`) to a language."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from tureen.errors import echo
+from tureen.grammar import regex
+from tureen.grammar.char_sets import complement, union
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    MAX_CODE_POINT,
+    SURROGATES,
+    Call,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Repeat,
+    Text,
+)
+from tureen.grammar.regular import is_empty
+from tureen.grammar.rules import can_be_empty, can_end, chain, cycle, holding, left_calls, parts, simplified
+
+ROOT = "root"
+MAX_RULES = 1_000
+MAX_PARTS = 20_000  # of all rules together, those that are repeated {n} times counted n times
+MAX_NESTING = 20  # parentheses in each other
+MAX_TIMES = 2_000  # in {n,m}
+
+TOKEN = re.compile(
+    r"""(?P<space>[\ \t\r\n]+|\#[^\n]*)
+    | (?P<define>::=)
+    | (?P<name>[A-Za-z0-9_-]+)
+    | (?P<literal>"(?:[^"\\\n]|\\[^\n])*")
+    | (?P<chars>\[(?:[^\]\\\n]|\\[^\n])*\])
+    | (?P<regex>/(?:[^/\\\n]|\\[^\n])+/)
+    | (?P<times>\{[^}\n]*\}|[*+?])
+    | (?P<open>\((?!=))
+    | (?P<sign>[|).])""",
+    re.VERBOSE,
+)
+TIMES = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?\s*)?\}")
+ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+SHORT_ESCAPES = {
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "f": "\f",
+    "v": "\v",
+    "b": "\b",
+    "a": "\a",
+    "e": "\x1b",
+    "0": "\0",
+} | {sign: sign for sign in "\\\"'?/[]^-"}
+
+HINTS = (
+    ("(=", "lookaheads are not supported"),
+    ("<", "token references <…> are not supported; write the token's text as a literal"),
+    ("!", "token references <…> are not supported; write the token's text as a literal"),
+    ("'", 'write literals in double quotes: "…"'),
+    ('"', 'the literal is not closed on its line; end it with " and write a line break as \\n'),
+    ("[", "the character class is not closed on its line; end it with ]"),
+    ("]", "there is no character class to close; in a literal it stands in double quotes"),
+    ("/", "the regular expression is not closed on its line; end it with /"),
+    ("{", "the number of times is not closed on its line; end it with }"),
+    (":", "write a rule as name ::= …"),
+    ("=", "write a rule as name ::= …"),
+    (";", "rules have no end sign; remove it"),
+    (",", "items follow each other without a comma; instead of TagDispatch(…) send a structural_tag"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    text: str
+    line: int  # from 1
+    starts_line: bool
+    touches_name: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """Alternatives that are being read."""
+
+    line: int
+    alternatives: list[Expression] = field(default_factory=list)
+    items: list[Expression] = field(default_factory=list)
+    repeatable: bool = False  # the last item has no *, + … yet
+
+    def end_alternative(self) -> None:
+        self.alternatives.append(chain(self.items))
+        self.items = []
+        self.repeatable = False
+
+    def close(self) -> Expression:
+        self.end_alternative()
+        return self.alternatives[0] if len(self.alternatives) == 1 else Choice(tuple(self.alternatives))
+
+
+def ebnf(text: str) -> Language:
+    """The language of `root`, without Terminals. Raises GrammarError.
+
+    A rule without recursion becomes one regular expression, if it is not too large.
+    """
+    grammar = _Parser(text).read()
+    _check_names(grammar)
+    rules = grammar.rules
+    _check_size(rules)
+    empty = holding(rules, can_be_empty)
+    names = cycle({name: left_calls(rule, empty) for name, rule in rules.items()})
+    if names is not None:
+        raise GrammarError(_left_recursion(names, grammar))
+    endless = rules.keys() - holding(rules, can_end)
+    if endless:
+        name = next(name for name in rules if name in endless)
+        raise GrammarError(
+            f"rule {echo(name)} (line {grammar.lines[name]}) can never end: every alternative needs a rule that needs "
+            f"itself again, or matches nothing; give it an alternative that ends"
+        )
+    return simplified(ROOT, rules)
+
+
+@dataclass(slots=True)
+class Grammar:
+    """The rules as they were written, by name, with the lines they start in and the lines of the first calls."""
+
+    rules: dict[str, Expression] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, tuple[str, int]] = field(default_factory=dict)  # rule called -> by which rule, line
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokens(text)
+        self._grammar = Grammar()
+        self._name = ""
+        self._groups: list[Group] = []
+
+    def read(self) -> Grammar:
+        at = 0
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.kind == "name" and at + 1 < len(self._tokens) and self._tokens[at + 1].kind == "define":
+                self._define(token)
+                at += 2
+                continue
+            if not self._groups:
+                raise _error(f"{echo(token.text)} stands before the first rule", token.line, "write name ::= …")
+            self._item(token)
+            at += 1
+        self._finish_rule()
+        return self._grammar
+
+    def _define(self, token: Token) -> None:
+        if not token.starts_line:
+            raise _error(f"rule {echo(token.text)} starts within a line", token.line, "start it on a line of its own")
+        self._finish_rule()
+        lines = self._grammar.lines
+        if token.text in lines:
+            raise _error(
+                f"rule {echo(token.text)} is defined twice: in line {lines[token.text]} and again",
+                token.line,
+                "put the alternatives into one rule, with | between them",
+            )
+        if len(lines) == MAX_RULES:
+            raise _error("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
+        self._name = token.text
+        lines[token.text] = token.line
+        self._groups = [Group(token.line)]
+
+    def _finish_rule(self) -> None:
+        if not self._groups:
+            return
+        if len(self._groups) > 1:
+            raise self._fault("a parenthesis is not closed", self._groups[-1].line, "add )")
+        self._grammar.rules[self._name] = self._groups.pop().close()
+
+    def _item(self, token: Token) -> None:
+        group = self._groups[-1]
+        if token.kind == "open":
+            self._open(token)
+        elif token.text == "|" and token.kind == "sign":
+            group.end_alternative()
+        elif token.text == ")" and token.kind == "sign":
+            self._close(token)
+        elif token.kind == "times":
+            self._repeat(group, token)
+        else:
+            group.items.append(self._single(token))
+            group.repeatable = True
+
+    def _open(self, token: Token) -> None:
+        if len(self._groups) > MAX_NESTING:
+            raise self._fault(
+                f"parentheses are nested more than {MAX_NESTING} deep", token.line, "make rules of the inner groups"
+            )
+        self._groups.append(Group(token.line))
+
+    def _close(self, token: Token) -> None:
+        if len(self._groups) == 1:
+            raise self._fault("')' closes nothing", token.line, "remove it")
+        item = self._groups.pop().close()
+        self._groups[-1].items.append(item)
+        self._groups[-1].repeatable = True
+
+    def _repeat(self, group: Group, token: Token) -> None:
+        if not group.items:
+            raise self._fault(f"nothing stands before {echo(token.text)}", token.line, "put what is repeated before it")
+        if not group.repeatable:
+            raise self._fault(
+                f"{echo(token.text)} follows another repetition", token.line, "put parentheses around what is repeated"
+            )
+        least, most = self._times(token)
+        group.items[-1] = Repeat(group.items[-1], least, most)
+        group.repeatable = False
+
+    def _times(self, token: Token) -> tuple[int, int | None]:
+        if token.text in "*+?":
+            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[token.text]
+        found = TIMES.fullmatch(token.text)
+        if found is None:
+            raise self._fault(f"{echo(token.text)} is not a number of times", token.line, "write {n}, {n,} or {n,m}")
+        least = int(found[1])
+        most = least if found[2] is None else int(found[3]) if found[3] else None
+        if most is not None and most < least:
+            raise self._fault(f"{echo(token.text)} is never possible", token.line, "write the smaller number first")
+        if max(least, most or 0) > MAX_TIMES:
+            raise self._fault(f"{echo(token.text)} is too large", token.line, f"at most {MAX_TIMES}")
+        return least, most
+
+    def _single(self, token: Token) -> Expression:
+        if token.kind == "literal":
+            return Text("".join(self._characters(token)))
+        if token.kind == "chars":
+            return self._char_class(token)
+        if token.kind == "regex":
+            return self._regex(token)
+        if token.text == ".":
+            if token.touches_name:
+                raise self._fault(
+                    "'.' touches a name", token.line, "'.' is any character; put spaces around it; names have no '.'"
+                )
+            return ANY_CHAR
+        if token.kind == "name":
+            self._grammar.calls.setdefault(token.text, (self._name, token.line))
+            return Call(token.text)
+        raise self._fault(f"{echo(token.text)} is not expected", token.line, "write a rule as name ::= …")
+
+    def _regex(self, token: Token) -> Expression:
+        try:
+            expression = regex.parse(token.text[1:-1].replace("\\/", "/"), flavour="python")
+            if not is_empty(expression):
+                return expression
+        except GrammarError as error:
+            raise self._fault(f"the regular expression is refused: {error}", token.line) from None
+        raise self._fault("the regular expression matches nothing", token.line, "change or remove it")
+
+    def _characters(self, token: Token) -> list[str]:
+        """Those of a literal or character class, between its signs."""
+        return [character for character, _ in self._units(token)]
+
+    def _units(self, token: Token) -> list[tuple[str, bool]]:
+        """The characters of a literal or character class, and whether each was escaped."""
+        units: list[tuple[str, bool]] = []
+        text, at = token.text[1:-1], 0
+        while at < len(text):
+            if text[at] != "\\":
+                units.append((text[at], False))
+                at += 1
+                continue
+            found = ESCAPE.match(text, at)
+            units.append((self._unescaped(found, text[at : at + 2], token), True))
+            at = found.end() if found else len(text)
+        return units
+
+    def _unescaped(self, found: re.Match[str] | None, written: str, token: Token) -> str:
+        if found is None:
+            raise self._fault(f"{echo(written)} is not complete", token.line, "write the escape in full")
+        digits = found[1] or found[2] or found[3]
+        if digits is None:
+            if found[4] not in SHORT_ESCAPES:
+                raise self._fault(f"the escape {echo(written)} is not known", token.line, _escape_hint(found[4]))
+            return SHORT_ESCAPES[found[4]]
+        code = int(digits, 16)
+        if code > MAX_CODE_POINT or SURROGATES[0] <= code <= SURROGATES[1]:
+            raise self._fault(f"{echo(found[0])} is no character", token.line, "write a Unicode code point")
+        return chr(code)
+
+    def _char_class(self, token: Token) -> Expression:
+        units = self._units(token)
+        negated = bool(units) and units[0] == ("^", False)
+        units = units[negated:]
+        if not units:
+            raise self._fault("a character class is empty", token.line, "put characters into it; any character is .")
+        ranges: list[tuple[int, int]] = []
+        at = 0
+        while at < len(units):
+            first = last = ord(units[at][0])
+            if at + 2 < len(units) and units[at + 1] == ("-", False):
+                last = ord(units[at + 2][0])
+                at += 2
+            if last < first:
+                raise self._fault(f"{chr(first)}-{chr(last)} is no range", token.line, "write the smaller one first")
+            ranges.append((first, last))
+            at += 1
+        chars = Chars(complement(tuple(ranges)) if negated else union(ranges))
+        if not chars.ranges:
+            raise self._fault("a character class matches nothing", token.line, "any character is .")
+        return chars
+
+    def _fault(self, what: str, line: int, fix: str = "") -> GrammarError:
+        return _error(f"rule {echo(self._name)}: {what}", line, fix)
+
+
+def _tokens(text: str) -> list[Token]:
+    tokens: list[Token] = []
+    breaks = [at for at, character in enumerate(text) if character == "\n"]
+    at = 0
+    starts_line = True
+    while at < len(text):
+        found = TOKEN.match(text, at)
+        line = bisect_right(breaks, at - 1) + 1
+        if found is None or found.lastgroup is None:
+            raise _unexpected(text, at, line)
+        if found.lastgroup == "space":
+            starts_line = starts_line or "\n" in found[0]
+        else:
+            end = found.end()
+            touches = _is_name(text[at - 1 : at]) or _is_name(text[end : end + 1])
+            tokens.append(Token(found.lastgroup, found[0], line, starts_line, touches))
+            starts_line = False
+        at = found.end()
+    return tokens
+
+
+def _is_name(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character in ("-", "_"))
+
+
+def _unexpected(text: str, at: int, line: int) -> GrammarError:
+    for sign, hint in HINTS:
+        if text.startswith(sign, at):
+            return _error(f"{echo(sign)} is not expected", line, hint)
+    return _error(f"{echo(text[at])} is not expected", line, "write literal text in double quotes")
+
+
+def _error(what: str, line: int, fix: str = "") -> GrammarError:
+    return GrammarError(f"{what} (line {line})" + (f"; {fix}" if fix else ""))
+
+
+def _escape_hint(letter: str) -> str:
+    hints = {"d": "[0-9]", "w": "[A-Za-z0-9_]", "s": "[ \\t\\n\\r]"}
+    if letter in hints:
+        return f"write {hints[letter]}"
+    if letter in ("x", "u", "U"):
+        return "write \\xhh, \\uhhhh or \\Uhhhhhhhh with hexadecimal digits"
+    return 'allowed are \\n \\r \\t \\\\ \\" \\] \\- \\^ \\xhh \\uhhhh \\Uhhhhhhhh'
+
+
+def _check_names(grammar: Grammar) -> None:
+    if ROOT not in grammar.rules:
+        names = ", ".join(echo(name) for name in list(grammar.rules)[:5]) or "none"
+        raise GrammarError(f"there is no rule 'root', where every output starts (rules: {names}); write root ::= …")
+    for name, (caller, line) in grammar.calls.items():
+        if name not in grammar.rules:
+            similar = difflib.get_close_matches(name, grammar.rules, 1)
+            hint = (
+                f"did you mean {echo(similar[0])}?" if similar else f"add {name[:64]} ::= …, or quote it as a literal"
+            )
+            raise _error(f"rule {echo(caller)} calls {echo(name)}, which is not defined", line, hint)
+
+
+def _check_size(rules: dict[str, Expression]) -> None:
+    total = 0
+    for name, rule in rules.items():
+        total += _written_out(rule)
+        if total > MAX_PARTS:
+            raise GrammarError(
+                f"the grammar is too large: up to rule {echo(name)} it has more than {MAX_PARTS} parts with every "
+                f"repetition {{n}} written out; at most {MAX_PARTS}"
+            )
+
+
+def _written_out(expression: Expression) -> int:
+    if isinstance(expression, Repeat):
+        return max(1, expression.least, expression.most or 0) * _written_out(expression.item)
+    return 1 + sum(_written_out(part) for part in parts(expression))
+
+
+def _left_recursion(names: list[str], grammar: Grammar) -> str:
+    shown = " -> ".join([*names[:8], *(["…"] if len(names) > 8 else []), names[0]])
+    name = names[0]
+    return (
+        f"rule {echo(name)} (line {grammar.lines[name]}) is left-recursive: it can call itself before any character is "
+        f'matched ({shown}); write the repetition out: {name[:64]} ::= item ("," item)* instead of '
+        f'{name[:64]} ::= {name[:64]} "," item | item'
+    )

@@ -1,0 +1,102 @@
+"""The language of a constraint as a tree: every frontend (regex, JSON schema, …) makes one, every backend takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+MAX_CODE_POINT = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+
+class GrammarError(Exception):
+    """A constraint that cannot be enforced; the message is for the client: what is wrong, where, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Exactly this string; "" is the empty string."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these inclusive ranges of code points: sorted, disjoint, not adjacent, without surrogates.
+
+    No range at all: nothing matches.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One after the other."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Any of these; without items nothing matches."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`least` to `most` times, None = without end."""
+
+    item: Expression
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """What matches both. Both must be regular."""
+
+    first: Expression
+    second: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """Every string (of characters that are no surrogates) that `item`, which must be regular, does not match."""
+
+    item: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A regular `item` that may be matched greedily: what can follow it never begins as the rest of a longer match.
+
+    It changes nothing in the language; a backend with a lexer makes one lexeme of it.
+    """
+
+    item: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the rule of this name matches. An expression without calls is regular."""
+
+    name: str
+
+
+Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | Call
+
+EMPTY = Text("")
+NOTHING = Choice(())
+ANY_CHAR = Chars(((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, MAX_CODE_POINT)))
+ANYTHING = Repeat(ANY_CHAR)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What the whole output must match: `start`, which may call the rules by name."""
+
+    start: Expression
+    rules: Mapping[str, Expression] = field(default_factory=dict)

@@ -1,0 +1,76 @@
+"""A client's constraint to its language, by kind."""
+
+from __future__ import annotations
+
+from tureen.errors import echo
+from tureen.grammar import regex
+from tureen.grammar.base import GrammarSpec
+from tureen.grammar.ebnf import ebnf
+from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
+from tureen.grammar.free_text import to_the_end, up_to
+from tureen.grammar.json_text import check_characters, decoded, strings
+from tureen.grammar.regular import is_empty
+from tureen.grammar.rules import calls
+from tureen.grammar.schema.language import json_schema
+from tureen.grammar.structural_tag import structural_tag
+
+MAX_CHARACTERS = 1 << 18
+MAX_MARKER_CHARACTERS = 256
+MAX_CHOICES = 10_000
+
+
+def language_of(spec: GrammarSpec) -> Language:
+    """Raises GrammarError: what is wrong with the constraint, for the client."""
+    _check_text(spec.text, spec.kind, MAX_CHARACTERS)
+    _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
+    try:
+        language = _language(spec)
+    except RecursionError:
+        raise GrammarError(f"{spec.kind} is nested too deep; nest less") from None
+    except MemoryError:
+        raise GrammarError(f"{spec.kind} is too large; make it smaller") from None
+    if spec.after:
+        language = Language(Chain((up_to((spec.after,), (spec.after,)), language.start)), language.rules)
+    return language
+
+
+def _check_text(text: str, name: str, most: int) -> None:
+    if len(text) > most:
+        raise GrammarError(f"{name} is too large: {len(text)} characters; at most {most}")
+    if "\0" in text:
+        raise GrammarError(f"{name} holds a NUL character; remove it")
+    check_characters(text, name)
+
+
+def _language(spec: GrammarSpec) -> Language:
+    match spec.kind:
+        case "json_schema":
+            return json_schema(spec.text)
+        case "structural_tag":
+            return structural_tag(spec.text)
+        case "regex":
+            return Language(_whole(_regex(spec.text)))
+        case "ebnf":
+            language = ebnf(spec.text)
+            return Language(_whole(language.start), language.rules)
+        case "choice":
+            return Language(_whole(_choice(spec.text)))
+
+
+def _whole(expression: Expression) -> Expression:
+    """What is regular is one lexeme, as nothing follows."""
+    return expression if any(calls(expression)) else to_the_end(expression)
+
+
+def _regex(pattern: str) -> Expression:
+    expression = regex.parse(pattern, flavour="python")
+    if is_empty(expression):
+        raise GrammarError(f"regex {echo(pattern)} matches nothing: parts of it contradict each other; change them")
+    return expression
+
+
+def _choice(text: str) -> Expression:
+    texts = strings(decoded(text, "choice"), "choice")
+    if len(texts) > MAX_CHOICES:
+        raise GrammarError(f"choice has too many texts: {len(texts)}; at most {MAX_CHOICES}")
+    return Choice(tuple(Text(item) for item in texts))

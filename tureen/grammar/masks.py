@@ -1,0 +1,59 @@
+"""The masks of a step's constrained rows, computed by a thread of their own while the forward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from tureen.grammar.base import Mask
+from tureen.grammar.expression import GrammarError
+
+Fill = Callable[[Mask], None]
+"""Writes all words of a mask. Raises GrammarError."""
+
+
+class MaskThread:
+    """Fills masks [vocab_size bits] by slot. One step at a time."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self._masks = np.zeros((max_rows, -(-vocab_size // 32)), dtype=np.uint32)
+        self._executor = ThreadPoolExecutor(1, "masks")  # starts its thread with the first step that needs it
+
+    def start(self, fills: Mapping[int, Fill]) -> PendingMasks:
+        """Begin to fill the masks of these slots."""
+        masks = {slot: self._masks[slot] for slot in fills}
+        return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+class PendingMasks:
+    """Masks that are being filled."""
+
+    def __init__(self, masks: dict[int, Mask], failures: Future[dict[int, str]]) -> None:
+        self._masks = masks
+        self._failures = failures
+
+    def wait(self) -> Mapping[int, Mask]:
+        """By slot. A mask that could not be computed allows nothing."""
+        self._failures.result()
+        return self._masks
+
+    @property
+    def failures(self) -> Mapping[int, str]:
+        """Of slots whose mask could not be computed: why. Waits."""
+        return self._failures.result()
+
+
+def _fill(masks: Mapping[int, Mask], fills: Mapping[int, Fill]) -> dict[int, str]:
+    failures: dict[int, str] = {}
+    for slot, fill in fills.items():
+        try:
+            fill(masks[slot])
+        except GrammarError as error:
+            masks[slot][:] = 0
+            failures[slot] = str(error)
+    return failures

@@ -1,0 +1,198 @@
+"""The text of a pattern as it is read, its escapes and its character classes, in Python's and in ECMA-262's syntax."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Literal, NoReturn, TypeAlias
+
+from tureen.errors import echo
+from tureen.grammar.alphabet import Ranges
+from tureen.grammar.char_sets import (
+    ASCII_DIGIT,
+    ASCII_WORD,
+    ECMA_SPACE,
+    category,
+    complement,
+    ignoring_case,
+    python_class,
+    union,
+)
+from tureen.grammar.expression import ANY_CHAR, MAX_CODE_POINT, GrammarError
+
+Flavour: TypeAlias = Literal["python", "ecma"]
+
+IGNORECASE, ASCII = int(re.IGNORECASE), int(re.ASCII)
+CONTROL = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+PYTHON_HEX = {"x": 2, "u": 4, "U": 8}
+PYTHON_OCTAL = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{2}", re.ASCII)
+PYTHON_CLASS_OCTAL = re.compile(r"[0-7]{1,3}", re.ASCII)
+PYTHON_NAME = re.compile(r"N\{([^}]+)\}")
+ECMA_CODE_POINT = re.compile(r"u\{([0-9A-Fa-f]+)\}")
+ECMA_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
+ECMA_PAIR = re.compile(r"u([dD][89abAB][0-9A-Fa-f]{2})\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
+ECMA_CONTROL = re.compile(r"c([A-Za-z])")
+ECMA_PROPERTY = re.compile(r"([pP])\{(?:(?:gc|General_Category)=)?([A-Za-z_]+)\}")
+ECMA_SETS = {"Any": ANY_CHAR.ranges, "ASCII": ((0, 127),)}
+
+
+class Source:
+    """A pattern and how far it is read. Positions in messages count characters from 0."""
+
+    def __init__(self, pattern: str, flavour: Flavour) -> None:
+        self.pattern = pattern
+        self.at = 0
+        self.is_python = flavour == "python"
+
+    def refuse(self, what: str, at: int | None = None) -> NoReturn:
+        """Raise the GrammarError that says what is wrong and where."""
+        raise GrammarError(f"pattern {echo(self.pattern)}: {what} (position {self.at if at is None else at})")
+
+    def peek(self) -> str:
+        """The next character; "" at the end."""
+        return self.pattern[self.at : self.at + 1]
+
+    def take(self, wanted: str) -> bool:
+        """Read this if it comes next."""
+        if self.pattern.startswith(wanted, self.at):
+            self.at += len(wanted)
+            return True
+        return False
+
+    def match(self, wanted: re.Pattern[str]) -> re.Match[str] | None:
+        """Read what this matches, if it does."""
+        found = wanted.match(self.pattern, self.at)
+        if found:
+            self.at = found.end()
+        return found
+
+
+def escape(source: Source, in_class: bool, flags: int) -> int | Ranges:
+    """What follows a backslash: the code point it stands for, or a set of characters. No assertion is known here."""
+    letter = source.peek()
+    if not letter:
+        source.refuse("the backslash at the end escapes nothing")
+    if letter in "dws" or letter in "DWS":
+        source.at += 1
+        return _shorthand(source, letter, flags)
+    if letter in CONTROL:
+        source.at += 1
+        return CONTROL[letter]
+    if letter == "b" and in_class:
+        source.at += 1
+        return 8
+    return _python_escape(source, in_class) if source.is_python else _ecma_escape(source)
+
+
+def _shorthand(source: Source, letter: str, flags: int) -> Ranges:
+    if source.is_python:
+        found = python_class(letter.lower(), bool(flags & ASCII))
+    else:
+        found = {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ECMA_SPACE}[letter.lower()]
+    return found if letter.islower() else complement(found)
+
+
+def _python_escape(source: Source, in_class: bool) -> int:
+    start = source.at
+    if found := source.match(PYTHON_CLASS_OCTAL if in_class else PYTHON_OCTAL):
+        value = int(found[0], 8)
+        return value if value <= 0o377 else source.refuse("an octal escape is at most \\377", start)
+    letter = source.peek()
+    if letter in PYTHON_HEX:
+        digits = PYTHON_HEX[letter]
+        text = source.pattern[start + 1 : start + 1 + digits]
+        source.at += 1 + len(text)
+        if not re.fullmatch(rf"[0-9A-Fa-f]{{{digits}}}", text) or int(text, 16) > MAX_CODE_POINT:
+            source.refuse(f"\\{letter} takes {digits} hexadecimal digits of a code point", start)
+        return int(text, 16)
+    if named := source.match(PYTHON_NAME):
+        try:
+            return ord(unicodedata.lookup(named[1]))
+        except (KeyError, TypeError):
+            source.refuse(f"no character has the name {echo(named[1])}", start)
+    if letter == "a":
+        source.at += 1
+        return 7
+    if letter in "123456789":
+        source.refuse("backreferences make a language that is not regular")
+    return _identity(source)
+
+
+def _ecma_escape(source: Source) -> int | Ranges:
+    start = source.at
+    if found := source.match(ECMA_PAIR):
+        return 0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00
+    if found := source.match(ECMA_HEX):
+        return int(found[1] or found[2], 16)
+    if found := source.match(ECMA_CODE_POINT):
+        value = int(found[1][-7:], 16) if found[1][:-7].strip("0") == "" else MAX_CODE_POINT + 1
+        return value if value <= MAX_CODE_POINT else source.refuse("no code point is so large", start)
+    if found := source.match(ECMA_CONTROL):
+        return ord(found[1]) % 32
+    if found := source.match(ECMA_PROPERTY):
+        ranges = ECMA_SETS.get(found[2]) or category(found[2])
+        if ranges is None:
+            source.refuse("only general categories of Unicode are supported, as in \\p{L} or \\p{Lu}", start)
+        return ranges if found[1] == "p" else complement(ranges)
+    if source.peek() in "123456789k":
+        source.refuse("backreferences make a language that is not regular")
+    if source.take("0"):
+        return source.refuse("octal escapes are none of ECMA-262's") if source.peek() in tuple("0123456789") else 0
+    return _identity(source)
+
+
+def _identity(source: Source) -> int:
+    """Any other character stands for itself, if it is no letter or digit."""
+    char = source.peek()
+    if char.isascii() and char.isalnum():
+        flavour = "Python" if source.is_python else "ECMA-262"
+        source.refuse(f"{flavour} has no escape \\{char}" + (" in a class" if char in "AZBb" else ""))
+    source.at += 1
+    return ord(char)
+
+
+def bracketed(source: Source, flags: int) -> Ranges:
+    """The class whose "[" has been read."""
+    start = source.at - 1
+    negated = source.take("^")
+    spans: list[tuple[int, int]] = []
+    if source.is_python and source.take("]"):
+        source.at -= 1
+        spans += _class_range(source, flags)
+    while not source.take("]"):
+        spans += _class_range(source, flags)
+    ranges = union(spans)
+    if negated:
+        ranges = complement(ranges)
+    if flags & IGNORECASE:
+        return ignoring_case(source.pattern[start : source.at], ranges, flags & ASCII)
+    return ranges
+
+
+def _class_range(source: Source, flags: int) -> list[tuple[int, int]]:
+    """One character, set or range of a class."""
+    start = source.at
+    first = _class_atom(source, flags)
+    if source.peek() != "-" or source.pattern[source.at + 1 : source.at + 2] in ("", "]"):
+        return _spans(first)
+    source.at += 1
+    last = _class_atom(source, flags)
+    if isinstance(first, int) and isinstance(last, int):
+        return [(first, last)] if first <= last else source.refuse("the range of the class is reversed", start)
+    if source.is_python:
+        source.refuse("a range goes from one character to another", start)
+    return [*_spans(first), (ord("-"), ord("-")), *_spans(last)]
+
+
+def _class_atom(source: Source, flags: int) -> int | Ranges:
+    if source.take("\\"):
+        return escape(source, True, flags)
+    char = source.peek()
+    if not char:
+        source.refuse('the class is not closed: "]" is missing')
+    source.at += 1
+    return ord(char)
+
+
+def _spans(atom: int | Ranges) -> list[tuple[int, int]]:
+    return [(atom, atom)] if isinstance(atom, int) else list(atom)

@@ -1,0 +1,416 @@
+"""Patterns as trees, in which assertions (anchors, word boundaries, lookaheads) stand where they were written."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tureen.errors import echo
+from tureen.grammar.alphabet import Ranges, merged
+from tureen.grammar.char_sets import (
+    ASCII_WORD,
+    ECMA_LINE_END,
+    NEWLINE,
+    complement,
+    intersection,
+    python_class,
+    variants,
+)
+from tureen.grammar.edges import chain, chars, either, is_nullable, matches_char
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    EMPTY,
+    NOTHING,
+    SURROGATES,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    Repeat,
+    Text,
+)
+from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, Source, bracketed, escape
+
+MAX_PATTERN = 64 * 1024  # characters
+MAX_DEPTH = 50  # groups in each other
+MAX_DIGITS = 9  # of a count
+MAX_WRITTEN = 1_000_000  # characters of the pattern with all counted repeats written out
+
+PYTHON_DOT = Chars(complement(NEWLINE))
+ECMA_DOT = Chars(complement(ECMA_LINE_END))
+DOTALL, MULTILINE = int(re.DOTALL), int(re.MULTILINE)
+FLAGS = {"i": IGNORECASE, "s": DOTALL, "m": MULTILINE, "a": ASCII, "u": 0}
+PLAIN = re.compile(r"[^\\.^$*+?()\[\]{}|]+")
+QUANTIFIER = re.compile(r"([*+?])|\{([0-9]*)(,?)([0-9]*)\}")
+OPEN_NAMED = re.compile(r"\?(P?)<([^>=!]*)>")
+GLOBAL_FLAGS = re.compile(r"\(\?([a-zA-Z]+)()\)")
+OPEN_FLAGS = re.compile(r"\?([a-zA-Z]*)(-[a-zA-Z]*)?([:)])")
+COMMENT = re.compile(r"\(\?#[^)]*\)")
+NEVER = re.compile(r"(?!)")
+NOT_REGULAR = {
+    "?<=": "lookbehind is not supported",
+    "?<!": "lookbehind is not supported",
+    "?P=": "backreferences make a language that is not regular",
+    "?(": "conditional groups are not supported",
+    "?>": "atomic groups are not supported",
+}
+
+MarkKind: TypeAlias = Literal["start", "line start", "end", "final", "line end", "boundary", "no boundary"]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """An assertion about a place; "final" is the end or before the newline that ends the text."""
+
+    kind: MarkKind
+    word: Ranges = ()  # for boundaries
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What follows begins with `item`, or does not."""
+
+    item: Node
+    negative: bool
+
+
+class Sequence(msgspec.Struct, frozen=True):
+    """One after the other, assertions among them."""
+
+    items: tuple[Node, ...]
+
+
+class Alternatives(msgspec.Struct, frozen=True):
+    """Any of these, assertions among them."""
+
+    items: tuple[Node, ...]
+
+
+class Times(msgspec.Struct, frozen=True):
+    """A repeat of something that holds "start", "end" or "final" marks and never matches the empty string."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+class Guarded(msgspec.Struct, frozen=True):
+    """A repeat of one character, each where the lookahead holds, which asks nothing about what came before."""
+
+    look: Look
+    item: Expression
+    least: int
+    most: int | None
+
+
+Node: TypeAlias = Expression | Mark | Look | Sequence | Alternatives | Times | Guarded
+ASSERTING = (Mark, Look, Sequence, Alternatives, Times, Guarded)
+
+
+def sequence(items: list[Node]) -> Node:
+    """One after the other; neighbouring texts become one, and a lookahead at one character is done with."""
+    joined: list[Node] = []
+    for item in items:
+        last = joined[-1] if joined else None
+        if isinstance(item, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + item.text)
+        elif isinstance(last, Look) and (narrowed := _narrowed(last, item)):
+            joined[-1] = narrowed
+        elif item != EMPTY:
+            joined.append(item)
+    pure = [item for item in joined if not isinstance(item, ASSERTING)]
+    if len(pure) == len(joined):
+        return chain(pure)
+    return Sequence(tuple(joined)) if len(joined) > 1 else joined[0]
+
+
+def _narrowed(look: Look, item: Node) -> Expression | None:
+    """The characters that both are about, where both are about one."""
+    seen, own = _char_set(look.item), _char_set(item)
+    if seen is None or own is None:
+        return None
+    return chars(intersection(own, complement(seen) if look.negative else seen))
+
+
+def _char_set(node: Node) -> Ranges | None:
+    """The characters it matches, if it matches only single ones."""
+    match node:
+        case Chars(ranges):
+            return ranges
+        case Text(text) if len(text) == 1:
+            return ((ord(text), ord(text)),)
+        case Choice(items):
+            sets = [_char_set(item) for item in items]
+            return merged(span for found in sets if found for span in found) if None not in sets else None
+    return None
+
+
+def alternatives(items: list[Node]) -> Node:
+    """Any of these."""
+    pure = [item for item in items if not isinstance(item, ASSERTING)]
+    if len(pure) == len(items):
+        return either(pure)
+    return Alternatives(tuple(items)) if len(items) > 1 else items[0]
+
+
+def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
+    """The same where these marks never hold."""
+    match node:
+        case Mark(kind):
+            return NOTHING if kind in kinds else node
+        case Sequence(items):
+            return sequence([without(item, kinds) for item in items])
+        case Alternatives(items):
+            return alternatives([without(item, kinds) for item in items])
+        case Times(item, least, most):
+            inner = without(item, kinds)
+            return Times(inner, least, most) if isinstance(inner, ASSERTING) else Repeat(inner, least, most)
+    return node
+
+
+def unmarked(node: Node) -> Expression:
+    """At least what it can match: every mark and lookahead holds."""
+    match node:
+        case Mark() | Look():
+            return EMPTY
+        case Sequence(items):
+            return chain(unmarked(item) for item in items)
+        case Alternatives(items):
+            return either(unmarked(item) for item in items)
+        case Times(item, least, most) | Guarded(_, item, least, most):
+            return Repeat(unmarked(item), least, most)
+    return node
+
+
+def marks(node: Node) -> set[str]:
+    """The kinds of the assertions in it."""
+    match node:
+        case Mark(kind):
+            return {kind}
+        case Look() | Guarded():
+            return {"lookahead"}
+        case Sequence(items) | Alternatives(items):
+            return {kind for item in items for kind in marks(item)}
+        case Times(item):
+            return marks(item)
+    return set()
+
+
+def written(node: Node) -> int:
+    """How many characters it is about with all counted repeats written out."""
+    match node:
+        case Text(text):
+            return len(text)
+        case Chain(items) | Choice(items) | Sequence(items) | Alternatives(items):
+            return sum(written(item) for item in items)
+        case Repeat(item, least, most) | Times(item, least, most) | Guarded(_, item, least, most):
+            return written(item) * max(least if most is None else most, 1)
+        case Look(item):
+            return written(item)
+    return 1
+
+
+class Parser:
+    """Recursive descent over one pattern."""
+
+    def __init__(self, pattern: str, flavour: Flavour) -> None:
+        self.source = Source(pattern, flavour)
+        self.flags = 0
+        self.depth = 0
+        self.names: set[str] = set()
+
+    def pattern(self) -> Node:
+        """The whole pattern. Raises GrammarError."""
+        if len(self.source.pattern) > MAX_PATTERN:
+            self.source.refuse(f"it has {len(self.source.pattern)} characters, at most {MAX_PATTERN} are allowed", 0)
+        while self._global_flags():
+            pass
+        node = self._alternatives()
+        if self.source.peek():
+            self.source.refuse('there is a ")" without its "("')
+        if written(node) > MAX_WRITTEN:
+            self.source.refuse(f"with its counted repeats written out it has more than {MAX_WRITTEN} characters", 0)
+        return node
+
+    def _global_flags(self) -> bool:
+        """Read (?flags) or a comment at the beginning of the pattern."""
+        start = self.source.at
+        if not self.source.is_python:
+            return False
+        if self.source.match(COMMENT):
+            return True
+        found = self.source.match(GLOBAL_FLAGS)
+        if found:
+            self.flags = self._flags(found, start)
+        return found is not None
+
+    def _flags(self, found: re.Match[str], start: int) -> int:
+        """The flags in force after (?on-off."""
+        on, off = found[1], (found[2] or "")[1:]
+        if "x" in on:
+            self.source.refuse("verbose patterns (?x) are not supported", start)
+        both_kinds = "a" in on and "u" in on
+        if not set(on) <= set("imsau") or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
+            self.source.refuse(f"(?{found[1]}{found[2] or ''}: no such flags", start)
+        flags = self.flags & ~ASCII if "u" in on else self.flags
+        for letter in on:
+            flags |= FLAGS[letter]
+        for letter in off.replace("x", ""):
+            flags &= ~FLAGS[letter]
+        return flags
+
+    def _alternatives(self) -> Node:
+        branches = [self._branch()]
+        while self.source.take("|"):
+            branches.append(self._branch())
+        return alternatives(branches)
+
+    def _branch(self) -> Node:
+        """Until the next "|" or ")" of this level, or the end."""
+        atoms: list[Node] = []
+        repeated = False
+        while (char := self.source.peek()) and char not in "|)":
+            start = self.source.at
+            if char in "*+?{" and (quantifier := self._quantifier()):
+                if not atoms or (isinstance(atoms[-1], Mark) and self.source.pattern[start - 1] != ")"):
+                    self.source.refuse("there is nothing to repeat", start)
+                if repeated:
+                    self.source.refuse("a repeat is repeated; put it in a group", start)
+                atoms[-1] = self._times(atoms[-1], *quantifier, start)
+                repeated = True
+            elif not self.source.match(COMMENT if self.source.is_python else NEVER):
+                atoms += self._atoms()
+                repeated = False
+        return sequence(atoms)
+
+    def _quantifier(self) -> tuple[int, int | None] | None:
+        """Read one; None where the brace is a character like others."""
+        start = self.source.at
+        found = self.source.match(QUANTIFIER)
+        if not found or found[0] == "{}":
+            self.source.at = start
+            return None
+        letter, low, comma, high = found.groups()
+        if letter:
+            span: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[letter]
+        elif not low and not self.source.is_python:
+            self.source.refuse("write {0,n}: ECMA-262 has no {,n}", start)
+        elif max(len(low), len(high)) > MAX_DIGITS:
+            self.source.refuse(f"the counts of a repeat have at most {MAX_DIGITS} digits", start)
+        else:
+            least = int(low or 0)
+            span = (least, int(high) if high else None if comma else least)
+        if span[1] is not None and span[1] < span[0]:
+            self.source.refuse("the counts of the repeat are reversed", start)
+        if not self.source.take("?") and self.source.is_python and self.source.peek() == "+":
+            self.source.refuse("possessive repeats are not supported")
+        return span
+
+    def _times(self, item: Node, least: int, most: int | None, start: int) -> Node:
+        if not isinstance(item, ASSERTING):
+            if most == 0 or item == EMPTY:
+                return EMPTY
+            return item if least == most == 1 else Repeat(item, least, most)
+        whole = unmarked(item)
+        if most == 0 or whole == EMPTY:
+            return item if least and most != 0 else EMPTY
+        if most == 1:
+            return item if least else alternatives([item, EMPTY])
+        if isinstance(item, Sequence) and isinstance(look := item.items[0], Look) and len(item.items) == 2:
+            repeated = unmarked(item.items[1])
+            if _char_set(repeated) is not None and marks(look.item) <= {"end", "final", "line end"}:
+                return Guarded(look, repeated, least, most)
+        kinds = marks(item)
+        if not kinds <= {"start", "end", "final"}:
+            self.source.refuse(
+                f"a repeated group cannot hold a {min(kinds - {'start', 'end', 'final'})} assertion", start
+            )
+        if is_nullable(whole) or ("final" in kinds and matches_char(whole, "\n")):
+            self.source.refuse("a repeated group with an anchor must always match some character", start)
+        return Times(item, least, most)
+
+    def _atoms(self) -> list[Node]:
+        """What comes next and is no repeat: a run of characters, of which the last can be repeated, or one item."""
+        source = self.source
+        if found := source.match(PLAIN):
+            return self._literal(found[0])
+        char = source.peek()
+        source.at += 1
+        if char == "(":
+            return [self._group()]
+        if char == "[":
+            return [chars(bracketed(source, self.flags))]
+        if char == ".":
+            return [self._dot()]
+        if char in "^$":
+            return [self._anchor(char)]
+        if char == "\\":
+            return self._escaped()
+        return self._literal(char)
+
+    def _literal(self, text: str) -> list[Node]:
+        if any(SURROGATES[0] <= ord(char) <= SURROGATES[1] for char in text):
+            self.source.refuse("half of a surrogate pair can never be written")
+        if self.flags & IGNORECASE:
+            return [chars(variants(char, self.flags & ASCII)) for char in text]
+        return [Text(text[:-1]), Text(text[-1])] if len(text) > 1 else [Text(text)]
+
+    def _dot(self) -> Expression:
+        if self.source.is_python:
+            return ANY_CHAR if self.flags & DOTALL else PYTHON_DOT
+        return ECMA_DOT
+
+    def _anchor(self, char: str) -> Mark:
+        if self.flags & MULTILINE:
+            return Mark("line start" if char == "^" else "line end")
+        if char == "^":
+            return Mark("start")
+        return Mark("final" if self.source.is_python else "end")
+
+    def _escaped(self) -> list[Node]:
+        source = self.source
+        if source.is_python and source.peek() in ("A", "Z"):
+            source.at += 1
+            return [Mark("start" if source.pattern[source.at - 1] == "A" else "end")]
+        if source.peek() in ("b", "B"):
+            source.at += 1
+            word = python_class("w", bool(self.flags & ASCII)) if source.is_python else ASCII_WORD
+            return [Mark("boundary" if source.pattern[source.at - 1] == "b" else "no boundary", word)]
+        found = escape(source, False, self.flags)
+        return self._literal(chr(found)) if isinstance(found, int) else [chars(found)]
+
+    def _group(self) -> Node:
+        """The group whose "(" has been read."""
+        start, flags = self.source.at - 1, self.flags
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.source.refuse(f"its groups are nested too deep: at most {MAX_DEPTH} in each other", start)
+        look = self._opened(start) if self.source.peek() == "?" else ""
+        node = self._alternatives()
+        if not self.source.take(")"):
+            self.source.refuse('a group is not closed: ")" is missing', start)
+        self.flags = flags
+        self.depth -= 1
+        return Look(node, look == "!") if look else node
+
+    def _opened(self, start: int) -> str:
+        """Read what follows the "(" of a group that begins with "?". Returns "=" or "!" for a lookahead."""
+        source = self.source
+        for prefix, reason in NOT_REGULAR.items():
+            if source.pattern.startswith(prefix, source.at):
+                source.refuse(reason, start)
+        for prefix in ("?:", "?=", "?!"):
+            if source.take(prefix):
+                return prefix[1].replace(":", "")
+        if (found := source.match(OPEN_NAMED)) and bool(found[1]) == source.is_python:
+            name = found[2]
+            if not name.replace("$", "" if source.is_python else "_").isidentifier() or name in self.names:
+                source.refuse(f"the group name {echo(name)} is used twice or no name", start)
+            self.names.add(name)
+            return ""
+        if source.is_python and not found and (found := source.match(OPEN_FLAGS)):
+            if found[3] == ")":
+                source.refuse("flags for the whole pattern go at its beginning", start)
+            self.flags = self._flags(found, start)
+            return ""
+        return source.refuse(f"no such group in {'Python' if source.is_python else 'ECMA-262'}", start)

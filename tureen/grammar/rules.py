@@ -1,0 +1,341 @@
+"""Rules that call each other: what can go wrong in them, and their simplest equivalent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    EMPTY,
+    NOTHING,
+    Both,
+    Call,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    Terminal,
+    Text,
+)
+
+Rules = Mapping[str, Expression]
+
+SOMETHING = Repeat(ANY_CHAR, 1)
+
+MAX_INLINED = 2_000
+"""Parts of an expression that rules without recursion are made into, if it has not that many without the calls."""
+
+MAX_INLINED_DEPTH = 150
+
+MAX_REWRITTEN = 100_000
+"""Parts looked at to make what is repeated non-empty."""
+
+
+def parts(expression: Expression) -> tuple[Expression, ...]:
+    """What an expression is directly made of."""
+    match expression:
+        case Chain(items) | Choice(items):
+            return items
+        case Repeat(item) | Not(item) | Terminal(item):
+            return (item,)
+        case Both(first, second):
+            return (first, second)
+    return ()
+
+
+def calls(expression: Expression) -> Iterator[str]:
+    """The rules it calls directly."""
+    rest = [expression]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, Call):
+            yield part.name
+        rest.extend(parts(part))
+
+
+def chain(items: Iterable[Expression]) -> Expression:
+    """One after the other; what matches only the empty string is left out, and with NOTHING it is NOTHING."""
+    kept: list[Expression] = []
+    for item in items:
+        if item == NOTHING:
+            return NOTHING
+        if item != EMPTY:
+            kept.extend(item.items if isinstance(item, Chain) else (item,))
+    return kept[0] if len(kept) == 1 else Chain(tuple(kept)) if kept else EMPTY
+
+
+def choice(items: Iterable[Expression]) -> Expression:
+    """Any of these; what matches nothing is left out."""
+    kept: list[Expression] = []
+    for item in items:
+        kept.extend(item.items if isinstance(item, Choice) else (item,))
+    return kept[0] if len(kept) == 1 else Choice(tuple(kept))
+
+
+def repeat(item: Expression, least: int, most: int | None) -> Expression:
+    """The item so many times."""
+    if most == 0 or item == EMPTY or (item == NOTHING and least == 0):
+        return EMPTY
+    return NOTHING if item == NOTHING else Repeat(item, least, most)
+
+
+def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expression:
+    """The expression with another one in the place of every call."""
+    match expression:
+        case Call(name):
+            return call(name)
+        case Chain(items):
+            return chain(replaced(item, call) for item in items)
+        case Choice(items):
+            return choice(replaced(item, call) for item in items)
+        case Repeat(item, least, most):
+            return repeat(replaced(item, call), least, most)
+        case Terminal(item):
+            return Terminal(replaced(item, call))
+    return expression
+
+
+def unmarked(expression: Expression) -> Expression:
+    """The same language without lexemes."""
+    match expression:
+        case Terminal(item):
+            return unmarked(item)
+        case Chain(items):
+            return Chain(tuple(unmarked(item) for item in items))
+        case Choice(items):
+            return Choice(tuple(unmarked(item) for item in items))
+        case Repeat(item, least, most):
+            return Repeat(unmarked(item), least, most)
+    return expression
+
+
+def reachable(start: Expression, rules: Rules) -> dict[str, Expression]:
+    """The rules that `start` needs, in the order of `rules`."""
+    found: set[str] = set()
+    rest = list(calls(start))
+    while rest:
+        name = rest.pop()
+        if name not in found:
+            found.add(name)
+            rest.extend(calls(rules[name]))
+    return {name: rule for name, rule in rules.items() if name in found}
+
+
+def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = frozenset()) -> bool:
+    """The empty string matches, where it does for exactly these rules."""
+    match expression:
+        case Text(text):
+            return not text
+        case Call(name):
+            return name in empty
+        case Chain(items):
+            return all(can_be_empty(item, empty) for item in items)
+        case Choice(items):
+            return any(can_be_empty(item, empty) for item in items)
+        case Repeat(item, least, _):
+            return least == 0 or can_be_empty(item, empty)
+        case Both(first, second):
+            return can_be_empty(first, empty) and can_be_empty(second, empty)
+        case Not(item):
+            return not can_be_empty(item, empty)
+        case Terminal(item):
+            return can_be_empty(item, empty)
+    return False
+
+
+def can_end(expression: Expression, ending: set[str]) -> bool:
+    """Some string matches, where one does for exactly these rules. Of Both and Not it is taken for granted."""
+    match expression:
+        case Call(name):
+            return name in ending
+        case Chars(ranges):
+            return bool(ranges)
+        case Chain(items):
+            return all(can_end(item, ending) for item in items)
+        case Choice(items):
+            return any(can_end(item, ending) for item in items)
+        case Repeat(item, least, _):
+            return least == 0 or can_end(item, ending)
+        case Terminal(item):
+            return can_end(item, ending)
+    return True
+
+
+def holding(rules: Rules, test: Callable[[Expression, set[str]], bool]) -> set[str]:
+    """The smallest set of names such that a rule is in it exactly where `test(rule, set)` holds."""
+    callers: dict[str, set[str]] = defaultdict(set)
+    for name, rule in rules.items():
+        for callee in calls(rule):
+            callers[callee].add(name)
+    found: set[str] = set()
+    queue = dict.fromkeys(reversed(list(rules)))
+    while queue:
+        name = next(iter(queue))
+        del queue[name]
+        if test(rules[name], found):
+            found.add(name)
+            queue.update(dict.fromkeys(callers[name] - found))
+    return found
+
+
+def left_calls(expression: Expression, empty: set[str]) -> list[str]:
+    """The rules that can be called before any character is matched."""
+    match expression:
+        case Call(name):
+            return [name]
+        case Chain(items):
+            names: list[str] = []
+            for item in items:
+                names += left_calls(item, empty)
+                if not can_be_empty(item, empty):
+                    break
+            return names
+        case Choice(items):
+            return [name for item in items for name in left_calls(item, empty)]
+        case Repeat(item) | Terminal(item):
+            return left_calls(item, empty)
+    return []
+
+
+def cycle(edges: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """Names each of which leads to the next, the last one to the first; None where there are none."""
+    done: set[str] = set()
+    for root in edges:
+        path: dict[str, Iterator[str]] = {} if root in done else {root: iter(edges[root])}
+        while path:
+            name = next(reversed(path))
+            follower = next(path[name], None)
+            if follower is None:
+                done.add(name)
+                del path[name]
+            elif follower in path:
+                names = list(path)
+                return names[names.index(follower) :]
+            elif follower not in done:
+                path[follower] = iter(edges[follower])
+    return None
+
+
+def simplified(start: str, rules: Rules) -> Language:
+    """The same language: nothing that can be empty is repeated, no rule is left that `start` does not need.
+
+    Rules without recursion become one regular expression where it is not too large. Every rule must be able to end.
+    """
+    needed = reachable(Call(start), rules)
+    full = _Full(needed)
+    needed = reachable(Call(start), full.rewritten())
+    ending = holding(needed, can_end)
+    dead = needed.keys() - ending
+    if dead:
+        pruned = {n: replaced(rule, lambda m: NOTHING if m in dead else Call(m)) for n, rule in needed.items()}
+        needed = reachable(Call(start), pruned)
+    if cycle({name: list(calls(rule)) for name, rule in needed.items()}) is None:
+        regular = _inlined(start, needed)
+        if regular is not None:
+            return Language(regular)
+    return Language(Call(start), needed)
+
+
+def _inlined(start: str, rules: Rules) -> Expression | None:
+    """`start` without calls, of rules without recursion. None where it would be too large."""
+    done: dict[str, tuple[Expression, int, int]] = {}
+    most = max(MAX_INLINED, _extent(Chain(tuple(rules.values())), defaultdict(lambda: (1, 1)))[0])
+    rest = [start]
+    while rest:
+        missing = {name for name in calls(rules[rest[-1]]) if name not in done}
+        if missing:
+            rest += missing
+            continue
+        name = rest.pop()
+        if name in done:
+            continue
+        size, depth = _extent(rules[name], {callee: done[callee][1:] for callee in calls(rules[name])})
+        if size > most or depth > MAX_INLINED_DEPTH:
+            return None
+        done[name] = replaced(rules[name], lambda callee: done[callee][0]), size, depth
+    return done[start][0]
+
+
+def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """How many parts an expression has, and how deep they are nested, where these are the calls' own."""
+    if isinstance(expression, Call):
+        return of_calls[expression.name]
+    inner = [_extent(part, of_calls) for part in parts(expression)]
+    return 1 + sum(size for size, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+
+
+class _Full:
+    """Rewrites rules so that what is repeated is never empty: x* is (x but not empty)*."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._empty = holding(rules, can_be_empty)
+        self._names: dict[str, str] = {}  # rule -> the rule that matches the same but not the empty string
+        self._to_do: list[str] = []
+        self._work = 0
+
+    def rewritten(self) -> Rules:
+        made = {name: self._rewrite(rule) for name, rule in self._rules.items()}
+        while self._to_do:
+            name = self._to_do.pop()
+            made[self._names[name]] = self._full(self._rules[name])
+        return made
+
+    def _rewrite(self, expression: Expression) -> Expression:
+        self._count()
+        match expression:
+            case Chain(items):
+                return chain(self._rewrite(item) for item in items)
+            case Choice(items):
+                return choice(self._rewrite(item) for item in items)
+            case Repeat(item, least, most):
+                if self._is_empty(item):
+                    return repeat(self._full(item), 0, most)
+                return repeat(self._rewrite(item), least, most)
+        return expression
+
+    def _full(self, expression: Expression) -> Expression:
+        """The expression, rewritten, without the empty string."""
+        self._count()
+        if not self._is_empty(expression):
+            return self._rewrite(expression)
+        match expression:
+            case Call(name):
+                return Call(self._full_name(name))
+            case Choice(items):
+                return choice(self._full(item) for item in items)
+            case Chain(items):
+                rests = [chain(self._rewrite(item) for item in items[at + 1 :]) for at in range(len(items))]
+                return choice(chain((self._full(item), rest)) for item, rest in zip(items, rests, strict=True))
+            case Repeat(item, _, most):
+                return NOTHING if most == 0 else repeat(self._full(item), 1, most)
+            case Both() | Not():
+                return Both(expression, SOMETHING)
+            case Terminal(item):
+                return Terminal(Both(item, SOMETHING))
+        return NOTHING
+
+    def _count(self) -> None:
+        self._work += 1
+        if self._work > MAX_REWRITTEN:
+            raise GrammarError(
+                f"the grammar is too large: it repeats what can be empty in so many ways that writing them out takes "
+                f"more than {MAX_REWRITTEN} parts; do not repeat (…)*, (…)? or optional rules again"
+            )
+
+    def _is_empty(self, expression: Expression) -> bool:
+        return can_be_empty(expression, self._empty)
+
+    def _full_name(self, name: str) -> str:
+        if name not in self._names:
+            full = f"{name}-full"
+            while full in self._rules:
+                full += "-full"
+            self._names[name] = full
+            self._to_do.append(name)
+        return self._names[name]

@@ -1,0 +1,142 @@
+"""Sets of arrays: what two shapes have in common, and what a shape leaves out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.shapes import ArrayShape, Node, Wanted
+
+if TYPE_CHECKING:
+    from tureen.grammar.schema.algebra import Algebra
+
+
+def item_at(shape: ArrayShape, index: int) -> Node:
+    return shape.prefix[index] if index < len(shape.prefix) else shape.rest
+
+
+def meet(algebra: Algebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
+    """The arrays of both, as shapes that are not known to be empty."""
+    length = max(len(first.prefix), len(second.prefix))
+    shape = tidy(
+        algebra,
+        ArrayShape(
+            tuple(algebra.all_of((item_at(first, i), item_at(second, i))) for i in range(length)),
+            algebra.all_of((first.rest, second.rest)),
+            max(first.least, second.least),
+            lesser(first.most, second.most),
+            _merged(first.wanted + second.wanted),
+            first.is_unique or second.is_unique,
+        ),
+    )
+    return [] if shape is None or is_empty(algebra, shape) else [shape]
+
+
+def complement(algebra: Algebra, shape: ArrayShape) -> list[ArrayShape]:
+    """The arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
+    if shape.is_unique:
+        raise GrammarError('"uniqueItems": true cannot be enforced under "not", "oneOf" or "if": leave it out there')
+    anything = algebra.anything
+    found = []
+    if shape.least > 0:
+        found.append(ArrayShape((), anything, 0, shape.least - 1))
+    if shape.most is not None:
+        found.append(ArrayShape((), anything, shape.most + 1))
+    for index, node in enumerate(shape.prefix):
+        if node is not anything:
+            found.append(ArrayShape((*[anything] * index, algebra.none_of(node)), anything, index + 1))
+    if shape.rest is not anything:
+        wanted = Wanted(len(shape.prefix), algebra.none_of(shape.rest), 1, None)
+        found.append(ArrayShape((), anything, wanted=(wanted,)))
+    for start, node, least, most in shape.wanted:
+        if least > 0:
+            found.append(ArrayShape((), anything, wanted=(Wanted(start, node, 0, least - 1),)))
+        if most is not None:
+            found.append(ArrayShape((), anything, wanted=(Wanted(start, node, most + 1, None),)))
+    tidied = (tidy(algebra, item) for item in found)
+    return [item for item in tidied if item is not None]
+
+
+def tidy(algebra: Algebra, shape: ArrayShape) -> ArrayShape | None:
+    """The same arrays with what can be told by the number of items told so. None: no array."""
+    counted = _tidy_wanted(algebra, shape)
+    if counted is None:
+        return None
+    wanted, least, most = counted
+    prefix, rest = shape.prefix, shape.rest
+    if algebra.nothing in prefix:
+        most = lesser(most, prefix.index(algebra.nothing))
+    if rest is algebra.nothing:
+        most = lesser(most, len(prefix))
+    if most is not None:
+        if most < least:
+            return None
+        prefix = prefix[:most]
+        rest = algebra.nothing if most == len(prefix) else rest
+    while prefix and prefix[-1] is rest:
+        prefix = prefix[:-1]
+    return ArrayShape(prefix, rest, least, most, wanted, shape.is_unique and (most is None or most > 1))
+
+
+def _tidy_wanted(algebra: Algebra, shape: ArrayShape) -> tuple[tuple[Wanted, ...], int, int | None] | None:
+    """What remains to be counted, and how many items there can be. None: no array."""
+    kept, least, most = [], shape.least, shape.most
+    for want in shape.wanted:
+        if want.least > 0:
+            if want.node is algebra.nothing or (want.most is not None and want.least > want.most):
+                return None
+            least = max(least, want.start + want.least)
+        if want.node is algebra.anything:
+            most = most if want.most is None else lesser(most, want.start + want.most)
+        elif want.node is not algebra.nothing and (want.least > 0 or want.most is not None):
+            kept.append(want)
+    return tuple(kept), least, most
+
+
+def is_empty(algebra: Algebra, shape: ArrayShape) -> bool:
+    """True only where it is certain."""
+    if any(algebra.is_nothing(node) for node in shape.prefix[: shape.least]):
+        return True
+    if shape.least > len(shape.prefix) and algebra.is_nothing(shape.rest):
+        return True
+    for want in shape.wanted:
+        places = [*shape.prefix[want.start :], shape.rest]
+        if want.least and all(algebra.is_nothing(algebra.all_of((want.node, place))) for place in places):
+            return True
+    return False
+
+
+def covers(algebra: Algebra, shape: ArrayShape, other: ArrayShape) -> bool:
+    """The shape certainly has all arrays of the other one."""
+    if shape is other or shape is algebra.any_array:
+        return True
+    return (
+        shape.least <= other.least
+        and lesser(shape.most, other.most) == other.most
+        and shape.is_unique <= other.is_unique
+        and all(want in other.wanted for want in shape.wanted)
+        and algebra.covers(shape.rest, other.rest)
+        and all(
+            algebra.covers(item_at(shape, index), item_at(other, index))
+            for index in range(max(len(shape.prefix), len(other.prefix)))
+        )
+    )
+
+
+def lesser(first: int | None, second: int | None) -> int | None:
+    """Of two upper bounds, None being no bound."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def _merged(wanted: tuple[Wanted, ...]) -> tuple[Wanted, ...]:
+    found: dict[tuple[int, Node], Wanted] = {}
+    for want in wanted:
+        key = (want.start, want.node)
+        known = found.get(key)
+        if known is None:
+            found[key] = want
+        else:
+            found[key] = Wanted(*key, max(known.least, want.least), lesser(known.most, want.most))
+    return tuple(found.values())

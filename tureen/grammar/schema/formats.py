@@ -1,0 +1,124 @@
+"""The names of `format` in JSON schemas: for each a set of strings, never one that the name's specification forbids."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tureen.errors import echo
+from tureen.grammar import regex
+from tureen.grammar.expression import Expression, GrammarError
+from tureen.grammar.schema.strings import StringSet
+
+
+def _alternatives(*items: str) -> str:
+    return f"(?:{'|'.join(items)})"
+
+
+# RFC 3339; years from 0001, no leap seconds, at most nine digits of a second
+YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+DAYS = _alternatives(
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+    "02-(?:0[1-9]|1[0-9]|2[0-8])",
+)
+DATE = f"(?:{YEAR}-{DAYS}|{LEAP_YEAR}-02-29)"
+CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+TIME = rf"{CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{CLOCK})"
+
+# RFC 3339, appendix A; numbers of at most nine digits
+COUNT = "[0-9]{1,9}"
+TIME_PART = f"T(?:{COUNT}H(?:{COUNT}M(?:{COUNT}S)?)?|{COUNT}M(?:{COUNT}S)?|{COUNT}S)"
+DATE_PART = f"(?:{COUNT}Y(?:{COUNT}M(?:{COUNT}D)?)?|{COUNT}M(?:{COUNT}D)?|{COUNT}D)"
+DURATION = f"P(?:{DATE_PART}(?:{TIME_PART})?|{TIME_PART}|{COUNT}W)"
+
+# RFC 4122
+UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+
+# RFC 2673 (four decimal numbers without leading zeros), RFC 4291 (without dotted decimals at the end)
+OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4 = rf"{OCTET}(?:\.{OCTET}){{3}}"
+GROUP = "[0-9a-fA-F]{1,4}"
+IPV6 = _alternatives(
+    f"{GROUP}(?::{GROUP}){{7}}",
+    f"::(?:{GROUP}(?::{GROUP}){{0,6}})?",
+    *(f"{GROUP}(?::{GROUP}){{{size - 1}}}::(?:{GROUP}(?::{GROUP}){{0,{6 - size}}})?" for size in range(1, 7)),
+    f"{GROUP}(?::{GROUP}){{6}}::",
+)
+
+# RFC 1123; no "--", which RFC 5891 reserves at one place, and no long labels but the first: so 253 characters suffice
+HOSTNAME = r"[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,31}(?:\.[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,14}){0,6}"
+
+# RFC 5321 without quoted strings and address literals; short atoms: so 64 characters suffice
+ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
+EMAIL = rf"{ATOM}{{1,31}}(?:\.{ATOM}{{1,15}}){{0,2}}@{HOSTNAME}"
+
+
+# Of RFC 3986, which limits no length
+HOST = r"[a-zA-Z0-9]+(?:[.-][a-zA-Z0-9]+)*"
+
+
+def _references(unreserved: str) -> tuple[str, str]:
+    """Identifiers with a scheme, and references, of RFC 3986 (RFC 3987 with more unreserved characters).
+
+    Hosts are names, among them IPv4 addresses, or left out.
+    """
+    sub_delims = r"!$&'()*+,;="
+    encoded = "%[0-9A-Fa-f]{2}"
+    char = f"(?:[{unreserved}{sub_delims}:@-]|{encoded})"
+    no_colon = f"(?:[{unreserved}{sub_delims}@-]|{encoded})"
+    segments = f"(?:/{char}*)*"
+    user = f"(?:[{unreserved}{sub_delims}:-]|{encoded})*@"
+    authority = rf"//(?:(?:{user})?{HOST}(?::[0-9]{{1,5}})?)?"
+    absolute = f"/(?:{char}+{segments})?"
+    tail = rf"(?:\?(?:{char}|[/?])*)?(?:#(?:{char}|[/?])*)?"
+    scheme = "[a-zA-Z][a-zA-Z0-9+.-]*:"
+    whole = f"{scheme}(?:{authority}{segments}|{absolute}|{char}+{segments})?{tail}"
+    relative = f"(?:{authority}{segments}|{absolute}|{no_colon}+{segments})?{tail}"
+    return whole, f"(?:{whole}|{relative})"
+
+
+UNRESERVED = r"a-zA-Z0-9._~"
+URI, URI_REFERENCE = _references(UNRESERVED)
+BEYOND_ASCII = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
+    rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 14)
+)
+IRI, IRI_REFERENCE = _references(UNRESERVED + BEYOND_ASCII)
+
+# RFC 6901, and the draft for relative pointers
+JSON_POINTER = "(?:/(?:[^/~]|~[01])*)*"
+RELATIVE_JSON_POINTER = f"(?:0|[1-9][0-9]{{0,8}})(?:#|{JSON_POINTER})"
+
+FORMATS = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "duration": DURATION,
+    "uuid": UUID,
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "hostname": HOSTNAME,
+    "idn-hostname": HOSTNAME,
+    "email": EMAIL,
+    "idn-email": EMAIL,
+    "uri": URI,
+    "uri-reference": URI_REFERENCE,
+    "iri": IRI,
+    "iri-reference": IRI_REFERENCE,
+    "json-pointer": JSON_POINTER,
+    "relative-json-pointer": RELATIVE_JSON_POINTER,
+}
+"""Patterns for whole strings. Every string that matches is of the format; where the format is rich, not the reverse."""
+
+
+def format_strings(name: str) -> StringSet:
+    """Strings of this format, not always all of them. Raises GrammarError for an unknown one, listing the known."""
+    return StringSet(in_format(name))
+
+
+@cache
+def in_format(name: str) -> Expression:
+    """The same as an expression over decoded characters."""
+    if name not in FORMATS:
+        raise GrammarError(f'"format": {echo(name)} cannot be enforced; known are {", ".join(FORMATS)}')
+    return regex.parse(FORMATS[name], flavour="ecma")

@@ -1,0 +1,78 @@
+"""Sets of property names: intersections and complements, each worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.strings import StringSet
+
+MAX_CLASSES = 32
+
+T = TypeVar("T")
+
+
+class KeySets:
+    """Remembers of every set it made which others it is the intersection of."""
+
+    def __init__(self) -> None:
+        self.every = StringSet.anything()
+        self._patterns: dict[str, StringSet] = {}
+        self._known: dict[int, tuple[StringSet, frozenset[int]]] = {id(self.every): (self.every, frozenset())}
+        self._made: dict[frozenset[int], StringSet] = {frozenset(): self.every}
+        self._outside: dict[int, StringSet] = {}
+
+    def pattern(self, pattern: str) -> StringSet:
+        """The keys that a pattern is found in. Raises GrammarError."""
+        found = self._patterns.get(pattern)
+        if found is None:
+            found = self._patterns[pattern] = StringSet.pattern(pattern)
+        return found
+
+    def both(self, first: StringSet, second: StringSet) -> StringSet:
+        """The intersection. Raises GrammarError."""
+        parts = self._parts(first) | self._parts(second)
+        found = self._made.get(parts)
+        if found is None:
+            is_contradiction = any(id(self._outside.get(part)) in parts for part in parts)
+            found = StringSet.nothing() if is_contradiction else first.intersect(second)
+            self._made[parts] = found
+            self._known.setdefault(id(found), (found, parts))
+        return found
+
+    def outside(self, names: StringSet) -> StringSet:
+        """The complement."""
+        found = self._outside.get(id(names))
+        if found is None:
+            self._parts(names)
+            found = names.complement()
+            self._parts(found)
+            self._outside[id(names)] = found
+            self._outside[id(found)] = names
+        return found
+
+    def split(self, classes: Iterable[tuple[StringSet, T]], names: StringSet) -> list[tuple[StringSet, T, bool]]:
+        """Every class in two: what is in `names`, and what is not; empty ones are left out. Raises GrammarError."""
+        outside = self.outside(names)
+        found = []
+        for have, value in classes:
+            inner, outer = self.both(have, names), self.both(have, outside)
+            found += [(part, value, inside) for part, inside in ((inner, True), (outer, False)) if not part.is_empty()]
+        self.check(len(found))
+        return found
+
+    def check(self, number: int) -> None:
+        """Of classes that an object's keys fall in. Raises GrammarError."""
+        if number > MAX_CLASSES:
+            raise GrammarError(
+                f'"patternProperties" is too large: {number} overlaps of patterns; at most {MAX_CLASSES}'
+            )
+
+    def _parts(self, names: StringSet) -> frozenset[int]:
+        known = self._known.get(id(names))
+        if known is None:
+            parts = frozenset([id(names)])
+            known = self._known[id(names)] = (names, parts)
+            self._made[parts] = names
+        return known[1]

@@ -1,0 +1,27 @@
+"""JSON schema: from its text to the language of the JSON texts that are valid against it."""
+
+from __future__ import annotations
+
+from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.schema.algebra import Algebra
+from tureen.grammar.schema.document import Document, parse
+from tureen.grammar.schema.reader import Reader
+from tureen.grammar.schema.writer import Writer
+
+ANY_VALUE = "$$ANY$$"
+"""In the place of a schema: any JSON value."""
+
+
+def json_schema(text: str, prefix: str = "") -> Language:
+    """The valid values as `json.dumps` writes them by default, but for characters that are not ASCII: those are raw.
+
+    `text` is the schema's JSON. The names of the rules begin with `prefix`. Raises GrammarError for a schema that
+    cannot be enforced exactly, or that nothing is valid against.
+    """
+    document = Document(True if text == ANY_VALUE else parse(text))
+    algebra = Algebra()
+    try:
+        node = Reader(document, algebra).node(document.root, ())
+        return Writer(algebra, prefix).language(node)
+    except RecursionError:
+        raise GrammarError("its schemas are nested or refer to each other too deep") from None

@@ -1,0 +1,171 @@
+"""Sets of JSON numbers: exact set algebra, and the JSON texts of a set as an expression.
+
+Which texts a range has is told in `ranges`; a single number has one: as json.dumps writes it, integers as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from tureen.errors import echo
+from tureen.grammar.expression import NOTHING, Expression, GrammarError, Terminal, Text
+from tureen.grammar.schema.digits import Bound, Number, choice
+from tureen.grammar.schema.ranges import MAX_LISTED, ONE, Range
+
+MAX_CONSTANT = 10**400
+MAX_RANGES = 256
+
+ALL = Range()
+
+
+@dataclass(frozen=True, slots=True)
+class NumberSet:
+    """Single numbers and ranges, which may overlap. What has a fraction or exponent in the schema is a Decimal."""
+
+    points: tuple[Number, ...] = ()
+    ranges: tuple[Range, ...] = ()
+
+    @staticmethod
+    def anything() -> NumberSet:
+        return EVERY_NUMBER
+
+    @staticmethod
+    def nothing() -> NumberSet:
+        return NO_NUMBER
+
+    @staticmethod
+    def integers() -> NumberSet:
+        """Numbers with a fraction of zeros are integers; but no text of the set has a fraction."""
+        return EVERY_INTEGER
+
+    @staticmethod
+    def between(
+        least: Number | None = None,
+        most: Number | None = None,
+        *,
+        above: Number | None = None,
+        below: Number | None = None,
+    ) -> NumberSet:
+        """minimum, maximum, exclusiveMinimum and exclusiveMaximum. Raises GrammarError."""
+        closed = Range(_bound(least, False), _bound(most, False))
+        return _made((), [closed.intersect(Range(_bound(above, True), _bound(below, True)))])
+
+    @staticmethod
+    def multiples_of(step: Number) -> NumberSet:
+        """`step` is positive. Raises GrammarError."""
+        return NumberSet(ranges=(Range(steps=frozenset([Fraction(_checked(step))])),))
+
+    @staticmethod
+    def only(values: Iterable[Number]) -> NumberSet:
+        """Exactly these. Raises GrammarError."""
+        return NumberSet(tuple(dict.fromkeys(map(_checked, values))))
+
+    def intersect(self, other: NumberSet) -> NumberSet:
+        """The numbers of both. Raises GrammarError."""
+        if ALL in self.ranges or ALL in other.ranges:
+            return other if ALL in self.ranges else self
+        points = _among(self.points, other) + _among(other.points, self)
+        return _made(points, (one.intersect(two) for one in self.ranges for two in other.ranges))
+
+    def union(self, other: NumberSet) -> NumberSet:
+        """The numbers of either. Raises GrammarError."""
+        return _made(self.points + other.points, self.ranges + other.ranges)
+
+    def complement(self) -> NumberSet:
+        """All other numbers. Raises GrammarError."""
+        found = _made((), [Range(without=frozenset(self.points))])
+        for part in self.ranges:
+            found = found.intersect(_made((), part.complement()))
+        return found
+
+    def minus(self, other: NumberSet) -> NumberSet:
+        """The numbers that `other` does not have. Raises GrammarError."""
+        return self.intersect(other.complement())
+
+    def contains(self, value: Number) -> bool:
+        """Whether readers of decimals and of doubles find it in the set."""
+        return bool(_among((value,), self))
+
+    def is_empty(self) -> bool:
+        """Exact, also where no number of the set has a text."""
+        return not self.points and not self.ranges
+
+    @property
+    def values(self) -> tuple[Number, ...] | None:
+        """The numbers, where they are few; None for others. Raises GrammarError."""
+        found = dict.fromkeys(self.points)
+        for part in self.ranges:
+            few = part.values(MAX_LISTED)
+            if few is None:
+                return None
+            found.update(dict.fromkeys(few))
+        return tuple(found)
+
+    def expression(self) -> Expression:
+        """The JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
+        texts: list[Expression] = [Text(_text(value)) for value in self.points]
+        found = choice(texts + [part.expression() for part in self.ranges])
+        return found if found == NOTHING else Terminal(found)
+
+
+EVERY_NUMBER = NumberSet(ranges=(ALL,))
+EVERY_INTEGER = NumberSet(ranges=(Range(steps=frozenset([ONE])),))
+NO_NUMBER = NumberSet()
+
+
+def _made(points: Iterable[Number], ranges: Iterable[Range]) -> NumberSet:
+    """Without what is empty. Raises GrammarError."""
+    single = dict.fromkeys(points)
+    kept: dict[Range, None] = {}
+    for part in ranges:
+        if part == ALL:
+            return EVERY_NUMBER
+        if part in kept or part.is_empty():
+            continue
+        point = part.point
+        if point is not None and part.as_read.contains(point):
+            single[point] = None
+        else:
+            kept[part] = None
+        if len(kept) > MAX_RANGES:
+            raise GrammarError(f"it combines numbers into too many ranges: more than {MAX_RANGES}")
+    return NumberSet(tuple(single), tuple(kept))
+
+
+def _among(values: tuple[Number, ...], numbers: NumberSet) -> list[Number]:
+    points = set(numbers.points)
+    return [
+        value for value in values if value in points or any(part.as_read.contains(value) for part in numbers.ranges)
+    ]
+
+
+def _bound(value: Number | None, is_open: bool) -> Bound | None:
+    return None if value is None else Bound(_checked(value, is_bound=True), is_open)
+
+
+def _checked(value: Number, is_bound: bool = False) -> Number:
+    """Raises GrammarError for what readers of decimals and of doubles do not take as the same number."""
+    if isinstance(value, int):
+        if abs(value) >= MAX_CONSTANT:
+            raise GrammarError("json_schema has a number that is too large; at most 400 digits are allowed")
+        return value
+    read = float(value)
+    if Decimal(repr(read)) != value:
+        raise GrammarError(
+            f"json_schema has a number that is too large or too long: {echo(str(value))}; write a double"
+        )
+    if abs(value) < 2**53:
+        return int(value) if read.is_integer() else value
+    if not is_bound and Decimal(read) != value:
+        raise GrammarError(
+            f"json_schema has a number that no double holds exactly: {echo(str(value))}; write a smaller one"
+        )
+    return value
+
+
+def _text(value: Number) -> str:
+    """As json.dumps writes it."""
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -1,0 +1,145 @@
+"""Sets of objects: what two shapes have in common, and what a shape leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tureen.grammar.schema.arrays import lesser
+from tureen.grammar.schema.shapes import Keys, Node, ObjectShape, Property
+
+if TYPE_CHECKING:
+    from tureen.grammar.schema.algebra import Algebra
+
+
+def node_of(shape: ObjectShape, key: str) -> Node:
+    """What the value of this key must be in, if it is there."""
+    field = shape.named.get(key)
+    if field is not None:
+        return field.node
+    if len(shape.free) == 1:
+        return shape.free[0].node
+    return next(keys.node for keys in shape.free if keys.names.contains(key))
+
+
+def meet(algebra: Algebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
+    """The objects of both, as shapes that are not known to be empty."""
+    named = {
+        key: Property(
+            (key in first.named and first.named[key].is_required)
+            or (key in second.named and second.named[key].is_required),
+            algebra.all_of((node_of(first, key), node_of(second, key))),
+        )
+        for key in (*first.named, *(key for key in second.named if key not in first.named))
+    }
+    shapes = [
+        ObjectShape(
+            named,
+            _free(algebra, first.free, second.free),
+            max(first.least, second.least),
+            lesser(first.most, second.most),
+        )
+    ]
+    for own, other in ((first, second), (second, first)):
+        for keys in own.wanted:
+            hidden = [key for key in other.named if key not in own.named and keys.names.contains(key)]
+            shapes = [found for shape in shapes for found in _with_wanted(algebra, shape, keys, hidden)]
+    return [shape for shape in shapes if not is_empty(algebra, shape)]
+
+
+def complement(algebra: Algebra, shape: ObjectShape) -> list[ObjectShape]:
+    """The objects that are not in `shape`; the shapes may overlap."""
+    anything = algebra.anything
+    everything = algebra.any_object
+    found = []
+    for key, (is_required, node) in shape.named.items():
+        # A key that is required is missing, or has a wrong value; one that is not required has a wrong value.
+        if is_required or node is not anything:
+            found.append(replace(everything, named={key: Property(not is_required, algebra.none_of(node))}))
+    loose = {key: Property(False, anything) for key in shape.named}
+    for names, node in shape.free:
+        if node is not anything:
+            found.append(replace(everything, named=loose, wanted=(Keys(names, algebra.none_of(node)),)))
+    if shape.least > 0:
+        found.append(replace(everything, most=shape.least - 1))
+    if shape.most is not None:
+        found.append(replace(everything, least=shape.most + 1))
+    for names, node in shape.wanted:
+        free = (Keys(names, algebra.none_of(node)), Keys(algebra.keys.outside(names), anything))
+        found.append(replace(everything, named=loose, free=free))
+    return found
+
+
+def is_empty(algebra: Algebra, shape: ObjectShape) -> bool:
+    """True only where it is certain."""
+    required = [field.node for field in shape.named.values() if field.is_required]
+    if shape.most is not None and max(shape.least, len(required)) > shape.most:
+        return True
+    is_closed = all(keys.node is algebra.nothing for keys in shape.free)
+    if is_closed and (shape.wanted or shape.least > len(shape.named)):
+        return True
+    return any(algebra.is_nothing(node) for node in required) or any(
+        _is_hopeless(algebra, shape, keys) for keys in shape.wanted
+    )
+
+
+def covers(algebra: Algebra, shape: ObjectShape, other: ObjectShape) -> bool:
+    """The shape certainly has all objects of the other one."""
+    if shape is other or shape is algebra.any_object:
+        return True
+    return (
+        shape.least <= other.least
+        and lesser(shape.most, other.most) == other.most
+        and (not shape.wanted or (set(shape.wanted) <= set(other.wanted) and shape.named.keys() <= other.named.keys()))
+        and all(field.is_required <= _is_required(other, key) for key, field in shape.named.items())
+        and all(
+            algebra.covers(node_of(shape, key), node_of(other, key)) for key in shape.named.keys() | other.named.keys()
+        )
+        and _free_covers(algebra, shape.free, other.free)
+    )
+
+
+def _is_required(shape: ObjectShape, key: str) -> bool:
+    return key in shape.named and shape.named[key].is_required
+
+
+def _free_covers(algebra: Algebra, free: tuple[Keys, ...], other: tuple[Keys, ...]) -> bool:
+    if len(free) == 1:
+        return all(algebra.covers(free[0].node, keys.node) for keys in other)
+    if len(other) == 1:
+        return all(algebra.covers(keys.node, other[0].node) for keys in free)
+    return free == other
+
+
+def _is_hopeless(algebra: Algebra, shape: ObjectShape, wanted: Keys) -> bool:
+    return all(
+        algebra.is_nothing(algebra.all_of((keys.node, wanted.node)))
+        or algebra.keys.both(keys.names, wanted.names).is_empty()
+        for keys in shape.free
+    )
+
+
+def _free(algebra: Algebra, first: tuple[Keys, ...], second: tuple[Keys, ...]) -> tuple[Keys, ...]:
+    if len(first) == 1 or len(second) == 1:
+        return tuple(
+            Keys(one.names if len(second) == 1 else two.names, algebra.all_of((one.node, two.node)))
+            for one in first
+            for two in second
+        )
+    found = []
+    for one in first:
+        for two in second:
+            names = algebra.keys.both(one.names, two.names)
+            if not names.is_empty():
+                found.append(Keys(names, algebra.all_of((one.node, two.node))))
+    algebra.keys.check(len(found))
+    return tuple(found)
+
+
+def _with_wanted(algebra: Algebra, shape: ObjectShape, keys: Keys, hidden: list[str]) -> list[ObjectShape]:
+    """One of `hidden`, which the shape names, is there as wanted; or a free key."""
+    found = [shape if keys in shape.wanted else replace(shape, wanted=(*shape.wanted, keys))]
+    for key in hidden:
+        node = algebra.all_of((shape.named[key].node, keys.node))
+        found.append(replace(shape, named={**shape.named, key: Property(True, node)}))
+    return found

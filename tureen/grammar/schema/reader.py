@@ -1,0 +1,156 @@
+"""From a schema to the set of its values: combinators and references here, what a schema itself says in `own`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.algebra import MAX_NODES, Algebra, CircularError
+from tureen.grammar.schema.document import Document, Schema, Scope
+from tureen.grammar.schema.evaluated import Evaluated
+from tureen.grammar.schema.keywords import check, dependent
+from tureen.grammar.schema.own import OWN_KEYWORDS, Own
+from tureen.grammar.schema.shapes import OBJECTS, Node, Property, Shape
+
+MAX_IN_PLACE = 40
+"""Of schemas about the same value inside one another: allOf in anyOf in not, "$ref" to "$ref"."""
+
+
+class Reader:
+    """Reads the schemas of one document, each when it is needed."""
+
+    def __init__(self, document: Document, algebra: Algebra) -> None:
+        self._document = document
+        self._algebra = algebra
+        self._own = Own(document, algebra, self.node)
+        self._nodes: dict[tuple[int, Scope], Node | None] = {}
+        self._evaluated = Evaluated(self, algebra)
+        self._having: dict[tuple[str, ...], Node] = {}
+        self._depth = 0
+
+    def node(self, schema: Schema, scope: Scope) -> Node:
+        """The values that are valid against the schema. Raises GrammarError."""
+        if isinstance(schema, bool):
+            return self._algebra.anything if schema else self._algebra.nothing
+        scope = self.enter(schema, scope)
+        key = (id(schema), scope)
+        if key not in self._nodes:
+            if len(self._nodes) >= MAX_NODES:
+                raise GrammarError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')
+            self._nodes[key] = None
+            try:
+                self._nodes[key] = self._build(schema, scope)
+            finally:
+                if self._nodes[key] is None:
+                    del self._nodes[key]
+        node = self._nodes[key]
+        if node is None:
+            raise CircularError(
+                f'the schema at {self._document.where(schema)} is defined by itself ("$ref" in a circle,'
+                f" without a property or an item between)"
+            )
+        return node
+
+    def own(self, schema: dict[str, Any], scope: Scope) -> Node:
+        """The values that the schema allows without its combinators and references."""
+        if OWN_KEYWORDS.isdisjoint(schema):
+            return self._algebra.anything
+        return self._algebra.leaf(partial(self._read_own, schema, scope))
+
+    def _read_own(self, schema: dict[str, Any], scope: Scope) -> Shape:
+        try:
+            return self._own.read(schema, scope)
+        except GrammarError as error:
+            where = self._document.where(schema)
+            if where in str(error):
+                raise
+            raise type(error)(f"{error} (at {where})") from None
+
+    def later(self, schema: Schema, scope: Scope) -> Node:
+        """The same values, also while the schema around is being read."""
+        try:
+            return self.node(schema, scope)
+        except CircularError:
+            return self._algebra.leaf(lambda: self._algebra.shape(self.node(schema, scope)))
+
+    def enter(self, schema: Schema, scope: Scope) -> Scope:
+        if not self._document.has_dynamic:
+            return ()
+        resource = self._document.resource(schema)
+        return scope if resource in scope else (*scope, resource)
+
+    def _build(self, schema: dict[str, Any], scope: Scope) -> Node:
+        check(schema, self._document)
+        with self.inside(schema):
+            if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+                return self._evaluated.node(schema, scope)
+            if self._document.draft == "draft-07" and "$ref" in schema:
+                return self.node(self.target("$ref", schema, scope), scope)
+            return self._algebra.all_of((self.own(schema, scope), *self._in_place(schema, scope)))
+
+    @contextmanager
+    def inside(self, schema: Schema) -> Iterator[None]:
+        """While a schema about the same value is read. Raises GrammarError where too many are inside one another."""
+        if self._depth >= MAX_IN_PLACE:
+            raise GrammarError(
+                f"schemas inside one another about the same value at {self._document.where(schema)};"
+                f" at most {MAX_IN_PLACE} levels"
+            )
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _in_place(self, schema: dict[str, Any], scope: Scope) -> Iterator[Node]:
+        """The values that each combinator and reference of the schema allows."""
+        algebra = self._algebra
+        for keyword in ("$ref", "$dynamicRef"):
+            if keyword in schema:
+                yield self.node(self.target(keyword, schema, scope), scope)
+        for part in schema.get("allOf", ()):
+            yield self.node(part, scope)
+        if "anyOf" in schema:
+            yield algebra.any_of([self.node(part, scope) for part in schema["anyOf"]])
+        if "oneOf" in schema:
+            yield self._one_of(schema, [self.node(part, scope) for part in schema["oneOf"]])
+        if "not" in schema:
+            yield algebra.none_of(self.node(schema["not"], scope))
+        if "if" in schema and ("then" in schema or "else" in schema):
+            condition = self.node(schema["if"], scope)
+            then = algebra.all_of((condition, self.node(schema.get("then", True), scope)))
+            yield algebra.any_of(
+                (then, algebra.all_of((algebra.none_of(condition), self.node(schema.get("else", True), scope))))
+            )
+        for key, part in dependent(schema):
+            needed = self.having(*part) if isinstance(part, list) else self.node(part, scope)
+            yield algebra.any_of((algebra.none_of(self.having(key)), algebra.all_of((self.having(key), needed))))
+
+    def _one_of(self, schema: dict[str, Any], nodes: list[Node]) -> Node:
+        """OpenAPI's discriminator names a property that every branch must have, whether it requires it or not."""
+        algebra = self._algebra
+        if "discriminator" not in schema:
+            return algebra.one_of(nodes)
+        having = self.having(schema["discriminator"]["propertyName"])
+        one = algebra.one_of([algebra.all_of((node, having)) for node in nodes])
+        return algebra.leaf(lambda: replace(algebra.shape(one), partial=OBJECTS))
+
+    def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema:
+        """What "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
+        target, resource, fragment = self._document.resolve(schema[keyword], schema)
+        if keyword == "$dynamicRef" and resource.dynamic.get(fragment) is target:
+            return next((outer.dynamic[fragment] for outer in scope if fragment in outer.dynamic), target)
+        return target
+
+    def having(self, *keys: str) -> Node:
+        """Objects with these keys, and no other values."""
+        node = self._having.get(keys)
+        if node is None:
+            anything = Property(True, self._algebra.anything)
+            shape = replace(self._algebra.any_object, named=dict.fromkeys(keys, anything))
+            node = self._having[keys] = self._algebra.fixed(Shape(objects=(shape,)))
+        return node

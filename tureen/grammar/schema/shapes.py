@@ -1,0 +1,91 @@
+"""What a set of JSON values looks like, type by type. The sets inside arrays and objects are nodes, not looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from tureen.grammar.schema.numbers import NumberSet
+from tureen.grammar.schema.strings import StringSet
+
+NULL, FALSE, TRUE = 1, 2, 4
+PLAIN = NULL | FALSE | TRUE
+STRINGS, OBJECTS = 1, 2
+
+Kind: TypeAlias = Literal["leaf", "all", "any", "not", "one"]
+
+
+class Node:
+    """A set of JSON values. What was combined alike is one object; two objects may still be equal sets."""
+
+    __slots__ = ("busy", "kind", "opposite", "parts", "read", "seen_from", "shape")
+
+    def __init__(self, kind: Kind, parts: tuple[Node, ...] = (), read: Callable[[], Shape] | None = None) -> None:
+        self.kind = kind
+        self.parts = parts
+        self.read = read
+        self.shape: Shape | None = None  # once it is known
+        self.busy = False  # while it is being found out
+        self.opposite: Node | None = None  # the complement, once somebody asked for it
+        self.seen_from: int | None = None  # no proof that it is empty was found, looking that deep or deeper
+
+
+class Wanted(NamedTuple):
+    """`least` to `most` items, counted from index `start` on, are in `node`."""
+
+    start: int
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """Arrays of `least` to `most` items: the first ones in the nodes of `prefix`, all others in `rest`."""
+
+    prefix: tuple[Node, ...]
+    rest: Node
+    least: int = 0
+    most: int | None = None
+    wanted: tuple[Wanted, ...] = ()
+    is_unique: bool = False  # no two items are equal
+
+
+class Property(NamedTuple):
+    is_required: bool
+    node: Node
+
+
+class Keys(NamedTuple):
+    """The value of every key in `names` is in `node`."""
+
+    names: StringSet
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectShape:
+    """Objects of `least` to `most` properties.
+
+    Keys that are not `named` are free: the sets of `free` are disjoint and hold every string. Of each set in `wanted`
+    there is at least one free key whose value is in its node.
+    """
+
+    named: Mapping[str, Property]
+    free: tuple[Keys, ...]
+    least: int = 0
+    most: int | None = None
+    wanted: tuple[Keys, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The values of each type; an array or object is in one of the shapes listed (or in several)."""
+
+    plain: int = 0  # of NULL, FALSE and TRUE
+    numbers: NumberSet = field(default_factory=NumberSet.nothing)
+    strings: StringSet = field(default_factory=StringSet.nothing)
+    arrays: tuple[ArrayShape, ...] = ()
+    objects: tuple[ObjectShape, ...] = ()
+    partial: int = 0  # STRINGS, OBJECTS: of which some may be missing here ("format", "discriminator")

@@ -1,0 +1,287 @@
+"""Sets of JSON strings as regular expressions over their decoded characters, and their one canonical encoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from tureen.errors import echo
+from tureen.grammar import regex, regular
+from tureen.grammar.alphabet import Ranges, merged
+from tureen.grammar.derivatives import Derivatives
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    ANYTHING,
+    NOTHING,
+    Both,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Not,
+    Repeat,
+    Terminal,
+    Text,
+)
+from tureen.grammar.schema.digits import chain, choice
+
+MAX_NESTING = 200
+"""Of an expression that is encoded."""
+
+QUOTE = Text('"')
+ESCAPED = (*range(0x20), 0x22, 0x5C)
+SHORT = {code: json.dumps(chr(code))[2] for code in ESCAPED if len(json.dumps(chr(code))) == 4}
+"""The letters behind the backslash, by character."""
+
+
+@dataclass(frozen=True)
+class StringSet:
+    """Strings, as a regular expression over decoded characters. No set has one with half of a surrogate pair."""
+
+    expression: Expression
+
+    @staticmethod
+    def anything() -> StringSet:
+        return EVERY_STRING
+
+    @staticmethod
+    def nothing() -> StringSet:
+        return NO_STRING
+
+    @staticmethod
+    def only(values: Iterable[str]) -> StringSet:
+        """Exactly these; those with half of a surrogate pair are left out."""
+        return StringSet(one_of(values))
+
+    @staticmethod
+    def pattern(pattern: str) -> StringSet:
+        """Those in which a JSON Schema `pattern` is found: ECMA 262, with the flag u. Raises GrammarError."""
+        return StringSet(matching(pattern))
+
+    @staticmethod
+    def of_length(least: int = 0, most: int | None = None) -> StringSet:
+        """Of `least` to `most` code points, None = without end."""
+        return StringSet(length(least, most))
+
+    def intersect(self, other: StringSet) -> StringSet:
+        """The strings of both. Raises GrammarError."""
+        for finite, rest in ((self, other), (other, self)):
+            if finite.values is not None:
+                kept = rest.among(finite.values)
+                return finite if len(kept) == len(finite.values) else StringSet.only(kept)
+        return StringSet(both(self.expression, other.expression))
+
+    def union(self, other: StringSet) -> StringSet:
+        """The strings of either."""
+        return StringSet(either(self.expression, other.expression))
+
+    def complement(self) -> StringSet:
+        """All other strings."""
+        return StringSet(negated(self.expression))
+
+    def minus(self, other: StringSet) -> StringSet:
+        """The strings that `other` does not have. Raises GrammarError."""
+        return self.intersect(other.complement())
+
+    def contains(self, value: str) -> bool:
+        """Raises GrammarError where that takes too long to find out."""
+        return bool(self.among((value,)))
+
+    def among(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Those of the values that are in the set. Raises GrammarError where that takes too long to find out."""
+        known = self.values
+        if known is not None:
+            return tuple(value for value in values if value in known)
+        if isinstance(self.expression, Not):
+            left_out = _texts(self.expression.item)
+            if left_out is not None:
+                return tuple(value for value in values if value not in left_out and not _has_surrogate(value))
+        return _matched(self.expression, [value for value in values if not _has_surrogate(value)])
+
+    def is_empty(self) -> bool:
+        """Exact. Raises GrammarError where that takes too long to find out."""
+        return self._is_empty
+
+    @cached_property
+    def _is_empty(self) -> bool:
+        return regular.is_empty(self.expression)
+
+    @cached_property
+    def values(self) -> dict[str, None] | None:
+        """The strings of a set that was made of single strings; None for others."""
+        return _texts(self.expression)
+
+    def encoded(self) -> Expression:
+        """The JSON texts of these strings, quotes included: a Terminal. Raises GrammarError."""
+        return encoded(self.expression)
+
+
+def length(least: int = 0, most: int | None = None) -> Expression:
+    """Strings of `least` to `most` code points, None = without end."""
+    if (least, most) == (0, None):
+        return ANYTHING
+    return NOTHING if most is not None and most < least else Repeat(ANY_CHAR, least, most)
+
+
+def matching(pattern: str) -> Expression:
+    """Strings in which a JSON Schema `pattern` is found. Raises GrammarError."""
+    return regex.search(pattern, flavour="ecma")
+
+
+def one_of(values: Iterable[str]) -> Expression:
+    """Exactly these; those with half of a surrogate pair, which no text has, are left out."""
+    return choice(Text(value) for value in values if not _has_surrogate(value))
+
+
+def both(first: Expression, second: Expression) -> Expression:
+    """The intersection, with what is plain to see made simple."""
+    if first == ANYTHING or second == ANYTHING:
+        return second if first == ANYTHING else first
+    if NOTHING in (first, second):
+        return NOTHING
+    if first == second:
+        return first
+    match first, second:
+        case Repeat(one, least, most), Repeat(two, least_too, most_too) if one == two == ANY_CHAR:
+            ends = [end for end in (most, most_too) if end is not None]
+            return length(max(least, least_too), min(ends, default=None))
+        case Not(one), Not(two):
+            return negated(either(one, two))
+    return Both(first, second)
+
+
+def either(first: Expression, second: Expression) -> Expression:
+    """The union, with what is plain to see made simple."""
+    if ANYTHING in (first, second):
+        return ANYTHING
+    items = [item for each in (first, second) for item in (each.items if isinstance(each, Choice) else (each,))]
+    return choice(items)
+
+
+def negated(item: Expression) -> Expression:
+    """The complement, with what is plain to see made simple."""
+    match item:
+        case Not(positive):
+            return positive
+        case Choice(()):
+            return ANYTHING
+        case Repeat(one, least, most) if one == ANY_CHAR:
+            shorter = length(0, least - 1) if least else NOTHING
+            return either(shorter, NOTHING if most is None else length(most + 1))
+    return Not(item)
+
+
+def _texts(expression: Expression) -> dict[str, None] | None:
+    """The strings of an expression that is a choice of strings."""
+    items = expression.items if isinstance(expression, Choice) else (expression,)
+    found = {item.text: None for item in items if isinstance(item, Text)}
+    return found if all(isinstance(item, Text) for item in items) else None
+
+
+def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
+    """The values that match."""
+    if expression == ANYTHING:
+        return tuple(values)
+    machine = Derivatives(expression, Choice(tuple(map(Text, values))))
+    start, by_char = machine.term(expression), machine.alphabet.by_char
+    found = []
+    for value in values:
+        term = start
+        for char in value:
+            own, other = machine.moves(term)
+            term = own.get(by_char[char], other)
+        if machine.terms.nullable[term]:
+            found.append(value)
+    return tuple(found)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def encoded(values: Expression) -> Expression:
+    """The JSON texts of strings given by an expression over decoded characters, quotes included: a Terminal.
+
+    Each character is written in one way: as json.dumps(…, ensure_ascii=False) does. Raises GrammarError.
+    """
+    return Terminal(chain(QUOTE, _encoded(values, MAX_NESTING), QUOTE))
+
+
+def _encoded(node: Expression, depth: int) -> Expression:
+    """Every character has a code of its own and none begins another's: so the encoding commutes with intersection."""
+    if not depth:
+        raise GrammarError(f"an expression for strings is nested too deep: at most {MAX_NESTING} levels")
+    depth -= 1
+    match node:
+        case Text(text):
+            return _text(text)
+        case Chars(ranges):
+            return _chars(ranges)
+        case Chain(items) | Choice(items):
+            parts = []
+            for item in items:
+                parts.append(_encoded(item, depth))
+            return chain(*parts) if isinstance(node, Chain) else choice(parts)
+        case Repeat(item, least, most):
+            return Repeat(_encoded(item, depth), least, most)
+        case Terminal(item):
+            return _encoded(item, depth)
+        case Both(first, second):
+            return _both_encoded(first, second, depth)
+        case Not(item):
+            return Both(ANY_ENCODED, Not(_encoded(item, depth)))
+    raise GrammarError("only regular expressions can describe strings")
+
+
+def _text(text: str) -> Expression:
+    if _has_surrogate(text):
+        raise GrammarError(f"{echo(text)} holds half of a surrogate pair (\\ud800 to \\udfff)")
+    return Text(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _both_encoded(first: Expression, second: Expression, depth: int) -> Expression:
+    """A complement inside an intersection needs no bounds of its own."""
+    if isinstance(first, Not):
+        first, second = second, first
+    start = _encoded(first, depth)
+    return Both(start, Not(_encoded(second.item, depth)) if isinstance(second, Not) else _encoded(second, depth))
+
+
+@lru_cache(1024)
+def _chars(ranges: Ranges) -> Expression:
+    """One character of these."""
+    raw, codes = [], []
+    for first, last in ranges:
+        start = first
+        for code in ESCAPED:
+            if first <= code <= last:
+                codes.append(code)
+                raw += [(start, code - 1)] if start < code else []
+                start = code + 1
+        raw += [(start, last)] if start <= last else []
+    items: list[Expression] = [Chars(tuple(raw))] if raw else []
+    return choice([*items, chain(Text("\\"), _escapes(codes))]) if codes else Chars(tuple(raw))
+
+
+def _escapes(codes: list[int]) -> Expression:
+    """What follows the backslash."""
+    items = [_one_of(SHORT[code] for code in codes if code in SHORT)]
+    long = [f"{code:02x}" for code in codes if code not in SHORT]
+    ends = [chain(Text(digit), _one_of(text[1] for text in long if text[0] == digit)) for digit in "01"]
+    return choice([*items, chain(Text("u00"), choice(ends))])
+
+
+def _one_of(letters: Iterable[str]) -> Expression:
+    """One of these characters."""
+    found = sorted(set(map(ord, letters)))
+    if not found:
+        return NOTHING
+    return Text(chr(found[0])) if len(found) == 1 else Chars(merged((code, code) for code in found))
+
+
+EVERY_STRING = StringSet(ANYTHING)
+NO_STRING = StringSet(NOTHING)
+ANY_ENCODED = Repeat(_chars(ANY_CHAR.ranges))

@@ -1,0 +1,66 @@
+"""Unions of shapes of one type (arrays, objects)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tureen.grammar.expression import GrammarError
+
+MAX_ALTERNATIVES = 256
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Unions(Generic[S]):
+    """A union is a tuple of shapes, which may overlap; each method raises GrammarError for one that grows too large."""
+
+    name: str
+    whole: S  # all values of the type
+    covers: Callable[[S, S], bool]  # the first certainly has all values of the second
+    meet_shapes: Callable[[S, S], list[S]]
+    shape_complement: Callable[[S], list[S]]
+
+    def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
+        """All of them, without those that another one covers."""
+        found: list[S] = []
+        for shape in shapes:
+            if not any(self.covers(other, shape) for other in found):
+                found = [other for other in found if not self.covers(shape, other)]
+                found.append(shape)
+                if len(found) > MAX_ALTERNATIVES:
+                    raise self._too_large()
+        return tuple(found)
+
+    def meet(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
+        """What is in both."""
+        if not first or not second:
+            return ()
+        if first[0] is self.whole or second[0] is self.whole:
+            return second if first[0] is self.whole else first
+        return self.join(shape for one in first for two in second for shape in self.meet_shapes(one, two))
+
+    def complement(self, union: tuple[S, ...]) -> tuple[S, ...]:
+        """What is in none of the shapes."""
+        outside: tuple[S, ...] = (self.whole,)
+        for shape in union:
+            outside = () if shape is self.whole else self.meet(outside, self.join(self.shape_complement(shape)))
+        return outside
+
+    def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
+        """What is in one of the unions and in no other."""
+        found: list[S] = []
+        for index, own in enumerate(unions):
+            for other in unions[:index] + unions[index + 1 :]:
+                if self.meet(own, other):
+                    own = self.meet(own, self.complement(other))
+            found += own
+        return self.join(found)
+
+    def _too_large(self) -> GrammarError:
+        return GrammarError(
+            "its combination of allOf, anyOf, oneOf, not, if, dependentSchemas, … is too large: more than"
+            f" {MAX_ALTERNATIVES} alternatives for {self.name}"
+        )

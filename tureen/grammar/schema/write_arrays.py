@@ -1,0 +1,172 @@
+"""Arrays as expressions: by position, by how many items are in given sets, and by which items are used up."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from tureen.grammar.expression import EMPTY, NOTHING, Call, Expression, GrammarError, Terminal, Text
+from tureen.grammar.rules import chain, choice, repeat
+from tureen.grammar.schema import arrays
+from tureen.grammar.schema.arrays import item_at
+from tureen.grammar.schema.numbers import NumberSet
+from tureen.grammar.schema.shapes import FALSE, NULL, TRUE, ArrayShape, Node, Wanted
+from tureen.grammar.schema.strings import StringSet
+
+if TYPE_CHECKING:
+    from tureen.grammar.schema.writer import Writer
+
+WORDS = ((NULL, Terminal(Text("null"))), (TRUE, Terminal(Text("true"))), (FALSE, Terminal(Text("false"))))
+MAX_STATES = 2_000
+MAX_UNIQUE = 8
+"""How many different values the items of an array with uniqueItems may have: there are 2 ** 8 sets of them."""
+
+OPEN, CLOSE, COMMA = Terminal(Text("[")), Terminal(Text("]")), Terminal(Text(", "))
+
+State = tuple[int, tuple[int, ...]]
+"""How many items there are (up to where the number makes no difference), and how many of each wanted set."""
+
+
+def write_array(writer: Writer, shape: ArrayShape) -> Expression:
+    """Raises GrammarError."""
+    tidied = arrays.tidy(writer.algebra, shape)
+    if tidied is None:
+        return NOTHING
+    if tidied.is_unique and not _is_surely_unique(writer, tidied):
+        body = _unique(writer, tidied)
+    elif tidied.wanted:
+        body = _counted(writer, tidied)
+    else:
+        body = _plain(writer, tidied)
+    return chain((OPEN, body, CLOSE))
+
+
+def _plain(writer: Writer, shape: ArrayShape) -> Expression:
+    """Items by their position only."""
+    length, least, most = len(shape.prefix), shape.least, shape.most
+    rest = writer.value(shape.rest)
+    fewest = max(least - length, 0)
+    if length == 0:
+        first = chain((rest, repeat(chain((COMMA, rest)), max(fewest - 1, 0), None if most is None else most - 1)))
+        return first if least else choice((EMPTY, first))
+    after = [repeat(chain((COMMA, rest)), fewest, None if most is None else most - length)]
+    for index in range(length - 1, 0, -1):
+        after = [COMMA, writer.value(shape.prefix[index]), *after]
+        if index >= least:
+            after = [writer.rule(repeat(chain(after), 0, 1))]
+    first = chain((writer.value(shape.prefix[0]), *after))
+    return first if least else choice((EMPTY, first))
+
+
+def _counted(writer: Writer, shape: ArrayShape) -> Expression:
+    """Items by their position, and by how many before them were in each of the wanted sets.
+
+    Where there is no upper bound, an item that is in the set need not be counted, so no complement is needed.
+    """
+    last = max(len(shape.prefix), shape.least, shape.most or 0, 1, *(want.start for want in shape.wanted))
+    start = (0, (0,) * len(shape.wanted))
+    states: dict[State, Call] = {start: writer.reserve()}
+    waiting = [start]
+    while waiting:
+        state = waiting.pop()
+        index, counts = state
+        is_enough = all(number >= want.least for number, want in zip(counts, shape.wanted, strict=True))
+        found: list[Expression] = [EMPTY] if is_enough and index >= shape.least else []
+        items = _next_items(writer, shape, index, counts) if shape.most is None or index < shape.most else []
+        for node, after in items:
+            target = (min(index + 1, last), after)
+            if target not in states:
+                states[target] = writer.reserve()
+                waiting.append(target)
+            found.append(chain((COMMA if index else EMPTY, writer.value(node), states[target])))
+        if len(states) > MAX_STATES:
+            raise GrammarError(
+                f'"contains" (or a complement of "items") with these bounds needs more than {MAX_STATES}'
+                f" states: let minContains, maxContains, minItems and maxItems be smaller"
+            )
+        writer.define(states[state], choice(found))
+    return states[start]
+
+
+def _next_items(
+    writer: Writer, shape: ArrayShape, index: int, counts: tuple[int, ...]
+) -> list[tuple[Node, tuple[int, ...]]]:
+    """What can come at this index, and the counts after it."""
+    found: list[tuple[Node, tuple[int, ...]]] = [(item_at(shape, index), ())]
+    for want, number in zip(shape.wanted, counts, strict=True):
+        found = [
+            (writer.algebra.all_of((node, more)), (*before, after))
+            for node, before in found
+            for more, after in _count_item(writer, want, index, number)
+        ]
+    return [(node, after) for node, after in found if not writer.algebra.is_nothing(node)]
+
+
+def _count_item(writer: Writer, want: Wanted, index: int, number: int) -> list[tuple[Node, int]]:
+    """Whether the item at this index is counted: what it must be in then, and the number after it."""
+    anything = writer.algebra.anything
+    if index < want.start:
+        return [(anything, number)]
+    if want.most is None:
+        return [(anything, number)] if number == want.least else [(want.node, number + 1), (anything, number)]
+    outside = [(writer.algebra.none_of(want.node), number)]
+    return outside if number == want.most else [(want.node, number + 1), *outside]
+
+
+def _is_surely_unique(writer: Writer, shape: ArrayShape) -> bool:
+    """There are few enough items, each of which must be in another set."""
+    if shape.most is None or shape.most > len(shape.prefix):
+        return False
+    return all(
+        writer.algebra.is_nothing(writer.algebra.all_of((one, other)))
+        for index, one in enumerate(shape.prefix)
+        for other in shape.prefix[:index]
+    )
+
+
+def _unique(writer: Writer, shape: ArrayShape) -> Expression:
+    """By the set of items so far, where there are few possible ones. Raises GrammarError."""
+    values = {
+        node: _few_values(writer, node)
+        for node in (*shape.prefix, *([shape.rest] if shape.most is None or shape.most > len(shape.prefix) else []))
+    }
+    if shape.wanted or len(set().union(*values.values())) > MAX_UNIQUE:
+        raise _not_unique()
+    states: dict[frozenset[Hashable], Call] = {frozenset(): writer.reserve()}
+    waiting = list(states)
+    while waiting:
+        used = waiting.pop()
+        index = len(used)
+        found: list[Expression] = [EMPTY] if index >= shape.least else []
+        fits = shape.most is None or index < shape.most
+        for value, text in values[item_at(shape, index)].items() if fits else ():
+            after = used | {value}
+            if value not in used:
+                if after not in states:
+                    states[after] = writer.reserve()
+                    waiting.append(after)
+                found.append(chain((COMMA if index else EMPTY, text, states[after])))
+        writer.define(states[used], choice(found))
+    return states[frozenset()]
+
+
+def _few_values(writer: Writer, node: Node) -> dict[Hashable, Expression]:
+    """The values of a node, with their texts. Raises GrammarError where they are not few or not simple."""
+    shape = writer.algebra.shape(node)
+    if shape.arrays or shape.objects:
+        raise _not_unique()
+    found: dict[Hashable, Expression] = {bit: word for bit, word in WORDS if shape.plain & bit}
+    strings = () if shape.strings.is_empty() else shape.strings.values
+    numbers = () if shape.numbers.is_empty() else shape.numbers.values
+    if strings is None or numbers is None:
+        raise _not_unique()
+    found.update((value, StringSet.only([value]).encoded()) for value in strings)
+    found.update((("number", value), NumberSet.only([value]).expression()) for value in numbers)
+    return found
+
+
+def _not_unique() -> GrammarError:
+    return GrammarError(
+        f'"uniqueItems": true can be enforced only where the items have at most {MAX_UNIQUE} different'
+        f' values ("enum", "const", booleans, null) or cannot be equal anyway: leave it out'
+    )

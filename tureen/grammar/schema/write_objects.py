@@ -1,0 +1,191 @@
+"""Objects as expressions: named keys in their order, then free keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tureen.grammar.expression import EMPTY, NOTHING, Call, Chain, Expression, GrammarError, Terminal, Text
+from tureen.grammar.rules import chain, choice, repeat
+from tureen.grammar.schema.shapes import Keys, Node, ObjectShape
+from tureen.grammar.schema.strings import StringSet
+
+if TYPE_CHECKING:
+    from tureen.grammar.schema.writer import Writer
+
+COLON = Text(": ")
+OPEN, CLOSE, COMMA = Terminal(Text("{")), Terminal(Text("}")), Terminal(Text(", "))
+
+Member = tuple[bool, Expression]
+"""Whether it must be there; the key and the value."""
+
+
+def write_object(writer: Writer, shape: ObjectShape) -> Expression:
+    """Raises GrammarError."""
+    members: list[Member] = []
+    for key, (is_required, node) in shape.named.items():
+        value = writer.value(node)
+        if value != NOTHING:
+            name = json.dumps(key, ensure_ascii=False)
+            members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
+        elif is_required:
+            return NOTHING
+    free = _free(writer, shape, shape.free)
+    num_required = sum(is_required for is_required, _ in members)
+    least = shape.least if shape.least > num_required else 0
+    most = None if shape.most is not None and free == NOTHING and shape.most >= len(members) else shape.most
+    if shape.wanted or most is not None or least:
+        wanted = _wanted(writer, shape)
+        if NOTHING in wanted:
+            return NOTHING
+        body = _Counted(writer, members, free, wanted, least, most).body()
+    else:
+        body = _plain(writer, members, free)
+    return chain((OPEN, body, CLOSE))
+
+
+def _free(writer: Writer, shape: ObjectShape, classes: Iterable[Keys]) -> Expression:
+    """One free property, whose key is in one of the classes."""
+    by_node: dict[Node, StringSet] = {}
+    for names, node in classes:
+        if node is not writer.algebra.nothing:
+            by_node[node] = by_node[node].union(names) if node in by_node else names
+    return choice(_free_member(writer, shape, names, node) for node, names in by_node.items())
+
+
+def _free_member(writer: Writer, shape: ObjectShape, names: StringSet, node: Node) -> Expression:
+    """A property with one of these keys, not a named one; the colon is in the key's lexeme, as with named keys."""
+    value = writer.value(node)
+    if value == NOTHING:
+        return NOTHING
+    free = names.minus(StringSet.only(shape.named)) if shape.named else names
+    # All strings but a few are some, so the common case need not be asked.
+    if names is not writer.algebra.keys.every and free.is_empty():
+        return NOTHING
+    key = free.encoded()
+    return chain((Terminal(Chain((key.item if isinstance(key, Terminal) else key, COLON))), value))
+
+
+def _plain(writer: Writer, members: list[Member], free: Expression) -> Expression:
+    """Without counts. What comes first has no comma before it; what can come after it is a rule, so all is O(n)."""
+    num_leading = next((i for i, (is_required, _) in enumerate(members) if is_required), len(members))
+    more = repeat(chain((COMMA, free)), 0, None)
+    after = [*(_after(member) for member in members[num_leading + 1 :]), more]
+    firsts: list[Expression] = []
+    if num_leading < len(members):
+        firsts.append(chain((members[num_leading][1], *after)))
+        after = [writer.rule(chain((_after(members[num_leading]), *after)))] if num_leading else []
+    else:
+        firsts += [chain((free, more)), EMPTY]
+        after = [more]
+    for is_required, member in reversed(members[:num_leading]):
+        firsts.append(chain((member, *after)))
+        after = [writer.rule(chain((_after((is_required, member)), *after)))]
+    return choice(reversed(firsts))
+
+
+def _after(member: Member) -> Expression:
+    """A member that is not the first one."""
+    is_required, expression = member
+    following = chain((COMMA, expression))
+    return following if is_required else repeat(following, 0, 1)
+
+
+class _Counted:
+    """Objects whose properties are counted, or of which a free one must be there.
+
+    A reader keeps one of several properties with one key, the last. Named keys are written once. Free ones may be
+    written twice, so no more than one of them can be demanded; and what is wanted of a free key is written last, so
+    that nothing replaces it.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        members: list[Member],
+        free: Expression,
+        wanted: list[Expression],
+        least: int,
+        most: int | None,
+    ) -> None:
+        self._writer = writer
+        self._members = members
+        self._free = free
+        self._least = least
+        self._most = most
+        self._wanted = wanted
+        self._rules: dict[tuple[int, int], Expression] = {}
+
+    def body(self) -> Expression:
+        # Backwards, so that what a rule calls is there. A count above `cap` makes no difference.
+        cap = max(self._least, 1) if self._most is None else self._most
+        for index in range(len(self._members), -1, -1):
+            for count in range(min(index, cap) + 1):
+                self._rules[index, count] = self._state(index, count, cap)
+        return self._rules[0, 0]
+
+    def _state(self, index: int, count: int, cap: int) -> Expression:
+        """What can follow `count` of the first `index` members."""
+        if index == len(self._members):
+            return self._end(count)
+        is_required, member = self._members[index]
+        more: Expression = NOTHING
+        if self._most is None or count < self._most:
+            more = chain((COMMA if count else EMPTY, member, self._rules[index + 1, min(count + 1, cap)]))
+        found = more if is_required else choice((more, self._rules[index + 1, count]))
+        return self._writer.rule(found) if not isinstance(found, Call) and found != NOTHING else found
+
+    def _end(self, count: int) -> Expression:
+        """What can follow when there are `count` named properties."""
+        have = count + len(self._wanted)
+        least = max(self._least - have, 0)
+        most = None if self._most is None else self._most - have
+        if most is not None and most < least:
+            return NOTHING
+        if self._free == NOTHING:
+            return NOTHING if least else _listed(self._wanted, count > 0)
+        if least > 1 or (least and self._wanted):
+            raise GrammarError(
+                f'"minProperties" (or a complement of "maxProperties") cannot be enforced where more than'
+                f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice'
+            )
+        following = repeat(chain((COMMA, self._free)), least, most)
+        if self._wanted:
+            before = following if count else repeat(chain((self._free, COMMA)), 0, most)
+            return chain((before, _listed(self._wanted, count > 0)))
+        if count:
+            return following
+        if most == 0:
+            return EMPTY
+        first = chain((self._free, repeat(chain((COMMA, self._free)), 0, None if most is None else most - 1)))
+        return first if least else choice((EMPTY, first))
+
+
+def _wanted(writer: Writer, shape: ObjectShape) -> list[Expression]:
+    """For each set of keys of which one must be there, such a property. Raises GrammarError."""
+    named = StringSet.only(shape.named)
+    wanted = [Keys(keys.names.minus(named), keys.node) for keys in shape.wanted]
+    for index, one in enumerate(wanted):
+        if any(not writer.algebra.keys.both(one.names, other.names).is_empty() for other in wanted[:index]):
+            raise GrammarError(
+                '"not", "oneOf" or "if" cannot be enforced where it demands two properties with keys that'
+                ' are not in "properties" and may be the same: name them in "properties"'
+            )
+    return [
+        choice(
+            _free_member(
+                writer, shape, writer.algebra.keys.both(keys.names, names), writer.algebra.all_of((keys.node, node))
+            )
+            for names, node in shape.free
+        )
+        for keys in wanted
+    ]
+
+
+def _listed(members: list[Expression], is_after: bool) -> Expression:
+    """The members with commas between them, and before the first one if it comes after another one."""
+    found: list[Expression] = []
+    for member in members:
+        found += [COMMA, member] if found or is_after else [member]
+    return chain(found)

@@ -1,0 +1,103 @@
+"""From sets of JSON values to the rules of a language, whose lexemes are the tokens of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tureen.grammar.expression import NOTHING, Call, Expression, GrammarError, Language
+from tureen.grammar.rules import can_end, choice, holding, reachable, replaced
+from tureen.grammar.schema.algebra import Algebra
+from tureen.grammar.schema.shapes import Node, Shape
+from tureen.grammar.schema.write_arrays import WORDS, write_array
+from tureen.grammar.schema.write_objects import write_object
+
+MAX_RULES = 20_000
+
+
+S = TypeVar("S")
+
+
+class Writer:
+    """Writes nodes as rules, each node once, whose names begin with `prefix`."""
+
+    def __init__(self, algebra: Algebra, prefix: str) -> None:
+        self.algebra = algebra
+        self._prefix = prefix
+        self._rules: dict[str, Expression] = {}
+        self._written: dict[Node, Expression] = {algebra.nothing: NOTHING}
+        self._waiting: list[tuple[Call, Shape]] = []
+        self._whole: dict[int, Call] = {}
+        self._number = 0
+
+    def language(self, node: Node) -> Language:
+        """The texts of the node's values. Raises GrammarError, also where there are none."""
+        start = self.value(node)
+        while self._waiting:
+            call, shape = self._waiting.pop()
+            self.define(call, self._body(shape))
+        rules = self._rules
+        dead = rules.keys() - holding(rules, can_end)
+        if start == NOTHING or (isinstance(start, Call) and start.name in dead):
+            raise GrammarError("no JSON value is valid against this schema")
+        if dead:
+            rules = {name: replaced(rule, lambda n: NOTHING if n in dead else Call(n)) for name, rule in rules.items()}
+            rules = reachable(start, rules)
+        return Language(start, rules)
+
+    def value(self, node: Node) -> Expression:
+        """The texts of a node's values: a call where they hold others."""
+        written = self._written.get(node)
+        if written is None:
+            shape = self.algebra.shape(node)
+            if shape.arrays or shape.objects:
+                written = self.reserve()
+                self._waiting.append((written, shape))
+            else:
+                written = choice(self._scalars(shape))
+            self._written[node] = written
+        return written
+
+    def reserve(self) -> Call:
+        """A call of a new rule, to be defined."""
+        name = f"{self._prefix}v{self._number}"
+        self._number += 1
+        if self._number > MAX_RULES:
+            raise GrammarError(f"json_schema is too large: it needs more than {MAX_RULES} rules")
+        return Call(name)
+
+    def define(self, call: Call, expression: Expression) -> None:
+        self._rules[call.name] = expression
+
+    def rule(self, expression: Expression) -> Expression:
+        """A call of a new rule."""
+        call = self.reserve()
+        self.define(call, expression)
+        return call
+
+    def _body(self, shape: Shape) -> Expression:
+        return choice(
+            (
+                *self._scalars(shape),
+                *(self._shared(item, write_array, self.algebra.any_array) for item in shape.arrays),
+                *(self._shared(item, write_object, self.algebra.any_object) for item in shape.objects),
+            )
+        )
+
+    def _scalars(self, shape: Shape) -> list[Expression]:
+        found: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
+        if not shape.numbers.is_empty():
+            found.append(shape.numbers.expression())
+        if not shape.strings.is_empty():
+            found.append(shape.strings.encoded())
+        return found
+
+    def _shared(self, shape: S, write: Callable[[Writer, S], Expression], whole: S) -> Expression:
+        """The shape of all arrays, or of all objects, is written once."""
+        if shape is not whole:
+            return write(self, shape)
+        known = self._whole.get(id(whole))
+        if known is None:
+            known = self._whole[id(whole)] = self.reserve()
+            self.define(known, write(self, shape))
+        return known

@@ -33,6 +33,7 @@ COUNTERS = {
     "num_grammar_failed": "Grammars that were refused, time-outs included.",
     "num_grammar_timeout": "Grammars that took too long to compile.",
     "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
+    "num_grammar_unverified": "Constrained outputs whose second check came to no result in time.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
 HISTOGRAMS = {

@@ -78,6 +78,11 @@ class ServerState:
             self._checker = Checker()
         return self._checker
 
+    @property
+    def num_unverified(self) -> int:
+        """Constrained outputs that could not be judged in time."""
+        return 0 if self._checker is None else self._checker.unverified
+
     def close(self) -> None:
         """End what belongs to the server and not to its engine."""
         if self._checker is not None:

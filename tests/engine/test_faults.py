@@ -1,10 +1,14 @@
 """A runner that raises or computes NaN, and aborts at every step: only those at fault end, nothing is left behind."""
 
+import msgspec
 import pytest
+from toy_grammar import ToyGrammar
 from world import World, make_request
 
 from tureen.engine.rows import MAX_FAILED_STEPS
 from tureen.errors import RequestFailed
+from tureen.grammar.base import GrammarSpec
+from tureen.grammar.expression import GrammarError
 from tureen.types import LogprobSpec
 
 STEM = list(range(20, 42))
@@ -171,3 +175,29 @@ def test_a_good_step_between_failures_keeps_the_engine_alive():
         world.step()
     world.drain()
     assert [answer.finish.type for answer in world.answers.values()] == ["error", "length"] * 9
+
+
+@pytest.mark.parametrize("where", ["fill_mask", "accept", "forced", "is_done"])
+def test_a_grammar_that_becomes_too_complex_to_follow_ends_its_own_request(monkeypatch, where):
+    right = getattr(ToyGrammar, where)
+
+    def refuse(grammar, *given):
+        if grammar.text.startswith("hard") and len(grammar.output) >= 3:
+            raise GrammarError("too many items")
+        return right.fget(grammar) if isinstance(right, property) else right(grammar, *given)
+
+    monkeypatch.setattr(ToyGrammar, where, property(refuse) if isinstance(right, property) else refuse)
+    world = World()
+    for name in ("hard", "easy"):
+        request = make_request(name, max_new_tokens=20, seed=3)
+        grammar = GrammarSpec("regex", f"{name} 12")
+        world.add(msgspec.structs.replace(request, grammar=grammar, grammar_field="sampling_params.regex"))
+    world.add(make_request("free", max_new_tokens=20))
+    world.engine.prepare()
+    world.drain()
+    finish = world.answers["hard"].finish
+    assert (finish.type, finish.status, finish.code) == ("error", 400, "grammar_too_complex")
+    assert finish.field == "sampling_params.regex"
+    assert "too many items" in finish.message
+    for name in ("easy", "free"):
+        world.check_answer(name)

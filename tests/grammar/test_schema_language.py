@@ -14,8 +14,45 @@ OPEN_PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age
 
 
 def accepted(schema, *texts):
+    language = json_schema(json.dumps(schema), leaves_out=False)
+    return [text for text in texts if matches(language, text)]
+
+
+def written(schema, *texts):
+    """Of these texts the ones that the server may write."""
     language = json_schema(json.dumps(schema))
     return [text for text in texts if matches(language, text)]
+
+
+def test_keys_that_the_schema_does_not_speak_of_are_not_written():
+    texts = ("{}", '{"name": "x"}', '{"name": "x", "age": 1}', '{"name": "x", "more": 1}', '{"more": 1}')
+    assert written(OPEN_PERSON, *texts) == [*texts[:3]]
+    assert written(OPEN_PERSON | {"additionalProperties": True}, *texts) == [*texts]
+    assert written(OPEN_PERSON | {"additionalProperties": {"type": "null"}}, *texts) == [*texts[:3]]
+    assert written(OPEN_PERSON | {"patternProperties": {"^m": {"type": "integer"}}}, *texts) == [*texts]
+    assert written(OPEN_PERSON | {"unevaluatedProperties": {"type": "integer"}}, *texts) == [*texts]
+    assert written({"type": "object"}, *texts) == [*texts]
+    assert written({"type": "object", "minProperties": 1, "maxProperties": 1}, *texts) == [texts[1], texts[4]]
+
+
+def test_what_a_schema_demands_is_written_though_it_does_not_name_it():
+    assert written(OPEN_PERSON | {"required": ["more"]}, '{"name": "x"}', '{"name": "x", "more": 1}') == [
+        '{"name": "x", "more": 1}'
+    ]
+    three = OPEN_PERSON | {"minProperties": 3, "required": ["name", "age"]}
+    assert written(three, '{"name": "x", "age": 1}', '{"name": "x", "age": 1, "more": 1}') == [
+        '{"name": "x", "age": 1, "more": 1}'
+    ]
+
+
+def test_properties_of_several_branches_are_written_together():
+    both = {"allOf": [OPEN_PERSON, {"properties": {"city": {"const": "x"}}, "required": ["city"]}]}
+    texts = ('{"name": "x", "city": "x"}', '{"city": "x"}', '{"name": "x", "city": "x", "more": 1}')
+    assert written(both, *texts) == [*texts[:2]]
+    either = OPEN_PERSON | {"if": {"required": ["age"]}, "then": {"properties": {"city": {"const": "x"}}}}
+    assert written(either, '{"name": "x", "age": 1, "city": "x"}', '{"name": "x", "age": 1, "city": "y"}') == [
+        '{"name": "x", "age": 1, "city": "x"}'
+    ]
 
 
 @pytest.mark.parametrize(

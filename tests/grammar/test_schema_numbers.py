@@ -328,6 +328,12 @@ def test_numbers_that_readers_do_not_agree_on_are_refused(text):
         NumberSet.between(json.loads(text, parse_float=Decimal))
 
 
+def test_numbers_are_not_sought_for_ever():
+    numbers = NumberSet.between(0, 30_000).intersect(NumberSet.integers())
+    with pytest.raises(GrammarError, match="too large"):
+        numbers.minus(NumberSet.only(range(30_001)))
+
+
 def test_a_combination_of_too_many_ranges_is_refused():
     numbers = NumberSet.nothing()
     for number in range(256):

@@ -22,7 +22,7 @@ REFUSED = ("no JSON value", "minProperties", "may be the same", "uniqueItems")
 def read(text):
     """The language, and why there is none."""
     try:
-        return json_schema(text), ""
+        return json_schema(text, leaves_out=False), ""
     except GrammarError as error:
         return None, str(error)
 
@@ -47,3 +47,12 @@ def test_the_values_of_a_random_schema_are_the_valid_ones(seed):
         made = walk.text(language.start)
         # Python's $ also matches before a last line break; that of JSON Schema does not.
         assert "\\n" in made or validator.is_valid(json.loads(made)), (text, made)
+    check_what_is_left_out(schema, text, language, dice)
+
+
+def check_what_is_left_out(schema, text, whole, dice):
+    """The server's language is a part of the whole one, and not empty."""
+    language = json_schema(text)
+    walk = Walk(language, dice)
+    for _ in range(8):
+        assert matches(whole, walk.text(language.start)), text

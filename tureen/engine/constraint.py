@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from tureen.errors import RequestFailed
+import contextlib
+from collections.abc import Iterator
+
+from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar.base import Grammar, Mask
+from tureen.grammar.expression import GrammarError
 
 
 class Constraint:
     """The grammar of one sequence. EOS is allowed where the grammar accepts; with `avoids_end` only where nothing else
     is."""
 
-    def __init__(self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool) -> None:
+    def __init__(
+        self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool, field: str = "grammar"
+    ) -> None:
+        """`field`: what the client calls it."""
         self.num_forced = 0  # output tokens that nobody drew
         self._grammar = grammar
         self._eos_token_ids = eos_token_ids
         self._avoids_end = avoids_end
+        self._field = field
 
     @property
     def is_accepting(self) -> bool:
@@ -22,7 +30,9 @@ class Constraint:
 
     @property
     def is_done(self) -> bool:
-        return self._grammar.is_done
+        """Raises InvalidRequest where it takes too much to tell."""
+        with self._refusing():
+            return self._grammar.is_done
 
     def fill_mask(self, mask: Mask) -> None:
         """Raises GrammarError."""
@@ -35,12 +45,29 @@ class Constraint:
                 mask[:] = before
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed."""
-        if not self._grammar.accept(token_id):
+        """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed, InvalidRequest."""
+        with self._refusing():
+            is_allowed = self._grammar.accept(token_id)
+        if not is_allowed:
             raise RequestFailed(
                 f"token {token_id} was drawn, but the grammar does not allow it", code="grammar_mismatch"
             )
 
     def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one."""
-        return self._grammar.forced()
+        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest."""
+        with self._refusing():
+            return self._grammar.forced()
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """A grammar that is too complex to follow is its client's fault."""
+        try:
+            yield
+        except GrammarError as error:
+            raise too_complex(self._field, str(error)) from None
+
+
+def too_complex(field: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} is too complex to follow: {why}; make it simpler", field=field, code="grammar_too_complex"
+    )

@@ -221,7 +221,7 @@ class Engine:
                 sequence.ended = self._grow(sequence, result.token_id)
             except TureenError as error:
                 log.error("request %s failed: %s", sequence.request.id, error)
-                return self._fail(sequence, RowError(error.code, error.message))
+                return self._fail(sequence, RowError(error.code, error.message, error.status, error.field))
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._context_len)
         if not sequence.needs_run:

@@ -86,6 +86,10 @@ class Grammars:
             assert compilation.error is not None
             error = compilation.error
             return RowError(error.code, f"{field}: {error.message}", error.status, field)
-        avoids_end = sequence.request.params.ignore_eos
-        sequence.constraint = Constraint(compilation.compiled.start(), self._eos_token_ids, avoids_end=avoids_end)
+        sequence.constraint = Constraint(
+            compilation.compiled.start(),
+            self._eos_token_ids,
+            avoids_end=sequence.request.params.ignore_eos,
+            field=field,
+        )
         return None

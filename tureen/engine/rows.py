@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tureen.cache.manager import CacheManager
+from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import Planned
 from tureen.errors import RequestFailed
@@ -79,10 +82,14 @@ class RowRunner:
 
 def _explained(outputs: tuple[RowOutput, ...], plan: list[Planned], masks: PendingMasks) -> tuple[RowOutput, ...]:
     """The same, where a mask could not be computed with the reason."""
-    failures = {slot: RowError("grammar_too_complex", why) for slot, why in masks.failures.items()}
-    if not failures:
+    if not masks.failures:
         return outputs
     return tuple(
-        RowOutput(error=failures[planned.row.slot]) if planned.row.slot in failures else output
+        RowOutput(error=_too_complex(planned, masks.failures)) if planned.row.slot in masks.failures else output
         for planned, output in zip(plan, outputs, strict=True)
     )
+
+
+def _too_complex(planned: Planned, failures: Mapping[int, str]) -> RowError:
+    error = too_complex(planned.sequence.request.grammar_field, failures[planned.row.slot])
+    return RowError(error.code, error.message, error.status, error.field)

@@ -26,7 +26,8 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 MAX_STATES = 300
-"""Of the automaton of a lexeme that is written as rules; one with more is written as it is, if it can be."""
+MAX_MOVES = 3_000
+"""Of the automaton of a lexeme that is written as rules; one with more of them is written as it is."""
 
 
 def gbnf(language: Language) -> str:
@@ -56,9 +57,12 @@ class Writer:
         if isinstance(item, Text | Chars):
             return self.written(item)
         try:
-            return self._by_states(automaton(item, MAX_STATES))
+            machine = automaton(item, MAX_STATES)
         except GrammarError:
             return self.written(item)
+        if sum(map(len, machine.moves)) > MAX_MOVES:
+            return self.written(item)
+        return self._by_states(machine)
 
     def written(self, expression: Expression) -> str:
         """An expression, of any kind."""

@@ -156,7 +156,8 @@ class _Tokenizer:
 
 def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
     """Why a matcher gave up."""
-    return GrammarError(f"too complex for --grammar-backend llguidance: {matcher.get_error()[:200]}")
+    why = matcher.get_error().partition("\n<")[0]  # without the library's remark that it says no more
+    return GrammarError(f"llguidance gave up: {why[:200]}")
 
 
 def lark(language: Language) -> str:

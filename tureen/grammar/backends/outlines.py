@@ -18,25 +18,28 @@ from tureen.grammar.backends.patterns import pattern
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
-    EMPTY,
     NOTHING,
     Both,
     Chain,
+    Chars,
     Choice,
     Expression,
     GrammarError,
     Language,
     Not,
     Repeat,
+    Text,
 )
 from tureen.grammar.regular import automaton, expression_of
-from tureen.grammar.rules import calls, can_be_empty, can_end, chain, choice, cycle, repeat, replaced, unmarked
+from tureen.grammar.rules import calls, cycle, replaced, unmarked
 
 MAX_PARTS = 20_000
 MAX_INDEX_BYTES = 48 << 20
-CAN_BE_EMPTY, NOT_EMPTY = b"e", b"n"
-"""First byte of a translation: whether the empty text is in the language. The index is of all others, as the library
-cannot compile a pattern that ends with `\\z` and can be empty; without it, it stops at the first alternative that fits.
+BEGIN = "\0"
+"""Comes before every text, and is in none.
+
+The library builds, beside the automaton that it needs, the one that looks for a match anywhere in a text. That one can
+be of exponential size, unless a match can only begin where there is something that is nowhere else.
 """
 
 MAX_FORCED_WAYS = 64
@@ -53,13 +56,14 @@ class Backend:
         for token_id, token in enumerate(vocabulary.tokens):
             if self._tokens.is_text(token_id):
                 ids.setdefault(token, []).append(token_id)
-        self._vocabulary = outlines_core.Vocabulary(len(vocabulary.tokens), ids)  # its end is none of the model's
+        end_id, self._begin_id = self._tokens.count, self._tokens.count + 1  # none of the model's
+        ids.setdefault(BEGIN.encode(), []).append(self._begin_id)
+        self._vocabulary = outlines_core.Vocabulary(end_id, ids)
 
     def translate(self, language: Language) -> bytes:
         """The index in its binary form. Raises GrammarError."""
-        expression = plain(language)
-        inside = without_empty(expression)
-        written = pattern(inside) + r"\z" if can_end(inside, set()) else pattern(EMPTY)
+        # \z: of alternatives the library takes the first one that fits, not the longest
+        written = pattern(Chain((Text(BEGIN), plain(language)))) + r"\z"
         try:
             index = outlines_core.Index(written, self._vocabulary)
         except ValueError as error:
@@ -70,23 +74,26 @@ class Backend:
                 f"too large for --grammar-backend outlines: its index takes {len(data) >> 20} MiB; at most "
                 f"{MAX_INDEX_BYTES >> 20}; make bounds on lengths and counts smaller, or use llguidance or xgrammar"
             )
-        return (CAN_BE_EMPTY if can_be_empty(expression) else NOT_EMPTY) + data
+        return data
 
     def load(self, source: bytes) -> Compiled:
         """Read the index. Raises GrammarError."""
         try:
-            index = outlines_core.Index.from_binary(source[1:])
+            index = outlines_core.Index.from_binary(source)
         except ValueError as error:
             raise GrammarError(f"not an index of outlines: {str(error)[:200]}") from None
-        start = Walk(index, self._tokens, index.get_initial_state(), at_end=source[:1] == CAN_BE_EMPTY)
-        return Compiled(start, self._forced_text, len(source))
+        state = index.get_next_state(index.get_initial_state(), self._begin_id)
+        if state is None:
+            raise GrammarError("no text at all fits")
+        return Compiled(Walk(index, self._tokens, state), self._begin_id, self._forced_text, len(source))
 
 
 class Compiled:
     """An index and its first state."""
 
-    def __init__(self, start: Walk, forced_text: ForcedText, source_bytes: int) -> None:
+    def __init__(self, start: Walk, begin_id: int, forced_text: ForcedText, source_bytes: int) -> None:
         self._start = start
+        self._begin_id = begin_id
         self._forced_text = forced_text
         self._source_bytes = source_bytes
 
@@ -96,7 +103,7 @@ class Compiled:
         return 10_000 + 3 * self._source_bytes
 
     def start(self) -> Grammar:
-        return Grammar(replace(self._start), self._forced_text)
+        return Grammar(replace(self._start), self._begin_id, self._forced_text)
 
 
 @dataclass
@@ -106,19 +113,17 @@ class Walk:
     index: outlines_core.Index
     tokens: TokenSets
     state: int
-    at_end: bool  # the text so far, which is empty, is in the language
 
     def accept(self, token_id: int) -> bool:
         following = self.index.get_next_state(self.state, token_id) if self.tokens.is_text(token_id) else None
         if following is None:
             return False
         self.state = following
-        self.at_end = False
         return True
 
     @property
     def is_accepting(self) -> bool:
-        return self.at_end or bool(self.index.is_final_state(self.state))
+        return bool(self.index.is_final_state(self.state))
 
     @property
     def is_done(self) -> bool:
@@ -133,9 +138,10 @@ class Walk:
 class Grammar:
     """A state of an index, with its mask."""
 
-    def __init__(self, walk: Walk, forced_text: ForcedText) -> None:
+    def __init__(self, walk: Walk, begin_id: int, forced_text: ForcedText) -> None:
         self._walk = walk
         self._guide = outlines_core.Guide(walk.index, 0)
+        self._guide.advance(begin_id, False)
         self._forced_text = forced_text
         self._mask: NDArray[np.uint32] | None = None  # of this state, without EOS
 
@@ -175,7 +181,7 @@ class Grammar:
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
             tokens = self._walk.tokens
-            made = np.zeros(max(tokens.count // 32 + 1, tokens.words), dtype=np.uint32)
+            made = np.zeros(max((tokens.count + 1) // 32 + 1, tokens.words), dtype=np.uint32)
             self._guide.write_mask_into(made.ctypes.data, made.size, made.itemsize)
             self._mask = made[: tokens.words] & tokens.texts
         return self._mask
@@ -188,7 +194,10 @@ def _common_start(texts: Collection[bytes]) -> bytes:
 
 
 def plain(language: Language) -> Expression:
-    """The language as an expression without calls, marks, Both and Not. Raises GrammarError when it is not regular."""
+    """The language as an expression without calls, marks, Both, Not and BEGIN.
+
+    Raises GrammarError when it is not regular, or too large.
+    """
     language = pruned(language)
     rules = {name: unmarked(rule) for name, rule in language.rules.items()}
     circle = cycle({name: list(calls(rule)) for name, rule in rules.items()})
@@ -204,24 +213,22 @@ def plain(language: Language) -> Expression:
             "use --grammar-backend llguidance or xgrammar"
         )
     written = replaced(unmarked(language.start), flat.__getitem__)
-    return pruned(Language(_without_sets(written))).start
+    return pruned(Language(_without_begin(_without_sets(written)))).start
 
 
-def without_empty(expression: Expression) -> Expression:
-    """Without the empty text; of a plain expression."""
-    if not can_be_empty(expression):
-        return expression
+def _without_begin(expression: Expression) -> Expression:
     match expression:
+        case Text(text):
+            return NOTHING if BEGIN in text else expression
+        case Chars(ranges) if ranges and ranges[0][0] == 0:
+            return Chars(((1, ranges[0][1]), *ranges[1:]) if ranges[0][1] else ranges[1:])
+        case Chain(items):
+            return Chain(tuple(_without_begin(item) for item in items))
         case Choice(items):
-            return choice(without_empty(item) for item in items)
-        case Chain(items):  # the first part that is not empty, and the rest
-            return choice(chain((without_empty(item), *items[at + 1 :])) for at, item in enumerate(items))
-        case Repeat(item, _, most) if not can_be_empty(item):
-            return repeat(item, 1, most)
-        case Repeat(item, _, most):
-            rest = repeat(item, 0, None if most is None else most - 1) if most != 0 else NOTHING
-            return chain((without_empty(item), rest))
-    return NOTHING
+            return Choice(tuple(_without_begin(item) for item in items))
+        case Repeat(item, least, most):
+            return Repeat(_without_begin(item), least, most)
+    return expression
 
 
 def _without_sets(expression: Expression) -> Expression:

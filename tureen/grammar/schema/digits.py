@@ -204,8 +204,6 @@ def _magnitudes(low: Bound, high: Bound | None, digits: Digits, is_fraction: boo
 def decimals(low: Bound | None, high: Bound | None, digits: Digits, is_fraction: bool = False) -> Expression:
     """The texts of the numbers between the bounds, None = no bound. Neither "-0" nor "-0.0" is one."""
     items: list[Expression] = []
-    if low and high and low.value > high.value:
-        return NOTHING
     if high is None or high.value > 0 or high == (0, False):
         items.append(_magnitudes(low if low and low.value >= 0 else Bound(0, False), high, digits, is_fraction))
     if low is None or low.value < 0:
@@ -216,8 +214,8 @@ def decimals(low: Bound | None, high: Bound | None, digits: Digits, is_fraction:
 
 
 def integers(low: int, high: int) -> Expression:
-    """The integers from `low` to `high`."""
-    if low == -high <= 0:
+    """The integers from `low` to `high`, which is not less."""
+    if low == -high:
         return choice([ZERO, chain(repeat(MINUS, 0, 1), natural(1, high))])
     return choice([natural(max(low, 0), high), chain(MINUS, natural(max(1, -high), -low))])
 

@@ -167,6 +167,6 @@ class Evaluated:
             parts = algebra.keys.split(classes, algebra.keys.pattern(pattern))
             classes = [(names, algebra.anything if is_inside else value) for names, value, is_inside in parts]
         named = {key: Property(False, algebra.anything) for key in sorted(seen.keys)}
-        shape = replace(algebra.any_object, named=named, free=tuple(Keys(*item) for item in classes))
+        shape = replace(algebra.any_object, named=named, free=tuple(Keys(*item) for item in classes), is_open=True)
         closed = algebra.fixed(replace(algebra.any_shape, objects=(shape,)))
         return seen._replace(has_all_keys=True), (node, closed)

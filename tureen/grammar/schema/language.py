@@ -12,16 +12,20 @@ ANY_VALUE = "$$ANY$$"
 """In the place of a schema: any JSON value."""
 
 
-def json_schema(text: str, prefix: str = "") -> Language:
+def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True) -> Language:
     """The valid values as `json.dumps` writes them by default, but for characters that are not ASCII: those are raw.
 
     `text` is the schema's JSON. The names of the rules begin with `prefix`. Raises GrammarError for a schema that
     cannot be enforced exactly, or that nothing is valid against.
+
+    With `leaves_out`, an object with `properties` has no other keys unless its schema speaks of such by a keyword
+    (additionalProperties, patternProperties, unevaluatedProperties, propertyNames, a count): JSON Schema would have a
+    model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
     algebra = Algebra()
     try:
         node = Reader(document, algebra).node(document.root, ())
-        return Writer(algebra, prefix).language(node)
+        return Writer(algebra, prefix, leaves_out=leaves_out).language(node)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None

@@ -38,6 +38,7 @@ def meet(algebra: Algebra, first: ObjectShape, second: ObjectShape) -> list[Obje
             _free(algebra, first.free, second.free),
             max(first.least, second.least),
             lesser(first.most, second.most),
+            is_open=first.is_open or second.is_open,
         )
     ]
     for own, other in ((first, second), (second, first)):

@@ -36,6 +36,7 @@ OBJECT_KEYWORDS = frozenset((
     "properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties",
     "maxProperties",
 ))  # fmt: skip
+OPEN_KEYWORDS = frozenset(("additionalProperties", "patternProperties", "propertyNames"))
 NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
 ReadNode = Callable[[Schema, Scope], Node]
@@ -160,6 +161,7 @@ class Own:
                 tuple(free),
                 count(schema, "minProperties") or 0,
                 count(schema, "maxProperties"),
+                is_open=not OPEN_KEYWORDS.isdisjoint(schema),
             ),
         )
 

@@ -77,6 +77,7 @@ class ObjectShape:
     least: int = 0
     most: int | None = None
     wanted: tuple[Keys, ...] = ()
+    is_open: bool = False  # the schema speaks of free keys; where it does not, no such key need be written
 
 
 @dataclass(frozen=True, slots=True)

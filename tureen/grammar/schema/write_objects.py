@@ -31,7 +31,8 @@ def write_object(writer: Writer, shape: ObjectShape) -> Expression:
             members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
         elif is_required:
             return NOTHING
-    free = _free(writer, shape, shape.free)
+    leaves_out = writer.leaves_out and members and not (shape.is_open or shape.wanted or shape.least > len(members))
+    free = NOTHING if leaves_out else _free(writer, shape, shape.free)
     num_required = sum(is_required for is_required, _ in members)
     least = shape.least if shape.least > num_required else 0
     most = None if shape.most is not None and free == NOTHING and shape.most >= len(members) else shape.most
@@ -121,7 +122,8 @@ class _Counted:
         # Backwards, so that what a rule calls is there. A count above `cap` makes no difference.
         cap = max(self._least, 1) if self._most is None else self._most
         for index in range(len(self._members), -1, -1):
-            for count in range(min(index, cap) + 1):
+            num_required = sum(is_required for is_required, _ in self._members[:index])
+            for count in range(min(num_required, cap), min(index, cap) + 1):
                 self._rules[index, count] = self._state(index, count, cap)
         return self._rules[0, 0]
 

@@ -21,8 +21,10 @@ S = TypeVar("S")
 class Writer:
     """Writes nodes as rules, each node once, whose names begin with `prefix`."""
 
-    def __init__(self, algebra: Algebra, prefix: str) -> None:
+    def __init__(self, algebra: Algebra, prefix: str, *, leaves_out: bool) -> None:
+        """`leaves_out`: of an object with properties, keys that its schema does not speak of are not written."""
         self.algebra = algebra
+        self.leaves_out = leaves_out
         self._prefix = prefix
         self._rules: dict[str, Expression] = {}
         self._written: dict[Node, Expression] = {algebra.nothing: NOTHING}

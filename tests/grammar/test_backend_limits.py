@@ -1,0 +1,211 @@
+"""Backends: what is found by name, what is refused, and languages that are hard on them."""
+
+import importlib.util
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
+
+from tureen.errors import StartupError
+from tureen.grammar.backends import llguidance as llguidance_backend
+from tureen.grammar.backends.registry import BACKENDS, find_backend
+from tureen.grammar.expression import (
+    ANY_CHAR,
+    ANYTHING,
+    EMPTY,
+    NOTHING,
+    Both,
+    Call,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    Terminal,
+    Text,
+)
+
+VOCABULARY = vocabulary()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request):
+    pytest.importorskip({"outlines": "outlines_core"}.get(request.param, request.param))
+    return find_backend(request.param)(VOCABULARY, encode)
+
+
+def accepts(ready, text):
+    grammar = ready.start()
+    return all(map(grammar.accept, text.encode())) and grammar.is_accepting
+
+
+def random_expression(source, depth, rules=()):
+    kind = source.choice(["text", "text", "chars", "chain", "chain", "choice", "repeat", "both", "not", "call"])
+    if kind == "call" and rules and depth < 3:
+        return chain("(", Call(source.choice(rules)), ")")
+    if depth == 0 or kind in ("text", "chars"):
+        size = source.randint(0, 2)
+        return chars(source.choice(["a", "b", "ab"])) if kind == "chars" else Text("".join(source.choices("ab(", k=size)))
+    if kind in ("both", "not", "call"):
+        inside = random_expression(source, depth - 1)
+        return Both(Not(inside) if kind == "not" else inside, star(chars("ab"), 0, source.choice([2, 4, None])))
+    if kind == "repeat":
+        least = source.randint(0, 2)
+        return star(random_expression(source, depth - 1, rules), least, source.choice([None, least + source.randint(0, 2)]))
+    items = [random_expression(source, depth - 1, rules) for _ in range(source.randint(1, 3))]
+    return chain(*items) if kind == "chain" else choice(*items)
+
+
+def strings_and_verdicts(language):
+    alphabet = "ab()"
+    inside = strings_of(language, alphabet, 5)
+    source = random.Random(len(inside))
+    others = {"".join(source.choices(alphabet, k=source.randint(0, 5))) for _ in range(150)}
+    near = {text[:at] + source.choice(alphabet) + text[at + 1 :] for text in list(inside)[:50] for at in range(len(text))}
+    return sorted(inside)[:200], sorted((others | near) - inside)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_languages_are_accepted_exactly(backend, seed):
+    source = random.Random(seed)
+    names = ["x", "y"] if seed % 2 else []
+    rules = {name: choice(random_expression(source, 2, names), source.choice(["a", "b", ""])) for name in names}
+    language = Language(random_expression(source, 3, names), rules)
+    inside, outside = strings_and_verdicts(language)
+    try:
+        ready = backend.load(backend.translate(language))
+    except GrammarError as error:
+        nests = "without end" in str(error) and type(backend).__module__.endswith("outlines")
+        assert nests or ("no text" in str(error) and not inside), error
+        return
+    for text in inside:
+        assert accepts(ready, text), (language, text)
+    for text in outside:
+        assert not accepts(ready, text), (language, text)
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones():
+    with pytest.raises(StartupError, match=r"--grammar-backend.*lark.*llguidance, xgrammar, outlines, none"):
+        find_backend("lark")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("llguidance", "pip install llguidance"),
+        ("xgrammar", "pip install --no-deps xgrammar apache-tvm-ffi"),
+        ("outlines", "pip install outlines_core"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_line_that_installs_it(name, line, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(StartupError) as caught:
+        find_backend(name)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_is_made_without_torch(name):
+    pytest.importorskip({"outlines": "outlines_core"}.get(name, name))
+    code = (
+        "import sys; from tureen.grammar.backends.registry import find_backend; from tureen.grammar.base import Vocabulary;"
+        f"find_backend('{name}')(Vocabulary((b'a', b''), (1,), 2), lambda text: []);"
+        "assert not {'torch', 'transformers', 'asyncio'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "language",
+    [
+        Language(NOTHING),
+        Language(chain("a", NOTHING)),
+        Language(Both(Text("a"), Text("b"))),
+        Language(Terminal(Both(Text("a"), Not(ANYTHING)))),
+        Language(Call("x"), {"x": chain("a", Call("x"))}),
+    ],
+)
+def test_a_language_without_texts_is_refused(backend, language):
+    with pytest.raises(GrammarError, match="no text"):
+        backend.load(backend.translate(language))
+
+
+def nested(depth):
+    made = Text("a")
+    for _ in range(depth):
+        made = chain("(", made, ")")
+    return made
+
+
+def test_what_is_nested_too_deep_is_refused(backend):
+    with pytest.raises(GrammarError, match="deep"):
+        backend.translate(Language(nested(5_000)))
+
+
+def test_what_is_nested_within_the_limit_is_compiled(backend):
+    depth = 60
+    assert accepts(backend.load(backend.translate(Language(nested(depth)))), "(" * depth + "a" + ")" * depth)
+
+
+HARD = {
+    "a long count": Language(star(ANY_CHAR, 0, 100_000)),
+    "counts of counts": Language(star(star(star(chars("ab"), 50, 100), 50, 100), 50, 100)),
+    "a character long before the end": Language(chain(ANYTHING, "a", star(chars("ab"), 25, 25))),
+    "a long count without a text": Language(Both(Not(chain(ANYTHING, "ab", ANYTHING)), star(ANY_CHAR, 0, 10_000))),
+    "many texts": Language(choice(*[f"a{'b' * (index % 50)}{index}" for index in range(5_000)])),
+    "ambiguous recursion": Language(Call("x"), {"x": choice("a", chain(Call("x"), optional(Call("x")), Text("b")))}),
+    "many rules": Language(
+        Call("x0"), {f"x{index}": chain("a", optional(Call(f"x{index + 1}"))) for index in range(500)} | {"x500": EMPTY}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["a character long before the end", "many texts", "ambiguous recursion", "many rules"])
+def test_a_hard_language_is_compiled_or_refused(backend, name):
+    try:
+        grammar = backend.load(backend.translate(HARD[name])).start()
+        mask = np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32)
+        for _ in range(5):
+            grammar.fill_mask(mask)
+            grammar.accept(ord("a"))
+    except GrammarError as error:
+        assert len(str(error)) < 1_000
+
+
+@pytest.mark.parametrize("name", ["a long count", "counts of counts", "a long count without a text"])
+def test_llguidance_compiles_or_refuses_large_counts(name):
+    backend = find_backend("llguidance")(VOCABULARY, encode)
+    try:
+        grammar = backend.load(backend.translate(HARD[name])).start()
+        grammar.fill_mask(np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32))
+        assert grammar.accept(ord("a"))
+    except GrammarError as error:
+        assert len(str(error)) < 1_000
+
+
+def test_a_limit_of_llguidance_that_is_reached_later_is_an_error_and_no_empty_mask(monkeypatch):
+    import llguidance
+
+    limits = llguidance.LLParserLimits(step_max_items=3, max_items_in_row=3, verbose_errors=False)
+    monkeypatch.setattr(llguidance_backend, "LIMITS", limits)
+    backend = find_backend("llguidance")(VOCABULARY, encode)
+    rules = {"x": choice("a", chain(Call("x"), Call("x")))}
+    with pytest.raises(GrammarError, match="llguidance"):
+        step_until_the_limit(backend.load(backend.translate(Language(Call("x"), rules))).start())
+
+
+def step_until_the_limit(grammar):
+    mask = np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32)
+    for _ in range(50):
+        grammar.fill_mask(mask)
+        grammar.accept(ord("a"))
+
+
+def test_outlines_never_writes_nul():
+    pytest.importorskip("outlines_core")
+    backend = find_backend("outlines")(VOCABULARY, encode)
+    ready = backend.load(backend.translate(Language(Repeat(ANY_CHAR))))
+    assert accepts(ready, "\x01aé")
+    assert not accepts(ready, "\0")

@@ -273,3 +273,13 @@ def test_formats_are_enforced():
 def test_schemas_without_a_draft_may_use_both_names_for_definitions():
     for name in ("$defs", "definitions"):
         assert accepted({"$ref": f"#/{name}/x", name: {"x": {"type": "null"}}}, "null", "1") == ["null"]
+
+
+def test_free_keys_that_are_demanded_are_different_ones():
+    three = {"type": "object", "minProperties": 3, "additionalProperties": {"const": 0}}
+    assert accepted(three, '{"a": 0, "b": 0, "c": 0}', '{"a": 0, "b": 0, "a": 0}', '{"a": 0, "b": 0}') == [
+        '{"a": 0, "b": 0, "c": 0}'
+    ]
+    some = three | {"properties": {"x": {"const": 1}}, "maxProperties": 4}
+    texts = ('{"x": 1, "b": 0, "c": 0}', '{"x": 1, "b": 0, "c": 0, "": 0}', '{"x": 1, "x": 0, "c": 0}', '{"x": 1}')
+    assert accepted(some, *texts) == [*texts[:2]]

@@ -128,8 +128,8 @@ def test_a_schema_without_valid_values_is_refused(schema):
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "not": {"uniqueItems": True, "items": {"type": "string"}}}, "uniqueItems"),
-        ({"type": "object", "minProperties": 2}, "minProperties"),
-        ({"type": "object", "not": {"maxProperties": 1}}, "minProperties"),
+        ({"type": "object", "minProperties": 27}, "minProperties"),
+        ({"type": "object", "not": {"maxProperties": 26}}, "minProperties"),
         ({"not": {"format": "date"}}, "format"),
         ({"oneOf": [{"format": "date"}, {"maxLength": 3}]}, "format"),
         ({"propertyNames": {"format": "date"}}, "format"),

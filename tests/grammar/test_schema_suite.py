@@ -147,7 +147,8 @@ def test_the_ledger_is_about_the_whole_suite():
 
 def test_at_least_95_percent_of_the_cases_about_values_and_combinators_are_right():
     told = [entry for name, entry in ledger().items() if Path(name).stem not in ELSEWHERE]
-    assert sum(entry["right"] for entry in told) >= 0.95 * sum(entry["cases"] for entry in told)
+    for right in ("right", "right without keys that the schema does not speak of"):
+        assert sum(entry.get(right, entry["right"]) for entry in told) >= 0.95 * sum(entry["cases"] for entry in told)
 
 
 def main():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tureen.grammar.expression import EMPTY, NOTHING, Call, Chain, Expression, GrammarError, Terminal, Text
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tureen.grammar.schema.writer import Writer
 
 COLON = Text(": ")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 OPEN, CLOSE, COMMA = Terminal(Text("{")), Terminal(Text("}")), Terminal(Text(", "))
 
 Member = tuple[bool, Expression]
@@ -40,7 +42,8 @@ def write_object(writer: Writer, shape: ObjectShape) -> Expression:
         wanted = _wanted(writer, shape)
         if NOTHING in wanted:
             return NOTHING
-        body = _Counted(writer, members, free, wanted, least, most).body()
+        free_from = partial(_free_beginning, writer, shape)
+        body = _Counted(writer, members, free, free_from, wanted, least, most).body()
     else:
         body = _plain(writer, members, free)
     return chain((OPEN, body, CLOSE))
@@ -53,6 +56,13 @@ def _free(writer: Writer, shape: ObjectShape, classes: Iterable[Keys]) -> Expres
         if node is not writer.algebra.nothing:
             by_node[node] = by_node[node].union(names) if node in by_node else names
     return choice(_free_member(writer, shape, names, node) for node, names in by_node.items())
+
+
+def _free_beginning(writer: Writer, shape: ObjectShape, letter: str) -> Expression:
+    """One free property whose key begins with this letter."""
+    sets = writer.algebra.keys
+    beginning = sets.pattern(f"^{letter}")
+    return _free(writer, shape, (Keys(sets.both(names, beginning), node) for names, node in shape.free))
 
 
 def _free_member(writer: Writer, shape: ObjectShape, names: StringSet, node: Node) -> Expression:
@@ -97,8 +107,8 @@ class _Counted:
     """Objects whose properties are counted, or of which a free one must be there.
 
     A reader keeps one of several properties with one key, the last. Named keys are written once. Free ones may be
-    written twice, so no more than one of them can be demanded; and what is wanted of a free key is written last, so
-    that nothing replaces it.
+    written twice. So where more than one of them is demanded, these come first, and each begins with a later letter of
+    the alphabet than the one before it; and what is wanted of a free key is written last, so that nothing replaces it.
     """
 
     def __init__(
@@ -106,6 +116,7 @@ class _Counted:
         writer: Writer,
         members: list[Member],
         free: Expression,
+        free_from: Callable[[str], Expression],
         wanted: list[Expression],
         least: int,
         most: int | None,
@@ -113,6 +124,7 @@ class _Counted:
         self._writer = writer
         self._members = members
         self._free = free
+        self._free_from = free_from
         self._least = least
         self._most = most
         self._wanted = wanted
@@ -147,12 +159,14 @@ class _Counted:
             return NOTHING
         if self._free == NOTHING:
             return NOTHING if least else _listed(self._wanted, count > 0)
+        if least > 1 and not self._wanted and least <= len(LETTERS):
+            return chain((COMMA if count else EMPTY, self._different(least, most)))
         if least > 1 or (least and self._wanted):
             raise GrammarError(
                 f'"minProperties" (or a complement of "maxProperties") cannot be enforced where more than'
                 f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice'
             )
-        following = repeat(chain((COMMA, self._free)), least, most)
+        following = self._more(least, most)
         if self._wanted:
             before = following if count else repeat(chain((self._free, COMMA)), 0, most)
             return chain((before, _listed(self._wanted, count > 0)))
@@ -162,6 +176,22 @@ class _Counted:
             return EMPTY
         first = chain((self._free, repeat(chain((COMMA, self._free)), 0, None if most is None else most - 1)))
         return first if least else choice((EMPTY, first))
+
+    def _more(self, least: int, most: int | None) -> Expression:
+        """Free properties after others."""
+        return repeat(chain((COMMA, self._free)), least, most)
+
+    def _different(self, least: int, most: int | None) -> Expression:
+        """`least` free properties in the order of their first letters, then any others."""
+        members = [self._free_from(letter) for letter in LETTERS]
+        tails = [self._more(0, None if most is None else most - least)] * (len(LETTERS) + 1)  # by the least letter
+        for number in range(least):
+            found: list[Expression] = [NOTHING]
+            for index in reversed(range(len(LETTERS))):
+                here = chain((members[index], COMMA if number else EMPTY, tails[index + 1]))
+                found.append(self._writer.rule(choice((here, found[-1]))))
+            tails = found[::-1]
+        return tails[0]
 
 
 def _wanted(writer: Writer, shape: ObjectShape) -> list[Expression]:

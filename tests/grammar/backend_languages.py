@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import (
@@ -129,23 +129,18 @@ def _strings(node, alphabet, most, sets):
         case Chars(ranges):
             return frozenset(char for char in alphabet if any(first <= ord(char) <= last for first, last in ranges))
         case Chain(items):
-            found = frozenset({""})
-            for item in items:
-                found = _joined(found, of(item), most)
-            return found
+            return reduce(lambda found, item: _joined(found, of(item), most), items, frozenset({""}))
         case Choice(items):
             return frozenset().union(*map(of, items))
         case Repeat(item, least, times):
             return _repeated(of(item), least, times, most)
-        case Both(first, second):
-            return of(first) & of(second)
-        case Not(item):
-            return _repeated(frozenset(alphabet), 0, None, most) - of(item)
         case Terminal(item):
             return of(item)
         case Call(name):
             return sets[name]
-    raise TypeError(node)
+    if isinstance(node, Both):
+        return of(node.first) & of(node.second)
+    return _repeated(frozenset(alphabet), 0, None, most) - of(node.item)
 
 
 def _joined(firsts, seconds, most):

@@ -24,6 +24,9 @@ from tureen.grammar.expression import (
     GrammarError,
     Language,
     Not,
+    Repeat,
+    Terminal,
+    Text,
 )
 from tureen.grammar.minimal import minimal
 
@@ -132,8 +135,27 @@ def accepts(machine: Automaton, text: str) -> bool:
 
 def is_empty(expression: Expression) -> bool:
     """Whether it matches nothing."""
+    known = _emptiness(expression)
+    if known is not None:
+        return known
     terms = Derivatives(expression)
     return terms.is_empty(terms.term(expression))
+
+
+def _emptiness(expression: Expression, depth: int = 50) -> bool | None:
+    """Whether it matches nothing, as far as a look at its parts, so deep, tells; None where it does not."""
+    match expression:
+        case Text() | Repeat(_, 0):
+            return False
+        case Chars(ranges):
+            return not ranges
+        case Repeat(item) | Terminal(item) if depth:
+            return _emptiness(item, depth - 1)
+        case Chain(items) | Choice(items) if depth:
+            inside = {_emptiness(item, depth - 1) for item in items}
+            decides = isinstance(expression, Chain)  # an empty part empties a chain, a part that is not fills a choice
+            return decides if decides in inside else None if None in inside else not decides
+    return None
 
 
 def intersects(first: Expression, second: Expression) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,20 +13,22 @@ from tureen.grammar.base import Mask
 
 
 def apply(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:
-    """logits[row] = -inf wherever the row's packed mask has no bit; logits [rows, vocab] float32."""
+    """logits[row] = -inf wherever the row's packed mask has no bit; logits [rows, vocab] float32.
+
+    Each byte of a mask is looked up as the eight numbers to be added. (What is not finite in logits may become NaN.)
+    """
     if not rows:
         return
-    vocab_size = logits.shape[1]
-    packed = np.stack(masks)
-    if logits.device.type == "cpu":
-        bits = torch.from_numpy(np.unpackbits(packed.view(np.uint8), axis=1, count=vocab_size, bitorder="little"))
-    else:
-        words = torch.from_numpy(packed.view(np.int32)).to(logits.device)
-        shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-        bits = (words[:, :, None] >> shifts & 1).flatten(1)[:, :vocab_size]
-    forbidden = bits == 0
+    packed = torch.from_numpy(np.stack(masks).view(np.uint8)).to(logits.device).int()
+    added = torch.nn.functional.embedding(packed, _eight_tokens(logits.device)).flatten(1)[:, : logits.shape[1]]
     if len(rows) == len(logits):
-        logits.masked_fill_(forbidden, -torch.inf)
+        logits.add_(added)
     else:
-        for row, unwanted in zip(rows, forbidden, strict=True):
-            logits[row].masked_fill_(unwanted, -torch.inf)
+        logits.index_add_(0, torch.tensor(rows, device=logits.device), added)
+
+
+@cache
+def _eight_tokens(device: torch.device) -> Tensor:
+    """[256, 8] float32: for each byte 0 where it has a bit, least first, and -inf where it has none."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.from_numpy(np.where(bits, 0.0, -np.inf).astype(np.float32)).to(device)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tureen.grammar.alphabet import Ranges
 from tureen.grammar.expression import Call, Chain, Choice, Expression, GrammarError, Repeat
 from tureen.grammar.regular import Automaton, automaton
-from tureen.grammar.rules import can_be_empty
+from tureen.grammar.rules import calls, can_be_empty
 
 ALL_BYTES = (1 << 256) - 1
 MAX_STATES = 1_000
@@ -73,16 +73,20 @@ class Ambiguity:
 
     def _settle(self) -> None:
         """Work out the ends of the rules, and what follows each lexeme."""
-        for name in self._rules:
+        callers: dict[str, set[str]] = {name: set() for name in self._rules}
+        for name, rule in self._rules.items():
             self._of_calls[name] = Ends(False, 0, 0)
-        changed = True
-        while changed:
-            changed = False
-            for name, rule in self._rules.items():
-                ends = self._ends(rule)
-                if ends != self._of_calls[name]:
-                    self._of_calls[name] = ends
-                    changed = True
+            for called in calls(rule):
+                if called in callers:
+                    callers[called].add(name)
+        queue = dict.fromkeys(reversed(list(self._rules)))  # callers mostly come first
+        while queue:
+            name = next(iter(queue))
+            del queue[name]
+            ends = self._ends(self._rules[name])
+            if ends != self._of_calls[name]:
+                self._of_calls[name] = ends
+                queue.update(dict.fromkeys(callers[name]))
 
     def _ends(self, expression: Expression) -> Ends:
         match expression:

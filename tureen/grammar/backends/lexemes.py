@@ -43,13 +43,15 @@ from tureen.grammar.rules import (
 )
 
 MAX_DEPTH = 200
-MAX_INLINED = 500
+MAX_INLINED = 200
 """Parts of a rule that is written out where it is called."""
+
+MAX_INLINED_DEPTH = 100
 
 MAX_COMPARED = 400
 """With more lexemes than these, what is not marked is cut up at once, without looking for what is certain."""
 
-MAX_ROUNDS = 30
+MAX_ROUNDS = 16
 """Of finding what is not certain; then, too, all that is not marked is cut up."""
 
 MAX_CUT_STATES = 2_000
@@ -293,31 +295,33 @@ EMPTY_CHAIN = Chain(())
 
 
 def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:
-    """The regular rules without marks, written out; not those that take more parts for it."""
+    """The regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
     flat: dict[str, Expression] = {}
-    sizes: dict[str, int] = {}
+    extents: dict[str, tuple[int, int]] = {}
     fresh = True
     while fresh:
         fresh = False
-        for name, rule in rules.items():
+        for name, rule in reversed(list(rules.items())):  # callers mostly come first
             if name in flat or any(called not in flat for called in calls(rule)) or _is_marked(rule):
                 continue
-            size = _size(rule, sizes)
-            if size <= max_parts:
+            size, depth = _extent(rule, extents)
+            if size <= max_parts and depth <= MAX_INLINED_DEPTH:
                 flat[name] = replaced(rule, flat.__getitem__)
-                sizes[name] = size
+                extents[name] = size, depth
                 fresh = True
     return flat
 
 
-def _is_marked(expression: Expression) -> bool:
-    return isinstance(expression, Terminal) or any(map(_is_marked, parts(expression)))
-
-
-def _size(expression: Expression, of_calls: Mapping[str, int]) -> int:
+def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """How many parts it has and how deep they are nested, with the calls written out."""
     if isinstance(expression, Call):
         return of_calls[expression.name]
-    return 1 + sum(_size(part, of_calls) for part in parts(expression))
+    inside = [_extent(part, of_calls) for part in parts(expression)]
+    return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+
+
+def _is_marked(expression: Expression) -> bool:
+    return isinstance(expression, Terminal) or any(map(_is_marked, parts(expression)))
 
 
 def _can_be_cut(item: Expression) -> bool:

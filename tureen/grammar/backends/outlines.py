@@ -34,6 +34,7 @@ from tureen.grammar.regular import automaton, expression_of
 from tureen.grammar.rules import calls, cycle, replaced, unmarked
 
 MAX_PARTS = 20_000
+MAX_STATES = 5_000
 MAX_INDEX_BYTES = 48 << 20
 BEGIN = "\0"
 """Comes before every text, and is in none.
@@ -63,7 +64,9 @@ class Backend:
     def translate(self, language: Language) -> bytes:
         """The index in its binary form. Raises GrammarError."""
         # \z: of alternatives the library takes the first one that fits, not the longest
-        written = pattern(Chain((Text(BEGIN), plain(language)))) + r"\z"
+        expression = plain(language)
+        automaton(expression, MAX_STATES)  # refuse what the library would work on for hours
+        written = pattern(Chain((Text(BEGIN), expression))) + r"\z"
         try:
             index = outlines_core.Index(written, self._vocabulary)
         except ValueError as error:
@@ -209,8 +212,8 @@ def plain(language: Language) -> Expression:
     flat = flat_rules(rules, MAX_PARTS)
     if len(flat) < len(rules):
         raise GrammarError(
-            f"too large for --grammar-backend outlines: more than {MAX_PARTS} parts when its rules are written out; "
-            "use --grammar-backend llguidance or xgrammar"
+            f"too large for --grammar-backend outlines: its rules written out take more than {MAX_PARTS} parts, or "
+            "nest too deep; use --grammar-backend llguidance or xgrammar"
         )
     written = replaced(unmarked(language.start), flat.__getitem__)
     return pruned(Language(_without_begin(_without_sets(written)))).start

@@ -32,7 +32,7 @@ WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
 """A paused engine reports so often: it is not hung."""
-PREPARE_S = 0.001
+PREPARE_S = 0.0003
 """So often an idle engine looks whether a grammar is compiled."""
 
 log = get_logger("engine")

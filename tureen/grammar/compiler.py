@@ -188,7 +188,7 @@ class Compiler:
         cache_bytes: int = 64 << 20,
     ) -> None:
         """Raises StartupError when the backend's library is missing."""
-        self._backend = find_backend(backend_name)(vocabulary, encode)
+        make_backend = find_backend(backend_name)
         self._timeout_s = timeout_s
         self._max_parallel = max_parallel
         setup = msgspec.msgpack.encode(forge.Setup(backend_name, vocabulary, timeout_s))
@@ -197,6 +197,9 @@ class Compiler:
         self._jobs: dict[GrammarSpec, Job] = {}
         self._queue: deque[Job] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
+        self._backend = self._loader.submit(
+            make_backend, vocabulary, encode
+        )  # nobody waits for it before the first load
         self._stats = CompilerStats()
         self._forge: Forge | None = Forge(self._setup.fileno())
 
@@ -290,7 +293,10 @@ class Compiler:
             return
         self._end_task(job)
         job.source_bytes = len(reply.source)
-        job.load = self._loader.submit(self._backend.load, reply.source)
+        job.load = self._loader.submit(self._load, reply.source)
+
+    def _load(self, source: bytes) -> Compiled:
+        return self._backend.result().load(source)
 
     def _follow_load(self, job: Job, load: Future[Compiled]) -> None:
         if not load.done():

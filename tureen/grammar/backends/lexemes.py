@@ -82,12 +82,15 @@ def lifted(language: Language) -> Lexed:
 
 def pruned(language: Language) -> Language:
     """Without what is part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
-    check_depth(language)
+    has_nothing = check_depth(language)
     rules = {name: _settled(rule) for name, rule in language.rules.items()}
     start = _settled(language.start)
     ending = holding(rules, can_end)
     if not can_end(start, ending):
         raise GrammarError("no text at all fits: the parts of the grammar contradict each other")
+    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
+    if is_settled and not has_nothing and len(ending) == len(rules):
+        return language
     rules = {name: _live(rule, ending) for name, rule in rules.items() if name in ending}
     start = _live(start, ending)
     return Language(start, reachable(start, rules))
@@ -142,13 +145,16 @@ def _live(expression: Expression, ending: set[str]) -> Expression:
     return expression
 
 
-def check_depth(language: Language) -> None:
-    """Raises GrammarError when it is nested deeper than MAX_DEPTH."""
+def check_depth(language: Language) -> bool:
+    """Whether it has a part that visibly matches nothing. Raises GrammarError when it is nested deeper than
+    MAX_DEPTH."""
     level = [language.start, *language.rules.values()]
+    has_nothing = False
     for _ in range(MAX_DEPTH):
+        has_nothing = has_nothing or NOTHING in level or NO_CHAR in level
         level = [part for expression in level for part in parts(expression)]
         if not level:
-            return
+            return has_nothing
     raise GrammarError(f"the grammar is nested too deep: at most {MAX_DEPTH} levels")
 
 
@@ -292,6 +298,7 @@ class Lifting:
 
 
 EMPTY_CHAIN = Chain(())
+NO_CHAR = Chars(())
 
 
 def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:

@@ -82,7 +82,7 @@ class Compiled:
 
     @property
     def num_bytes(self) -> int:
-        """The library does not say; by the resident memory of processes with many of them."""
+        """The library does not say; this is what the resident memory of a process with many of them tells."""
         return 100_000 + 60 * self._source_bytes
 
     def start(self) -> Grammar:

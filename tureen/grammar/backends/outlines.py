@@ -102,8 +102,8 @@ class Compiled:
 
     @property
     def num_bytes(self) -> int:
-        """Its hash tables take about three times what the binary form does."""
-        return 10_000 + 3 * self._source_bytes
+        """Its hash tables take about twice what the binary form does."""
+        return 10_000 + 2 * self._source_bytes
 
     def start(self) -> Grammar:
         return Grammar(replace(self._start), self._begin_id, self._forced_text)

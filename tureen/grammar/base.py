@@ -48,13 +48,17 @@ class Grammar(Protocol):
         """
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed."""
+        """Go on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed.
+
+        Raises GrammarError as `fill_mask` does.
+        """
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as the tokenizer would make them of the only text there can be.
 
         Only those whose place is certain: the last ones are left out where what follows could merge with them. Empty
-        where there is a choice. Changes nothing; each can be accepted one after the other.
+        where there is a choice. Changes nothing; each can be accepted one after the other. Raises GrammarError as
+        `fill_mask` does.
         """
 
     @property

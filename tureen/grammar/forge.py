@@ -18,7 +18,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -41,6 +42,7 @@ READY, BEGUN, DONE = b"r", b"b", b"d"
 IDLE = b"i"
 """What a child says to the forge when it can be used again: it was quick, and nothing is left behind in it."""
 
+LONGEST = 32  # bytes of a token that a trial looks for
 MAX_IDLE = 2
 MAX_USES = 100
 MAX_GROWTH_BYTES = 64 << 20
@@ -122,22 +124,36 @@ def main(control: int, setup: int, make_compile: Callable[[Setup], Compile]) -> 
 
 def compile_with(setup: Setup) -> Compile:
     """Make the backend."""
-    backend = find_backend(setup.backend)(setup.vocabulary, _no_tokens)
+    backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
 
     def compile_(spec: GrammarSpec) -> bytes:
         source = backend.translate(language_of(spec))
-        backend.load(source).start().fill_mask(mask)  # what cannot be loaded, or has no first step, is known now
+        grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
+        grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
+        grammar.forced()
         return source
 
     return compile_
 
 
-def _no_tokens(text: str) -> list[int]:
-    """In place of the tokenizer, which is not here: nothing that a child computes depends on it."""
-    return []
+def _ids(vocabulary: Vocabulary) -> dict[bytes, int]:
+    return {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
+
+
+def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
+    """In place of the tokenizer, which is not here: the longest token each time. Costs a trial what the tokenizer's
+    own tokens would; what it makes is seen by nobody."""
+    data, made, at = text.encode(), [], 0
+    while at < len(data):
+        size = next((size for size in range(min(LONGEST, len(data) - at), 0, -1) if data[at : at + size] in ids), 0)
+        if not size:
+            return []
+        made.append(ids[data[at : at + size]])
+        at += size
+    return made
 
 
 class Nursery:

@@ -8,8 +8,8 @@ from typing import Protocol
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Vocabulary
 
-MAX_BYTES = 4096
-"""Of a forced text looked at in one go; the rest is forced again after it."""
+MAX_BYTES = 512
+"""Of a forced text looked at in one go: bounds the time that takes. The rest is forced after the next token."""
 
 
 class Trial(Protocol):

@@ -104,13 +104,20 @@ class Grammar:
             mask |= self._tokens.ends
 
     def accept(self, token_id: int) -> bool:
-        if not self._tokens.is_text(token_id) or self._matcher.try_consume_tokens([token_id]) != 1:
+        if not self._tokens.is_text(token_id):
+            return False
+        is_consumed = self._matcher.try_consume_tokens([token_id]) == 1
+        if self._matcher.is_error():
+            raise too_complex(self._matcher)
+        if not is_consumed:
             return False
         self._mask = None
         return True
 
     def forced(self) -> list[int]:
         text: bytes = self._matcher.compute_ff_bytes()
+        if self._matcher.is_error():
+            raise too_complex(self._matcher)
         if not text:
             return []
         return self._forced_text.tokens(text, Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text))

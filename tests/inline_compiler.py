@@ -1,4 +1,4 @@
-"""A compiler without a process of its own, for engines over the fake runner: the real frontends and backend, at once."""
+"""A compiler without a process of its own, for engines over the fake runner: real frontends and backend, at once."""
 
 from __future__ import annotations
 

@@ -212,6 +212,11 @@ def test_a_grammar_constrains_the_text(app: App, grammar, fits):
     assert found[-1]["generated_text"] == answer["generated_text"]
 
 
+def test_an_output_that_can_only_be_empty_ends_as_others_that_are_complete(app: App):
+    answer = ask(app, inputs="a", parameters={"grammar": {"type": "regex", "value": "()"}, "details": True})
+    assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("", "eos_token")
+
+
 def test_a_stream_cannot_have_several_sequences_or_the_prompt_s_details(app: App):
     for parameters in ({"best_of": 2, "do_sample": True}, {"details": True, "decoder_input_details": True}):
         assert "stream" in ask(app, "/generate_stream", 422, inputs="a", parameters=parameters)["error"]

@@ -48,6 +48,20 @@ def constrained(request_id, kind, text, *, seed=0, max_new_tokens=400, logprobs=
     return msgspec.structs.replace(request, grammar=GrammarSpec(kind, text), grammar_field=kind, logprobs=logprobs)
 
 
+def test_text_comes_no_earlier_than_its_tokens_and_neither_after_an_abort():
+    engine = make_engine("llguidance", token_budget=4)
+    engine.add(constrained("a", "choice", '["abcdefghijklmnopqrstuvwxyz"]', logprobs=LogprobSpec()))
+    engine.prepare()
+    deltas = [delta for _ in range(4) for delta in engine.step()]
+    engine.abort("a")
+    deltas += engine.step()
+    for delta in deltas:
+        assert delta.text == bytes(delta.token_ids).decode()
+        assert len(delta.output_logprobs) == len(delta.token_ids)
+    assert "".join(delta.text for delta in deltas) == "abcdefghijklmn"
+    assert (deltas[-1].finish.type, deltas[-1].usage.output_tokens, deltas[-1].usage.forced_tokens) == ("abort", 14, 14)
+
+
 def random_schema(rng, depth=0):
     """A schema of bounded size whose values are short."""
     leaves = [

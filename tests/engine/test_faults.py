@@ -178,12 +178,16 @@ def test_a_good_step_between_failures_keeps_the_engine_alive():
 
 
 @pytest.mark.parametrize("where", ["fill_mask", "accept", "forced", "is_done"])
-def test_a_grammar_that_becomes_too_complex_to_follow_ends_its_own_request(monkeypatch, where):
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(GrammarError("too many items"), 400, "grammar_too_complex"), (RuntimeError("a library's own"), 500, None)],
+)
+def test_a_grammar_that_cannot_be_followed_any_more_ends_its_own_request(monkeypatch, where, error, status, code):
     right = getattr(ToyGrammar, where)
 
     def refuse(grammar, *given):
         if grammar.text.startswith("hard") and len(grammar.output) >= 3:
-            raise GrammarError("too many items")
+            raise error
         return right.fget(grammar) if isinstance(right, property) else right(grammar, *given)
 
     monkeypatch.setattr(ToyGrammar, where, property(refuse) if isinstance(right, property) else refuse)
@@ -196,8 +200,24 @@ def test_a_grammar_that_becomes_too_complex_to_follow_ends_its_own_request(monke
     world.engine.prepare()
     world.drain()
     finish = world.answers["hard"].finish
-    assert (finish.type, finish.status, finish.code) == ("error", 400, "grammar_too_complex")
-    assert finish.field == "sampling_params.regex"
-    assert "too many items" in finish.message
+    assert (finish.type, finish.status) == ("error", status)
+    if code is not None:
+        assert (finish.code, finish.field) == (code, "sampling_params.regex")
+        assert "too many items" in finish.message
     for name in ("easy", "free"):
         world.check_answer(name)
+
+
+def test_a_compiled_grammar_that_cannot_be_started_ends_its_own_request():
+    world = World()
+
+    def refuse(text):
+        raise RuntimeError("a library's own")
+
+    world.compiler.make = refuse
+    request = msgspec.structs.replace(make_request("hard"), grammar=GrammarSpec("regex", "hard 12"))
+    world.add(request)
+    world.add(make_request("free"))
+    world.drain()
+    assert (world.answers["hard"].finish.status, world.answers["hard"].finish.code) == (500, "grammar_failed")
+    world.check_answer("free")

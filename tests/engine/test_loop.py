@@ -6,10 +6,12 @@ import math
 
 import pytest
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
+from inline_compiler import InlineCompiler
 
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop, Pace
 from tureen.errors import RequestFailed
+from tureen.grammar.base import GrammarSpec
 from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
@@ -137,6 +139,22 @@ def test_a_deadline_that_the_waiting_prompts_make_unreachable_is_refused_at_once
     assert (refusal.status, refusal.code, refusal.field) == (503, "deadline_unreachable", "ttft_deadline_ms")
     assert refusal.retry_after_s >= 2
     assert world.finish("patient").type == "length"
+
+
+def test_what_is_certain_without_computing_says_nothing_about_the_pace():
+    engine = Engine(
+        FakeRunner(CAPACITY, choose=lambda token, state, outputs: 65),
+        make_byte_tokenizer(),
+        eos_token_ids=(EOS,),
+        token_budget=16,
+        compiler=InlineCompiler(),
+    )
+    first = [Submit(request("warm", num_prompt=64, max_new_tokens=1))]
+    certain = request("certain", num_prompt=400, grammar=GrammarSpec("choice", '["x"]'))
+    queued = [Submit(request(f"q{i}", num_prompt=200 + i, max_new_tokens=1)) for i in range(3)]
+    hasty = Submit(request("hasty", ttft_deadline_ms=2000))
+    world = World({0: first, 4: [Submit(certain)], 5: [*queued, hasty]}, step_s=1.0, engine=engine).run()
+    assert (world.text("certain"), world.finish("hasty").code) == ("x", "deadline_unreachable")
 
 
 def test_nothing_is_refused_for_its_deadline_before_anything_was_measured():

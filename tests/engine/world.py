@@ -169,6 +169,7 @@ class Answer:
         self.num_deltas += 1
         self.token_ids += delta.token_ids
         self.text += delta.text
+        assert len(self.text) <= len(self.token_ids), "text of tokens that were not sent"
         self.logprobs += [p.token for p in delta.output_logprobs]
         self.prompt_logprobs += [p.token for p in delta.prompt_logprobs]
         self.hidden_states += delta.hidden_states

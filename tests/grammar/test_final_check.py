@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import os
@@ -151,6 +152,40 @@ def test_what_computes_for_ever_is_ended_and_the_next_check_works(monkeypatch, s
         monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 120.0)
         assert checker.check(schema({"type": "null"}), "1") is not None
         assert checker.check(schema({"type": "null"}), "null") is None
+    finally:
+        checker.close()
+
+
+def test_what_nobody_gets_done_with_takes_its_time_once(monkeypatch):
+    monkeypatch.setattr(module, "START_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 1.0)
+    checker = Checker()
+    try:
+        assert checker.check(doubling(80), "1") is None
+        pid = checker._process.pid
+        assert [checker.check(doubling(80), str(value)) for value in range(50)] == [None] * 50
+        assert checker._process.pid == pid  # it was not asked, and so not ended
+        assert checker.unverified == 51
+    finally:
+        checker.close()
+
+
+def test_many_slow_checks_hold_up_another_one_only_so_long(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 0.1)
+    checker = Checker()
+
+    def hang(spec, text):
+        time.sleep(0.15)
+
+    async def ask():
+        asked = [checker.check_in_turn(schema({"const": value}), "1") for value in range(40)]
+        return await asyncio.gather(*asked)
+
+    try:
+        monkeypatch.setattr(checker, "check", hang)
+        assert asyncio.run(ask()) == [None] * 40
+        assert checker.unverified >= 35
     finally:
         checker.close()
 

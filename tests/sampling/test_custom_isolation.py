@@ -167,6 +167,27 @@ def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):
     assert draw(0, 3) == 1
 
 
+def test_a_sequence_that_is_preempted_before_its_forced_tokens_are_computed_goes_on_too(processors):
+    body = """
+p = custom_param_list[0]
+p["calls"] = p.get("calls", 0) + 1
+logits[:, :] = -float("inf")
+logits[0, 10 * p["calls"] + len(p["__req__"].output_ids)] = 0.0
+return logits
+"""
+    code = sent(f"marker = 'forced'\n{body}")
+    sampler = Sampler(2, VOCAB, "cpu", processors)
+
+    def draw(position):
+        return sampler.sample(torch.zeros(1, VOCAB), [0], [position])[0].token_id
+
+    sampler.set_slot(state(0, code))
+    drawn = [draw(3), draw(4)]
+    sampler.set_slot(state(0))
+    sampler.set_slot(state(0, code, output=(*drawn, 7, 8)))
+    assert [*drawn, draw(7), draw(8)] == [10, 21, 34, 45]
+
+
 @pytest.mark.parametrize(
     "body",
     [

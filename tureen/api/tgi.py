@@ -350,7 +350,7 @@ def _summary(output: Output) -> dict[str, Any]:
 def _finish_reason(finish: FinishReason | None) -> str | None:
     if finish is None or finish.type == "length":
         return None if finish is None else "length"
-    return "eos_token" if isinstance(finish.matched, int) else "stop_sequence"
+    return "stop_sequence" if isinstance(finish.matched, str) else "eos_token"
 
 
 async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:

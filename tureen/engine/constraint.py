@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar.base import Grammar, Mask
 from tureen.grammar.expression import GrammarError
+from tureen.log import get_logger
+
+log = get_logger("engine")
 
 
 class Constraint:
@@ -26,12 +29,14 @@ class Constraint:
 
     @property
     def is_accepting(self) -> bool:
-        return self._grammar.is_accepting
+        """Raises InvalidRequest, RequestFailed."""
+        with following(self._field):
+            return self._grammar.is_accepting
 
     @property
     def is_done(self) -> bool:
-        """Raises InvalidRequest where it takes too much to tell."""
-        with self._refusing():
+        """Raises InvalidRequest where it takes too much to tell, RequestFailed."""
+        with following(self._field):
             return self._grammar.is_done
 
     def fill_mask(self, mask: Mask) -> None:
@@ -46,7 +51,7 @@ class Constraint:
 
     def accept(self, token_id: int) -> None:
         """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed, InvalidRequest."""
-        with self._refusing():
+        with following(self._field):
             is_allowed = self._grammar.accept(token_id)
         if not is_allowed:
             raise RequestFailed(
@@ -54,17 +59,26 @@ class Constraint:
             )
 
     def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest."""
-        with self._refusing():
+        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest,
+        RequestFailed."""
+        with following(self._field):
             return self._grammar.forced()
 
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """A grammar that is too complex to follow is its client's fault."""
-        try:
-            yield
-        except GrammarError as error:
-            raise too_complex(self._field, str(error)) from None
+
+@contextlib.contextmanager
+def following(field: str) -> Iterator[None]:
+    """A grammar that is too complex to follow is its client's fault; whatever else a library raises ends this request,
+    not the engine."""
+    try:
+        yield
+    except GrammarError as error:
+        raise too_complex(field, str(error)) from None
+    except Exception:
+        log.exception("a grammar could not be followed")
+        raise RequestFailed(
+            f"{field}: the output could not be followed in its grammar; this is a fault of the server",
+            code="grammar_failed",
+        ) from None
 
 
 def too_complex(field: str, why: str) -> InvalidRequest:

@@ -206,6 +206,15 @@ class Engine:
 
     def _commit(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
         """Take over a row's result. Returns what its client gets of it."""
+        try:
+            return self._take_over(sequence, row, result)
+        except TureenError as error:
+            if error.status >= 500:
+                log.error("request %s failed: %s", sequence.request.id, error)
+            return self._fail(sequence, RowError.of(error))
+
+    def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
+        """Raises InvalidRequest, RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
             return self._fail(sequence, result.error)
@@ -217,17 +226,14 @@ class Engine:
         elif result.token_id is not None:
             if result.logprobs is not None:
                 sequence.scores.add_drawn(result.logprobs)
-            try:
-                sequence.ended = self._grow(sequence, result.token_id)
-            except TureenError as error:
-                log.error("request %s failed: %s", sequence.request.id, error)
-                return self._fail(sequence, RowError(error.code, error.message, error.status, error.field))
+            sequence.ended = self._grow(sequence, result.token_id)
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._context_len)
         if not sequence.needs_run:
             return self._end(sequence, sequence.ended)
         token_ids, logprobs = self._take_output(sequence)
-        return _delta(sequence, sequence.detokenizer.take(), token_ids, logprobs) if token_ids else None
+        text = sequence.detokenizer.take(sequence.text_end)
+        return _delta(sequence, text, token_ids, logprobs) if token_ids else None
 
     def _grow(self, sequence: Sequence, token_id: int | None = None) -> FinishReason | None:
         """Append a drawn token, and what the grammar forces after it. Why the output ends there; None = it goes on."""
@@ -254,8 +260,9 @@ class Engine:
         return token_ids, logprobs
 
     def _end(self, sequence: Sequence, reason: FinishReason | None) -> OutputDelta:
-        text = sequence.detokenizer.close()
         token_ids, logprobs = self._take_output(sequence)
+        text = sequence.detokenizer.close(sequence.text_end)
+        sequence.drop_unsent()
         self._forget(sequence)
         return _delta(sequence, text, token_ids, logprobs, finish=reason)
 

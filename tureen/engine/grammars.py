@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tureen.engine.constraint import Constraint
+from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
-from tureen.errors import InvalidRequest
+from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar.base import GrammarSpec
 from tureen.grammar.compiler import Compilation, Compiler
 from tureen.grammar.masks import MaskThread, PendingMasks
@@ -86,8 +86,13 @@ class Grammars:
             assert compilation.error is not None
             error = compilation.error
             return RowError(error.code, f"{field}: {error.message}", error.status, field)
+        try:
+            with following(field):
+                grammar = compilation.compiled.start()
+        except TureenError as error:
+            return RowError.of(error)
         sequence.constraint = Constraint(
-            compilation.compiled.start(),
+            grammar,
             self._eos_token_ids,
             avoids_end=sequence.request.params.ignore_eos,
             field=field,

@@ -26,6 +26,7 @@ from tureen.types import (
     StepReport,
     Submit,
     ToEngine,
+    Usage,
 )
 
 WINDOW_S = 0.5  # time in steps over which one pace is measured
@@ -193,10 +194,12 @@ class Loop:
     def _note(self, delta: OutputDelta) -> int:
         """Keep the books on a delta; the number of tokens whose computation it proves."""
         limits = self._live.get(delta.id)
-        num_tokens = len(delta.token_ids)
-        if limits is not None and num_tokens and not limits.has_output:
-            cached = delta.usage.cached_tokens if delta.usage else 0
-            num_tokens += limits.num_prompt - cached
+        usage = delta.usage or Usage(0, len(delta.token_ids), 0)
+        is_proof = usage.forced_tokens < usage.output_tokens or bool(delta.output_logprobs)
+        num_tokens = len(delta.token_ids) if is_proof else 0  # what is forced from the start need not be computed
+        if limits is not None and delta.token_ids and not limits.has_output:
+            if is_proof:
+                num_tokens += limits.num_prompt - usage.cached_tokens
             self._live[delta.id] = msgspec.structs.replace(limits, has_output=True, ttft_s=math.inf)
         if delta.finish is not None:
             self._live.pop(delta.id, None)

@@ -91,5 +91,4 @@ def _explained(outputs: tuple[RowOutput, ...], plan: list[Planned], masks: Pendi
 
 
 def _too_complex(planned: Planned, failures: Mapping[int, str]) -> RowError:
-    error = too_complex(planned.sequence.request.grammar_field, failures[planned.row.slot])
-    return RowError(error.code, error.message, error.status, error.field)
+    return RowError.of(too_complex(planned.sequence.request.grammar_field, failures[planned.row.slot]))

@@ -16,6 +16,7 @@ class ScoreQueue:
     def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int]) -> None:
         self.is_wanted = spec is not None
         self.num_sent = 0  # output tokens the client has got
+        self.text_ends: list[int] = []  # of each output token, where its text ends; kept where scores are asked for
         self._num_prompt = len(prompt_ids)
         self._next = self._num_prompt  # first position whose logits are still asked for
         self._end = self._num_prompt - 1  # the position behind the last of these

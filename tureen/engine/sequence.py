@@ -99,6 +99,14 @@ class Sequence:
         return min(first for first in firsts if first is not None)
 
     @property
+    def text_end(self) -> int | None:
+        """Where the text of the tokens that were sent ends, if others wait for their log-probabilities."""
+        num_sent = self.scores.num_sent
+        if num_sent == self.num_output:
+            return None
+        return self.scores.text_ends[num_sent - 1] if num_sent else 0
+
+    @property
     def usage(self) -> Usage:
         num_forced = self.constraint.num_forced if self.constraint else 0
         return Usage(self.num_prompt, self.num_output, self.num_cached or 0, num_forced)
@@ -144,7 +152,16 @@ class Sequence:
         """One more output token."""
         if not is_drawn:
             self.scores.ask(len(self.token_ids))
+        if self.scores.is_wanted:
+            self.scores.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
+
+    def drop_unsent(self) -> None:
+        """It ends before its last forced tokens were scored: as if these had never been appended."""
+        num_unsent = self.num_output - self.scores.num_sent
+        if num_unsent and self.constraint is not None:
+            del self.token_ids[-num_unsent:]
+            self.constraint.num_forced -= num_unsent
 
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""

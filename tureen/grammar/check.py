@@ -6,6 +6,7 @@ judge compute for ever.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -15,7 +16,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -34,6 +37,8 @@ REGEX_TIMEOUT_S = 0.2
 CHECK_TIMEOUT_S = 1.0
 START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 2.0  # for the checks of other outputs
+SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not judged again ...
+MAX_SLOW = 64  # ... and so many are remembered
 ALARM_S = 30.0  # after which the process ends by itself, should nobody be left to end it
 MEMORY_BYTES = 512 << 20
 MAX_VALIDATORS = 32
@@ -207,11 +212,16 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class Checker:
-    """Checks in another process, for at most `CHECK_TIMEOUT_S`. Any thread may call it; calls wait for each other."""
+    """Checks in another process, for at most `CHECK_TIMEOUT_S`. Any thread may call it; calls wait for each other.
+
+    What nobody gets done with takes its time once, not for each of its outputs: others wait for it.
+    """
 
     def __init__(self) -> None:
         """Does not wait until the process runs. Raises OSError."""
         self._lock = threading.Lock()
+        self._turns = ThreadPoolExecutor(1, "check-grammar")
+        self._slow: dict[GrammarSpec, float] = {}  # until when they are not judged
         self._is_closed = False
         self._is_ready = False
         self.unverified = 0  # outputs that could not be judged
@@ -231,8 +241,22 @@ class Checker:
         finally:
             self._lock.release()
 
+    async def check_in_turn(self, spec: GrammarSpec, text: str) -> str | None:
+        """The same for an event loop, which goes on, and for at most so long that nobody's answer is held up by others'
+        constraints."""
+        try:
+            turn = self._turns.submit(self.check, spec, text)
+        except RuntimeError:  # it is closed
+            return self.check(spec, text)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(turn), MAX_WAIT_S + CHECK_TIMEOUT_S)
+        except TimeoutError:
+            self.unverified += turn.cancel()  # one that has begun counts itself
+            return None
+
     def close(self) -> None:
         """Ends the process."""
+        self._turns.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._is_closed = True
             self._stop()
@@ -240,20 +264,37 @@ class Checker:
     def _ask(self, spec: GrammarSpec, text: str) -> Verdict:
         if self._is_closed:
             return Verdict("closed", is_verified=False)
+        if self._slow.get(spec, 0.0) > time.monotonic():
+            return Verdict("it took too long before", is_verified=False)
         answer = b""
-        with contextlib.suppress(OSError):
-            if not self._is_ready:
-                self._connection.settimeout(START_TIMEOUT_S)
-                self._is_ready = self._connection.recv(1) == READY
-            self._connection.settimeout(CHECK_TIMEOUT_S)
-            _send(self._connection, msgspec.msgpack.encode((spec, text)))
-            answer = _receive(self._connection)
+        try:
+            answer = self._exchange(msgspec.msgpack.encode((spec, text)))
+        except TimeoutError:
+            if self._is_ready:
+                self._remember_slow(spec)
+        except OSError:
+            pass  # the process has ended
         if answer:
             return msgspec.msgpack.decode(answer, type=Verdict)
         self._stop()
         with contextlib.suppress(OSError):  # the next check tries again
             self._start()
         return Verdict("it took too long, or too much memory", is_verified=False)
+
+    def _exchange(self, question: bytes) -> bytes:
+        """The answer, empty when the process has ended. Raises OSError, where it takes too long TimeoutError."""
+        if not self._is_ready:
+            self._connection.settimeout(START_TIMEOUT_S)
+            self._is_ready = self._connection.recv(1) == READY
+        self._connection.settimeout(CHECK_TIMEOUT_S)
+        _send(self._connection, question)
+        return _receive(self._connection)
+
+    def _remember_slow(self, spec: GrammarSpec) -> None:
+        self._slow.pop(spec, None)
+        self._slow[spec] = time.monotonic() + SLOW_KEEP_S
+        if len(self._slow) > MAX_SLOW:
+            del self._slow[next(iter(self._slow))]
 
     def _start(self) -> None:
         self._is_ready = False

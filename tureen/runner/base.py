@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tureen.errors import TureenError
 from tureen.grammar.base import Mask
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec, PositionLogprobs
@@ -59,6 +60,10 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
     message: str = ""
     status: int = 500
     field: str | None = None
+
+    @classmethod
+    def of(cls, error: TureenError) -> RowError:
+        return cls(error.code, error.message, error.status, error.field)
 
 
 NAN_LOGITS = RowError("nan_logits")

@@ -50,13 +50,17 @@ class CustomState:
         return self.digest or self.processor
 
     def goes_on_as(self, state: SlotState) -> bool:
-        """Whether the sequence that this is about is the one in `state`, or one that cannot be told from it."""
+        """Whether the sequence that this is about is the one in `state`, or one that cannot be told from it.
+
+        Its output may have grown by tokens that were forced after the last that was drawn.
+        """
+        known = self.tracked.output_ids
         return (
             self.processor == state.processor
             and self.seed == state.seed
             and self.prompt_ids == state.prompt_ids
             and self.tracked.params == (state.params.custom_params or {})
-            and tuple(self.tracked.output_ids) == state.output_ids
+            and tuple(known) == state.output_ids[: len(known)]
         )
 
 
@@ -71,11 +75,13 @@ class CustomProcessors:
 
     def start(self, state: SlotState) -> CustomState:
         """A sequence begins, or goes on after a preemption with the dictionary it had."""
-        for held in self._left if state.output_ids else ():
-            if held.goes_on_as(state):
-                self._left.remove(held)
-                return held
-        return CustomState(state, next(self._numbers))
+        going_on = [held for held in self._left if state.output_ids and held.goes_on_as(state)]
+        if not going_on:
+            return CustomState(state, next(self._numbers))
+        held = max(going_on, key=lambda one: len(one.tracked.output_ids))
+        self._left.remove(held)
+        held.tracked.output_ids += state.output_ids[len(held.tracked.output_ids) :]
+        return held
 
     def leave(self, state: CustomState) -> None:
         """A sequence has lost its slot: it has ended, or will go on later."""

@@ -38,28 +38,35 @@ class Detokenizer:
         self._held += text
         stop = self._find(text, stops_allowed)
         if stop is None and stops_allowed and token_id in self._special_stops:
-            length = self._taken + len(self._held)
-            stop = Match(length, length, self._special_stops[token_id])
+            stop = Match(self.length, self.length, self._special_stops[token_id])
         if stop is None:
             return None
         self._end = max(stop.end if self._params.no_stop_trim else stop.start, self._taken)
         return stop.text
 
-    def take(self) -> str:
-        """Text newly safe to send: whole characters that no stop can reach any more."""
+    @property
+    def length(self) -> int:
+        """Characters decoded so far, taken or not."""
+        return self._taken + len(self._held)
+
+    def take(self, end: int | None = None) -> str:
+        """Text newly safe to send: whole characters that no stop can reach any more, none of them behind `end`."""
+        return self._take_to(self._safe_end() if end is None else min(self._safe_end(), end))
+
+    def _safe_end(self) -> int:
         if self._end is not None:
-            return self._take_to(self._end)
+            return self._end
         hold_from = self._strings.hold_from
         if self._patterns is not None:
             hold_from = min(hold_from, self._patterns.hold_from)
-        return self._take_to(hold_from)
+        return hold_from
 
-    def close(self) -> str:
-        """The rest of the text. A character whose bytes never became complete is U+FFFD."""
+    def close(self, end: int | None = None) -> str:
+        """The rest of the text, none of it behind `end`. A character whose bytes never became complete is U+FFFD."""
         if self._end is None:
             self._held += self._utf8.decode(b"", final=True)
-            self._end = self._taken + len(self._held)
-        return self._take_to(self._end)
+            self._end = self.length
+        return self._take_to(self._end if end is None else min(self._end, end))
 
     def _piece(self, token_id: int) -> bytes:
         is_special = token_id in self._tokenizer.special_ids

@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV): $(STAMP)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
 	@touch $@
 
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override

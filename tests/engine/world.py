@@ -170,6 +170,8 @@ class Answer:
         self.token_ids += delta.token_ids
         self.text += delta.text
         assert len(self.text) <= len(self.token_ids), "text of tokens that were not sent"
+        assert delta.usage.forced_tokens <= delta.usage.output_tokens
+        assert delta.usage.output_tokens == len(self.token_ids) or delta.finish
         self.logprobs += [p.token for p in delta.output_logprobs]
         self.prompt_logprobs += [p.token for p in delta.prompt_logprobs]
         self.hidden_states += delta.hidden_states

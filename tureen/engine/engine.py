@@ -237,12 +237,12 @@ class Engine:
 
     def _grow(self, sequence: Sequence, token_id: int | None = None) -> FinishReason | None:
         """Append a drawn token, and what the grammar forces after it. Why the output ends there; None = it goes on."""
-        num_forced = sequence.usage.forced_tokens
+        num_forced = sequence.num_forced
         if token_id is None:
             reason = output.forced(sequence, context_len=self._context_len)
         else:
             reason = output.drawn(sequence, token_id, context_len=self._context_len)
-        self._num_forced_tokens += sequence.usage.forced_tokens - num_forced
+        self._num_forced_tokens += sequence.num_forced - num_forced
         return reason
 
     def _fail(self, sequence: Sequence, error: RowError) -> OutputDelta:
@@ -262,7 +262,6 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason | None) -> OutputDelta:
         token_ids, logprobs = self._take_output(sequence)
         text = sequence.detokenizer.close(sequence.text_end)
-        sequence.drop_unsent()
         self._forget(sequence)
         return _delta(sequence, text, token_ids, logprobs, finish=reason)
 

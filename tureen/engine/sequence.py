@@ -99,6 +99,11 @@ class Sequence:
         return min(first for first in firsts if first is not None)
 
     @property
+    def num_forced(self) -> int:
+        """Output tokens that nobody drew."""
+        return self.constraint.num_forced if self.constraint else 0
+
+    @property
     def text_end(self) -> int | None:
         """Where the text of the tokens that were sent ends, if others wait for their log-probabilities."""
         num_sent = self.scores.num_sent
@@ -108,8 +113,10 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        num_forced = self.constraint.num_forced if self.constraint else 0
-        return Usage(self.num_prompt, self.num_output, self.num_cached or 0, num_forced)
+        """Of the output what is, or may be, sent: forced tokens that wait for their log-probabilities do not count."""
+        num_held = self.num_output - self.scores.num_sent if self.scores.is_wanted else 0
+        num_forced = max(0, self.num_forced - num_held)
+        return Usage(self.num_prompt, self.num_output - num_held, self.num_cached or 0, num_forced)
 
     def row(self, num_tokens: int) -> Row:
         """This sequence's share of a step: its next `num_tokens` tokens."""
@@ -155,13 +162,6 @@ class Sequence:
         if self.scores.is_wanted:
             self.scores.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
-
-    def drop_unsent(self) -> None:
-        """It ends before its last forced tokens were scored: as if these had never been appended."""
-        num_unsent = self.num_output - self.scores.num_sent
-        if num_unsent and self.constraint is not None:
-            del self.token_ids[-num_unsent:]
-            self.constraint.num_forced -= num_unsent
 
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""

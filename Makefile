@@ -6,11 +6,14 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
+KERNELS := tureen/kernels/cpu
+BUILD   := build/native
+
 PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install serve test test-fast check fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast check check-native fix bench gpu-check docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,21 +23,31 @@ install: $(STAMP) ## create .venv and install tureen into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 12) else f"tureen needs Python 3.11 or 3.12, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
+	$(INSTALL) --editable .
+	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
 	@touch $@
 
+# In .venv, not in one that pip makes for each build: only so is a build a continuation of the last.
+INSTALL = $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --config-settings=build-dir=$(BUILD)
+
+native: $(STAMP) ## build the native kernels again; the tests do so by themselves
+	@test ! -f $(BUILD)/build.ninja || $(BIN)/cmake --build $(BUILD) -- --quiet
+	@if test ! -f $(BUILD)/build.ninja || test $(BUILD)/_native*.so -nt $(VENV)/lib/python3.1*/site-packages/$(KERNELS)/_native*.so; \
+		then $(INSTALL) --no-deps --editable .; fi
+
 $(DEV): $(STAMP)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	$(PIP) install --quiet --no-deps 'xgrammar>=0.2.8,<0.3' apache-tvm-ffi  # with dependencies it brings gigabytes
 	@touch $@
 
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
-test: $(DEV) ## the whole test suite
+test: $(DEV) native ## the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-fast: $(DEV) ## the part without a model: under a minute
+test-fast: $(DEV) native ## the part without a model: under a minute
 	@$(BIN)/python -m pytest -m 'not e2e and not model' $(ARGS)
 
 check: $(DEV) ## format, lint, types, import rules, size budget
@@ -43,11 +56,16 @@ check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >/tmp/tureen-imports.$$$$ || { cat /tmp/tureen-imports.$$$$; rm /tmp/tureen-imports.$$$$; exit 1; }; rm -f /tmp/tureen-imports.$$$$
 	@$(BIN)/python tools/budget.py
+	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/* || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
+
+check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as lesser processors
+	@$(BIN)/python tools/check_native.py $(ARGS)
 
 fix: $(DEV) ## format and repair what can be repaired by a tool
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/clang-format -i $(KERNELS)/src/*
 
 bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 	@$(BIN)/tureen bench $(ARGS)

@@ -57,6 +57,9 @@ def test_every_sampling_parameter_that_fits_a_flag_has_one():
         (["--schedule-policy", "lpm"], "schedule_policy", "lpm"),
         (["--context-length", "512"], "context_length", 512),
         (["--api-key", "k"], "api_key", "k"),
+        (["--quantization", "int4"], "quantization", "int4"),
+        (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
+        (["--kernels", "torch"], "kernels", "torch"),
     ],
 )
 def test_a_flag_sets_its_setting_and_nothing_else(flags, name, value):

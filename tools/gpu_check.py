@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tureen.config import Config
 from tureen.engine.engine import Engine
-from tureen.runner.model_runner import load_runner
+from tureen.runner.load import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.text.tokenizer import from_folder
 from tureen.types import GenerateRequest

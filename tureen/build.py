@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.config import Config
+from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
@@ -16,6 +17,7 @@ from tureen.grammar.base import Vocabulary
 from tureen.grammar.compiler import Compiler
 from tureen.log import Progress, no_progress
 from tureen.registry import declared
+from tureen.runner.load import load_runner
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.tokenizer import Tokenizer
@@ -65,8 +67,7 @@ def make_engine(
     started = time.monotonic()
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
-    model_runner = importlib.import_module("tureen.runner.model_runner")  # torch: only where an engine runs
-    runner = model_runner.load_runner(source, config, progress=progress)
+    runner = load_runner(source, config, progress=progress)
     hf_config = model_config(source)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
@@ -79,7 +80,8 @@ def make_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
-    return engine, _describe(config, source, runner, eos_token_ids, tokenizer, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return engine, _describe(config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds)
 
 
 def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
@@ -97,13 +99,14 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
 def _describe(
     config: Config,
     source: ModelSource,
+    hf_config: Mapping[str, Any],
     runner: Runner,
     eos_token_ids: tuple[int, ...],
     tokenizer: Tokenizer,
+    *,
     load_seconds: float,
 ) -> EngineInfo:
     capacity = runner.capacity()
-    hf_config = model_config(source)
     device = runner.call("device")
     return EngineInfo(
         model_path=config.model_path,
@@ -130,7 +133,7 @@ def engine_mode(config: Config) -> str:
     """`thread` or `process`. The device is looked for without importing torch."""
     if config.engine != "auto":
         return config.engine
-    on_cuda = config.device == "cuda" or (config.device == "auto" and Path("/proc/driver/nvidia/version").exists())
+    on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
     return "process" if on_cuda else "thread"
 
 

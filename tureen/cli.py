@@ -158,7 +158,7 @@ def _check(options: argparse.Namespace) -> int:
             print(f"{name:<11} not installed")
     print(f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     device = importlib.import_module("tureen.devices.base").resolve_device("auto")
-    dtype = str(device.default_dtype).removeprefix("torch.")
+    dtype = str(importlib.import_module("tureen.devices.dtypes").default_dtype(device)).removeprefix("torch.")
     print(f"device      {device.name}, {dtype}, {device.free_bytes() / 2**30:.1f} GiB free")
     return 0
 

@@ -49,7 +49,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device: Annotated[Literal["auto", "cpu", "cuda"], _meta("model", "auto = cuda where there is one.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _meta("model", "Type of weights and KV cache. auto = bfloat16 where the device is good at it, else float32."),
+        _meta(
+            "model",
+            "Type of weights and activations. auto = native kernels: weights as stored; torch: bfloat16 where the "
+            "device is good at it, else float32.",
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["int8", "int4"] | None,
+        _meta(
+            "model",
+            "Store weights in fewer bits: int8 = one scale a row; int4 = groups of 32. Default: as the model's file "
+            "has them.",
+        ),
+    ] = None
+    kernels: Annotated[
+        Literal["auto", "native", "torch"],
+        _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
     ] = "auto"
     num_threads: Annotated[
         Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs this process may use.")
@@ -148,6 +164,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mem_fraction_static: Annotated[
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)
     ] = 0.8
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"],
+        _meta("scheduling", "Type of the KV cache. auto = bfloat16 with native kernels, --dtype with torch."),
+    ] = "auto"
     page_size: Annotated[int, _meta("scheduling", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
     max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
     max_queued_requests: Annotated[int, _meta("scheduling", "Most requests that wait; one more gets 503.", ge=1)] = 1024

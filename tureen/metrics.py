@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_BUCKETS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -45,6 +51,28 @@ HISTOGRAMS = {
 }
 
 
+class Histogram(Collector):
+    """One series of a histogram. Counted by one thread without locks: every token of every stream is observed."""
+
+    def __init__(self, name: str, text: str, model_name: str, buckets: tuple[float, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._model_name = model_name
+        self._buckets = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._buckets, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
+        bounds = [*map(str, map(float, self._buckets)), "+Inf"]
+        family.add_metric([self._model_name], list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield family
+
+
 class Metrics:
     """All series of one server. `model_name` is their one label, besides `finish_reason` and `status`."""
 
@@ -58,8 +86,11 @@ class Metrics:
             self._series[name] = Gauge(f"sglang:{name}", text, labels, registry=self._registry)
         for name, text in COUNTERS.items():
             self._series[name] = Counter(f"sglang:{name}", text, labels, registry=self._registry)
-        for name, (buckets, text) in HISTOGRAMS.items():
-            self._series[name] = Histogram(f"sglang:{name}", text, labels, registry=self._registry, buckets=buckets)
+        self._histograms = {
+            name: Histogram(f"sglang:{name}", text, model_name, buckets) for name, (buckets, text) in HISTOGRAMS.items()
+        }
+        for histogram in self._histograms.values():
+            self._registry.register(histogram)
         self._requests = Counter(
             "sglang:num_requests", "Requests that ended.", [*labels, "finish_reason"], registry=self._registry
         )
@@ -86,9 +117,7 @@ class Metrics:
         self._totals[name] = max(total, self._totals.get(name, 0.0))
 
     def observe(self, name: str, value: float) -> None:
-        histogram = self._labelled[name]
-        assert isinstance(histogram, Histogram)
-        histogram.observe(value)
+        self._histograms[name].observe(value)
 
     def count_finish(self, finish: str) -> None:
         self._requests.labels(self._model_name, finish).inc()

@@ -97,7 +97,7 @@ def test_a_parameter_means_what_it_means_in_the_other_dialect(app: App, prompt, 
 def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, name):
     seen = []
     generate = app.client.generate
-    monkeypatch.setattr(app.client, "generate", lambda request: seen.append(request) or generate(request))
+    monkeypatch.setattr(app.client, "generate", lambda request, *how: seen.append(request) or generate(request, *how))
     value = {"logit_bias": {"5": 1.5}, "top_k": 7, "skip_special_tokens": False, "max_tokens": 3, "seed": 9,
              "spaces_between_special_tokens": False}.get(name, 0.75)  # fmt: skip
     texts(app, prompt="a", **{name: value})

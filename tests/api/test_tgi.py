@@ -131,7 +131,7 @@ def test_without_a_sampling_parameter_the_best_token_is_taken(app: App):
 def test_a_parameter_reaches_the_engine_under_its_name(app: App, monkeypatch, name, value):
     seen = []
     generate = app.client.generate
-    monkeypatch.setattr(app.client, "generate", lambda request: seen.append(request) or generate(request))
+    monkeypatch.setattr(app.client, "generate", lambda request, *how: seen.append(request) or generate(request, *how))
     ask(app, inputs="a", parameters={name: value})
     ours = getattr(seen[0].params, {"seed": "sampling_seed"}.get(name, name))
     assert (list(ours) if name == "stop" else ours) == value

@@ -1,8 +1,10 @@
-"""tureen's own share can be measured without a model. How large it is, is for the benchmark to say, not for a test."""
+"""tureen's own share can be measured, mostly without a model. How large it is, is not for a test to say."""
 
+import pytest
 from byte_tokenizer import make_byte_tokenizer
 
-from tureen.bench import overhead, processors
+from tureen.bench import overhead, processors, steps
+from tureen.config import Config
 
 
 def test_the_engines_share_is_measured_at_every_number_of_sequences(monkeypatch):
@@ -24,3 +26,18 @@ def test_the_share_of_a_jailed_processor_is_measured_against_the_same_step_witho
     found = processors.processor_overhead()
     assert [entry.processor for entry in found] == list(processors.CLASSES)
     assert all(entry.with_ms.p50 > 0 < entry.without_ms.p50 for entry in found)
+
+
+@pytest.mark.model
+def test_the_parts_of_a_step_of_the_real_model_add_up_to_it(default_model_source, monkeypatch):
+    pytest.importorskip("tureen.kernels.cpu._native")
+    monkeypatch.setattr(steps, "STEPS", 3)
+    monkeypatch.setattr(steps, "RUNNING", (1, 2))
+    found = steps.step_shares(Config(max_total_tokens=4096))
+    assert [entry.running for entry in found] == [1, 2]
+    for entry in found:
+        assert 0 < entry.forward_ms.p50 < entry.step_ms.p50
+        assert min(entry.engine_ms.p50, entry.runner_ms.p50) > 0
+        parts = entry.forward_ms.max + entry.engine_ms.max + entry.runner_ms.max
+        assert parts >= entry.step_ms.max - 0.01
+        assert 0 < entry.python < 1

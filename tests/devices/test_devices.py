@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
-from tureen.devices import cpu
+from tureen.devices import base, cpu, cuda
 from tureen.devices.base import resolve_device
+from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
 
 
@@ -16,10 +17,30 @@ def test_auto_takes_cuda_where_there_is_one():
 
 def test_cpu_facts_are_plausible():
     device = resolve_device("cpu")
-    assert device.num_threads == len(os.sched_getaffinity(0))
-    assert device.default_dtype in (torch.bfloat16, torch.float32)
+    assert 1 <= device.num_threads <= len(os.sched_getaffinity(0))
+    assert default_dtype(device) in (torch.bfloat16, torch.float32)
     assert 1 << 20 < device.free_bytes() < 1 << 45
     assert resolve_device("cpu", 1).num_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"),
+    [
+        ("max 100000", 8),
+        ("400000 100000", 4),
+        ("150000 100000", 2),
+        ("10000 100000", 1),
+        ("1600000 100000", 8),
+        ("25000 50000", 1),
+        (None, 8),
+    ],
+)
+def test_there_are_as_many_threads_as_processors_that_the_control_group_grants(tmp_path, monkeypatch, quota, threads):
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert cpu.num_threads() == threads
 
 
 def test_a_control_group_limits_free_memory(tmp_path, monkeypatch):
@@ -30,6 +51,14 @@ def test_a_control_group_limits_free_memory(tmp_path, monkeypatch):
     assert cpu.free_bytes() == 2500
     (tmp_path / "memory.max").write_text("max\n")
     assert cpu.free_bytes() > 1 << 20
+
+
+def test_torch_is_asked_for_cuda_only_where_there_is_a_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "GPU_TRACES", (str(tmp_path / "driver"),))
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    assert resolve_device("auto").type == "cpu"
+    (tmp_path / "driver").touch()
+    assert resolve_device("auto").type == "cuda"
 
 
 def test_an_unknown_device_is_refused():

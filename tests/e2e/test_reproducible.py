@@ -109,7 +109,7 @@ def test_preempted_and_computed_again_in_small_pieces_in_the_other_engine_mode(c
         for kind, future in futures:
             assert result(future.result()) == alone[kind]
     [stats] = httpx.get(f"{crowded_server.url}/server_info").json()["internal_states"]
-    assert stats["total_preemptions"] >= 5
+    assert stats["total_preemptions"] >= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,7 +67,10 @@ NEW_TAGS = {
 }
 TAG = re.compile(r'<call name="weather">(.*?)</call>', re.DOTALL)
 THINKING = "2 + 2? Two and two make four. Answer: 4\n3 + 4? Three and four make seven. Answer: 7\n5 + 1?"
-WEATHER = 'What is the weather in Rome? <call name="weather">{"city": "Rome"}</call>\nAnd in Oslo?'
+WEATHER = "".join(
+    f'Weather in {city}: <call name="weather">{{"city": "{city}"}}</call>\n' for city in ("Rome", "Oslo", "Bern")
+)
+WEATHER += "Weather in Paris:"
 
 
 def is_json(text: str, schema: object) -> bool:

@@ -118,6 +118,15 @@ def test_a_request_whose_deadline_passed_before_it_was_taken_is_refused():
     assert world.engine.stats().total_steps == 0
 
 
+@pytest.mark.parametrize("order", [(3500, 6500, None), (None, 6500, 3500), (6500, 3500, None)])
+def test_every_deadline_is_kept_whatever_ends_before_it(order):
+    requests = [Submit(request(f"{ms}", max_new_tokens=10, deadline_ms=ms)) for ms in order]
+    world = World({0: requests, 1: [Submit(request("short", max_new_tokens=2, deadline_ms=4500))]}, step_s=1.0).run()
+    assert [len(world.text(f"{ms}")) for ms in (3500, 6500, None)] == [4, 7, 10]
+    assert (world.finish("3500").reason, world.finish("6500").reason) == ("deadline", "deadline")
+    assert (world.finish("None").type, world.finish("short").type) == ("length", "length")
+
+
 def test_the_first_token_meets_a_first_token_deadline_for_good():
     world = World({0: [Submit(request(max_new_tokens=8, ttft_deadline_ms=1500))]}, step_s=1.0).run()
     assert world.finish("a").type == "length"

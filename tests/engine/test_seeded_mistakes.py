@@ -88,6 +88,17 @@ def _one_page_too_few(monkeypatch):
     monkeypatch.setattr(CacheManager, "num_pages_for", lambda self, tokens: tokens // self.page_size)
 
 
+def _a_table_claims_room_for_a_token_more(monkeypatch):
+    grow = CacheManager.grow
+
+    def claim(self, table, num_tokens):
+        is_grown = grow(self, table, num_tokens)
+        table.room += 1
+        return is_grown
+
+    monkeypatch.setattr(CacheManager, "grow", claim)
+
+
 def _rows_carry_the_pages_rotated_by_one(monkeypatch):
     rotated = property(lambda self: (*self.pages[1:], self.pages[0]))
     monkeypatch.setattr(PageTable, "as_tuple", rotated)
@@ -263,6 +274,7 @@ MISTAKES = [
     _the_free_list_gets_a_page_twice,
     _own_pages_leak,
     _one_page_too_few,
+    _a_table_claims_room_for_a_token_more,
     _rows_carry_the_pages_rotated_by_one,
     _rows_carry_a_page_that_was_replaced,
     _pages_are_published_before_they_are_computed,

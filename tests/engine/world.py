@@ -265,6 +265,7 @@ class World:
         assert sequence.num_computed < sequence.num_needed
         assert sequence.needs_run
         assert len(set(table.pages)) == len(table.pages)
+        assert table.room == len(table.pages) * size
         assert not (sequence.request.embeds and table.nodes), "embeddings in the prefix cache"
         tokens = [token for node in table.nodes for token in node.key if isinstance(token, int)]
         assert tokens == sequence.token_ids[: len(table.nodes) * size]

@@ -30,7 +30,7 @@ def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_packed_weights_give_what_plain_ones_give(rows, dtype):
-    device = resolve_device("auto").torch_device
+    device = torch.device(resolve_device("auto").name)
     x, weight = torch.randn(rows, 1200, device=device).to(dtype), torch.randn(30, 1200, device=device).to(dtype)
     bias = torch.randn(30, device=device).to(dtype)
     close = {torch.float32: 1e-4}.get(dtype, 0.6)

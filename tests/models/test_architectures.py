@@ -8,7 +8,7 @@ from tiny_models import VARIANTS, greedy, logprobs, write
 
 from tureen.config import Config
 from tureen.errors import StartupError
-from tureen.runner.model_runner import load_runner
+from tureen.runner.load import load_runner
 from tureen.types import LogprobSpec
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")

@@ -12,7 +12,7 @@ from tiny_models import VARIANTS, greedy, write
 
 from tureen.config import Config
 from tureen.engine.engine import Engine
-from tureen.runner.model_runner import load_runner
+from tureen.runner.load import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import NO_TOKEN, GenerateRequest
 

@@ -8,11 +8,12 @@ from runner_driver import GREEDY, Running, generate, step
 from tiny_models import greedy, logprobs
 
 from tureen.config import Config
-from tureen.runner.model_runner import load_runner
+from tureen.runner.load import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
-from tureen.weights.load import iter_tensors
 from tureen.weights.source import model_config
+from tureen.weights.stored import iter_stored
+from tureen.weights.tensors import as_tensor
 
 pytestmark = pytest.mark.model
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
@@ -26,6 +27,10 @@ def make_runner(source, **settings):
     return load_runner(source, Config(**settings))
 
 
+def read(source):
+    return {stored.name: as_tensor(stored) for stored in iter_stored(source, model_config(source))}
+
+
 @pytest.fixture(scope="module")
 def oracle(default_model_source):
     """transformers' model with our dequantised weights; some of these are compared with the gguf package's below."""
@@ -36,8 +41,7 @@ def oracle(default_model_source):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**known))
-    state = dict(iter_tensors(default_model_source, hf))
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing, unexpected = model.load_state_dict(read(default_model_source), strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected
     model.tie_weights()
@@ -47,7 +51,7 @@ def oracle(default_model_source):
 def test_weights_are_those_that_the_gguf_package_reads(default_model_source):
     gguf = pytest.importorskip("gguf")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(str(default_model_source.path)).tensors}
-    ours = dict(iter_tensors(default_model_source, model_config(default_model_source)))
+    ours = read(default_model_source)
 
     def theirs(name):
         return torch.from_numpy(gguf.dequantize(stored[name].data, stored[name].tensor_type).copy())

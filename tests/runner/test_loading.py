@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from runner_driver import folder_source
@@ -10,9 +11,11 @@ from tiny_models import GEMMA, write
 from tureen.config import Config
 from tureen.devices.base import resolve_device
 from tureen.errors import StartupError
+from tureen.log import no_progress
 from tureen.models import gemma3
-from tureen.runner import kv_pool
-from tureen.runner.model_runner import load_runner
+from tureen.runner import loading, torch_pool
+from tureen.runner.load import load_runner
+from tureen.weights.stored import to_float32
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,19 @@ def test_the_text_part_of_a_larger_gemma3_is_served(tmp_path, original):
     load(tmp_path)
 
 
+def test_random_weights_are_those_of_the_config_and_the_same_at_every_start():
+    config = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 1, "vocab_size": 64})
+    first, second = (
+        {one.name: one for one in loading.weights(None, {}, config, load_format="dummy", progress=no_progress)}
+        for _ in range(2)
+    )
+    assert {name: one.shape for name, one in first.items()} == config.weights()
+    for name, one in first.items():
+        values = to_float32(one)
+        assert np.array_equal(values, to_float32(second[name]))
+        assert (values == 1).all() if "norm" in name else 0.019 < values.std() < 0.021
+
+
 def test_untouched_pages_of_the_pool_take_no_memory():
     def resident():
         with open("/proc/self/statm") as statm:
@@ -121,7 +137,7 @@ def test_untouched_pages_of_the_pool_take_no_memory():
     model = gemma3.parse({"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2})
     cpu = resolve_device("cpu")
     before = resident()
-    pool = kv_pool.allocate(model, torch.bfloat16, num_pages=4096, page_size=16, device=cpu)
+    pool = torch_pool.allocate(model, torch.bfloat16, num_pages=4096, page_size=16, device=cpu)
     assert sum(tensor.nbytes for tensor in (*pool.keys, *pool.values)) > 1 << 28
     assert resident() - before < 1 << 24
     assert not pool.keys[1][4000].any()

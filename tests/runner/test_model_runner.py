@@ -8,8 +8,9 @@ from tiny_models import greedy, write
 
 from tureen.config import Config
 from tureen.errors import NotFound, StartupError
+from tureen.kernels.cpu import native
 from tureen.runner.base import NAN_LOGITS, Batch
-from tureen.runner.model_runner import load_runner
+from tureen.runner.load import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
 
@@ -25,13 +26,26 @@ def llama(tmp_path_factory):
     return folder, write(folder, "llama")
 
 
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def kernels(request, monkeypatch):
+    if request.param == "native" and (DEVICE != "cpu" or native.load() is None):
+        pytest.skip("no native kernels")
+    monkeypatch.setitem(DEFAULTS, "kernels", request.param)
+    return request.param
+
+
+DEFAULTS = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 2}
+only_torch = pytest.mark.parametrize("kernels", ["torch"], indirect=True)
+
+
 def make_runner(folder, **settings):
-    settings = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 2} | settings
-    return load_runner(folder_source(folder), Config(**settings))
+    return load_runner(folder_source(folder), Config(**(DEFAULTS | settings)))
 
 
 def caches(runner):
-    return [*runner._attention._keys, *runner._attention._values]
+    """Tensors that hold keys and values, of torch's kernels."""
+    attention = runner._forward._attention
+    return [*attention._keys, *attention._values]
 
 
 def crowd(count, first_slot=1, first_page=20):
@@ -62,6 +76,7 @@ def test_tokens_and_logprobs_do_not_depend_on_batch_mates_chunks_or_pages(llama,
     assert run(range(10), 1000, 30) == alone
 
 
+@only_torch
 def test_whatever_unused_pages_hold_never_surfaces(llama):
     runner = make_runner(llama[0])
     for cache in caches(runner):
@@ -69,6 +84,7 @@ def test_whatever_unused_pages_hold_never_surfaces(llama):
     assert generate(runner, Running(0, PROMPT, [7, 3, 9, 1]), 10, chunk=9) == greedy(llama[1], PROMPT, 10)
 
 
+@only_torch
 def test_a_row_with_nan_fails_alone(llama):
     runner = make_runner(llama[0])
     sick, well = Running(0, PROMPT, range(8)), Running(1, PROMPT, range(8, 16))
@@ -81,6 +97,7 @@ def test_a_row_with_nan_fails_alone(llama):
     assert well.output == greedy(llama[1], PROMPT, 6)
 
 
+@only_torch
 def test_a_row_whose_prompt_logprobs_are_nan_fails_alone(llama):
     runner = make_runner(llama[0])
     sick = Running(0, PROMPT, range(8), logprobs=EVERYTHING)
@@ -94,11 +111,13 @@ def test_a_row_whose_prompt_logprobs_are_nan_fails_alone(llama):
     assert len(well.prompt_logprobs) == 40
 
 
+@only_torch
 def test_only_positions_that_are_asked_for_reach_the_head(llama, monkeypatch):
     runner = make_runner(llama[0])
     rows_seen = []
-    logits = runner._model.logits
-    monkeypatch.setattr(runner._model, "logits", lambda hidden: rows_seen.append(len(hidden)) or logits(hidden))
+    model = runner._forward._model
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: rows_seen.append(len(hidden)) or logits(hidden))
     sequence = Running(0, PROMPT, range(8))
     step(runner, [sequence], [20])
     assert rows_seen == []
@@ -128,7 +147,7 @@ def test_a_step_that_raises_leaves_the_sampler_as_it_was(llama, monkeypatch):
     sequence = Running(0, PROMPT, range(8), params=penalised)
     generate(runner, sequence, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(runner._model, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        patch.setattr(runner._forward, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
         with pytest.raises(RuntimeError):
             step(runner, [sequence], [1])
     assert generate(runner, sequence, 6) == undisturbed.output
@@ -180,6 +199,24 @@ def test_settings_that_cannot_be_met_end_the_start_with_numbers(llama, settings,
         make_runner(llama[0], **settings)
 
 
+@only_torch
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization": "int8"}, r"--quantization int8: .* --kernels native"),
+        ({"kv_cache_dtype": "int8"}, r"--kv-cache-dtype int8: .* here float32; .* --kernels native"),
+        ({"kv_cache_dtype": "bfloat16"}, r"--kv-cache-dtype bfloat16: .* here float32; leave it out"),
+    ],
+)
+def test_settings_that_torch_cannot_honour_end_the_start_with_the_fix(llama, settings, message):
+    with pytest.raises(StartupError, match=message):
+        make_runner(llama[0], **settings)
+
+
+def test_a_kv_cache_of_the_type_of_the_weights_may_be_asked_for(llama):
+    assert make_runner(llama[0], kv_cache_dtype="float32").capacity().kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+
+
 @pytest.mark.parametrize(
     ("free", "message"),
     [
@@ -187,9 +224,10 @@ def test_settings_that_cannot_be_met_end_the_start_with_numbers(llama, settings,
         (450_000, r"one page .* --mem-fraction-static"),
     ],
 )
-def test_too_little_memory_is_noticed_before_any_is_taken(llama, monkeypatch, free, message):
+def test_too_little_memory_is_noticed_before_any_is_taken(llama, monkeypatch, kernels, free, message):
     monkeypatch.setattr("tureen.devices.cpu.free_bytes", lambda: free)
-    monkeypatch.setattr("tureen.runner.model_runner.iter_tensors", lambda *_: pytest.fail("weights were read"))
+    taking = {"native": "tureen.runner.native._packed", "torch": "tureen.models.torch_decoder.as_tensor"}[kernels]
+    monkeypatch.setattr(taking, lambda *_: pytest.fail("weights were read"))
     with pytest.raises(StartupError, match=message):
         make_runner(llama[0], device="cpu", max_total_tokens=None, page_size=1024)
 
@@ -206,9 +244,9 @@ def test_dummy_weights_need_no_weights_file(llama, tmp_path):
     assert outputs[0] == outputs[1]
 
 
-def test_operations_are_found_by_name(llama):
+def test_operations_are_found_by_name(llama, kernels):
     runner = make_runner(llama[0])
-    assert runner.call("device")["dtype"] == "float32"
+    assert runner.call("device")["dtype"] == {"native": "f32", "torch": "float32"}[kernels]
     with pytest.raises(NotFound):
         runner.call("fly")
 

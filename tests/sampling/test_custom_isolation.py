@@ -6,17 +6,17 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
-import torch
-from test_custom_processors import VOCAB, sent, state, steps
+from arithmetics import make_array, make_rows, make_sampler
+from test_custom_processors import VOCAB, applied, sent, state, steps
 
 from tureen.jail import pool
 from tureen.jail.pool import Jail
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.sampling.sampler import Sampler
 
-pytestmark = pytest.mark.usefixtures("patient_jail")
+pytestmark = pytest.mark.usefixtures("patient_jail", "each_arithmetic")
 
 ONLY = sent("""
 logits[:, :] = -float("inf")
@@ -138,25 +138,25 @@ def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatc
 
 
 def test_the_processors_that_run_already_stay_when_there_are_too_many(processors):
-    sampler = Sampler(17, VOCAB, "cpu", processors)
+    sampler = make_sampler(17, VOCAB, processors)
     codes = [sent(f"marker = {index}\n{COUNT}") for index in range(17)]
     for index in range(16):
         sampler.set_slot(state(index, codes[index]))
     for step in range(2):
-        found = sampler.sample(torch.zeros(16, VOCAB), range(16), [3 + step] * 16)
+        found = sampler.sample(make_rows(np.zeros((16, VOCAB))), range(16), [3 + step] * 16)
         assert [row.token_id for row in found] == [1 + step] * 16
     sampler.set_slot(state(16, codes[16]))
-    newcomer, *running = sampler.sample(torch.zeros(17, VOCAB), [16, *range(16)], [3] + [5] * 16)
+    newcomer, *running = sampler.sample(make_rows(np.zeros((17, VOCAB))), [16, *range(16)], [3] + [5] * 16)
     assert "the most there may be" in newcomer.error.message
     assert [row.token_id for row in running] == [3] * 16
 
 
 def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):
     code = sent(f"marker = 'preempted'\n{COUNT}")
-    sampler = Sampler(2, VOCAB, "cpu", processors)
+    sampler = make_sampler(2, VOCAB, processors)
 
     def draw(slot, position):
-        return sampler.sample(torch.zeros(1, VOCAB), [slot], [position])[0].token_id
+        return sampler.sample(make_rows(np.zeros((1, VOCAB))), [slot], [position])[0].token_id
 
     sampler.set_slot(state(0, code))
     drawn = [draw(0, 3 + step) for step in range(3)]
@@ -176,10 +176,10 @@ logits[0, 10 * p["calls"] + len(p["__req__"].output_ids)] = 0.0
 return logits
 """
     code = sent(f"marker = 'forced'\n{body}")
-    sampler = Sampler(2, VOCAB, "cpu", processors)
+    sampler = make_sampler(2, VOCAB, processors)
 
     def draw(position):
-        return sampler.sample(torch.zeros(1, VOCAB), [0], [position])[0].token_id
+        return sampler.sample(make_rows(np.zeros((1, VOCAB))), [0], [position])[0].token_id
 
     sampler.set_slot(state(0, code))
     drawn = [draw(3), draw(4)]
@@ -197,9 +197,9 @@ return logits
     ],
 )
 def test_numpy_and_printing_work_in_the_jail(processors, body):
-    logits = torch.zeros(1, VOCAB)
-    assert processors.apply(logits, logits.amax(1), [processors.start(state(0, sent(body)))]) == {}
-    assert torch.equal(logits, torch.ones(1, VOCAB))
+    logits = make_rows(np.zeros((1, VOCAB)))
+    assert applied(processors, logits, [processors.start(state(0, sent(body)))]) == {}
+    assert np.array_equal(make_array(logits), np.ones((1, VOCAB)))
 
 
 def test_a_worker_cannot_compute_on_when_its_call_is_over(processors):

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from arithmetics import arithmetic, make_array, make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 
 from tureen.api.processor_field import check_processor
@@ -17,10 +18,9 @@ from tureen.errors import InvalidRequest, StartupError
 from tureen.jail.pool import Jail
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.sampling.sampler import Sampler
 from tureen.types import LogprobSpec
 
-pytestmark = pytest.mark.usefixtures("patient_jail")
+pytestmark = pytest.mark.usefixtures("patient_jail", "each_arithmetic")
 
 VOCAB, ROWS = 120, 4
 FIELD = "custom_logit_processor"
@@ -58,16 +58,22 @@ def state(slot, processor="", *, seed=3, logprobs=None, params=None, **sampling)
 
 def steps(processors, states, count=3, *, vocab=VOCAB):
     """The outputs of each step for all rows; a row that failed stays in the batch."""
-    sampler = Sampler(len(states), vocab, "cpu", processors)
+    sampler = make_sampler(len(states), vocab, processors)
     for one in states:
         sampler.set_slot(one)
     logits = make_logits(5, vocab, rows=count * len(states)).reshape(count, len(states), vocab)
     slots = [one.slot for one in states]
     starts = [len(one.prompt_ids) + len(one.output_ids) for one in states]
-    return [
-        sampler.sample(torch.from_numpy(logits[step].copy()), slots, [start + step for start in starts])
-        for step in range(count)
-    ]
+    return [sampler.sample(make_rows(logits[step]), slots, [start + step for start in starts]) for step in range(count)]
+
+
+def applied(processors, logits, states):
+    """The rows that failed; checks that the peaks are those of the logits."""
+    peaks = arithmetic().peaks(logits)
+    failures = processors.apply(arithmetic(), logits, peaks, states)
+    assert peaks.values.tolist() == make_array(logits).max(axis=1).tolist()
+    assert peaks.token_ids.tolist() == make_array(logits).argmax(axis=1).tolist()
+    return failures
 
 
 def test_the_class_of_the_documentation_decides_every_token(processors):
@@ -168,10 +174,10 @@ def test_a_processor_that_hung_is_refused_at_once_for_a_while(processors, monkey
     ],
 )
 def test_tensors_arrays_and_changes_in_place_are_taken(processors, body, expected):
-    given = torch.from_numpy(make_logits(1, VOCAB, rows=1))
-    logits = given.clone()
-    assert processors.apply(logits, logits.amax(1), [processors.start(state(0, sent(body)))]) == {}
-    assert torch.allclose(logits, given * expected, rtol=1e-6)
+    given = make_logits(1, VOCAB, rows=1)
+    logits = make_rows(given)
+    assert applied(processors, logits, [processors.start(state(0, sent(body)))]) == {}
+    np.testing.assert_allclose(make_array(logits), given * expected, rtol=1e-6)
 
 
 def test_it_sees_the_prompt_and_the_output_as_it_grows_and_keeps_its_dictionary(processors):
@@ -210,13 +216,15 @@ def test_more_processors_than_workers_take_turns(processors):
 
 
 def test_disallowed_tokens_are_never_drawn(processors):
-    logits = torch.zeros(2, VOCAB)
-    logits[:, 7], logits[:, 9] = 5.0, 4.0
+    given = np.zeros((2, VOCAB))
+    given[:, 7], given[:, 9] = 5.0, 4.0
+    logits = make_rows(given)
     custom = processors.start(state(0, "disallowed_tokens", params={"token_ids": [7, 11]}))
-    assert processors.apply(logits, logits.amax(1), [custom, None]) == {}
-    assert logits[0].argmax() == 9
-    assert torch.isinf(logits[0]).nonzero().flatten().tolist() == [7, 11]
-    assert logits[1].argmax() == 7
+    assert applied(processors, logits, [custom, None]) == {}
+    first, second = make_array(logits)
+    assert first.argmax() == 9
+    assert np.flatnonzero(np.isinf(first)).tolist() == [7, 11]
+    assert second.argmax() == 7
 
 
 def test_no_ngram_of_the_output_comes_twice(processors):
@@ -224,11 +232,11 @@ def test_no_ngram_of_the_output_comes_twice(processors):
     for size in (1, 2, 3):
         output = rng.integers(0, 5, 30).tolist()
         custom = processors.start(state(0, "no_repeat_ngram", output=output, params={"ngram_size": size}))
-        logits = torch.zeros(1, VOCAB)
-        assert processors.apply(logits, logits.amax(1), [custom]) == {}
+        logits = make_rows(np.zeros((1, VOCAB)))
+        assert applied(processors, logits, [custom]) == {}
         seen = {tuple(output[at : at + size]) for at in range(len(output) - size + 1)}
         forbidden = {token for token in range(VOCAB) if (*output[len(output) - size + 1 :], token) in seen}
-        assert set(torch.isinf(logits[0]).nonzero().flatten().tolist()) == forbidden
+        assert set(np.flatnonzero(np.isinf(make_array(logits)[0])).tolist()) == forbidden
 
 
 def test_a_built_in_processor_without_its_parameters_fails_its_request(processors):
@@ -244,9 +252,9 @@ class Halve(CustomLogitProcessor):
 
 def test_an_operator_s_processor_is_asked_for_by_name():
     made = CustomProcessors(load_registered(("halve=test_custom_processors:Halve",)))
-    logits = torch.full((1, VOCAB), 3.0)
-    assert made.apply(logits, logits.amax(1), [made.start(state(0, "halve"))]) == {}
-    assert torch.equal(logits, torch.full((1, VOCAB), 1.5))
+    logits = make_rows(np.full((1, VOCAB), 3.0))
+    assert applied(made, logits, [made.start(state(0, "halve"))]) == {}
+    assert np.array_equal(make_array(logits), np.full((1, VOCAB), 1.5))
 
 
 @pytest.mark.parametrize(

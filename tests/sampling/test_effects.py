@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import torch
+from arithmetics import make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 
 import tureen
@@ -15,8 +14,9 @@ from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.sampling.params import SamplingParams
-from tureen.sampling.sampler import Sampler
 from tureen.types import GenerateRequest
+
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 200
 
@@ -65,13 +65,10 @@ BECOMES_GRAMMAR = {
 def _drawn(**params):
     """Forty tokens of one sequence."""
     state = make_state(seed=4, prompt=(1, 2), ends=range(100), **params)
-    sampler = Sampler(1, VOCAB, "cpu")
+    sampler = make_sampler(1, VOCAB)
     sampler.set_slot(state)
     logits = make_logits(0, VOCAB, scale=0.5, rows=40)
-    return [
-        sampler.sample(torch.from_numpy(np.array(row[None])), [0], [2 + step])[0].token_id
-        for step, row in enumerate(logits)
-    ]
+    return [sampler.sample(make_rows(row[None]), [0], [2 + step])[0].token_id for step, row in enumerate(logits)]
 
 
 def test_every_parameter_has_an_effect_that_is_tested():

@@ -6,15 +6,15 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
-import torch
+from arithmetics import arithmetic, make_array, make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 from scipy.stats import chisquare
 
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW
-from tureen.sampling import grammar_mask
 from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.sampling.sampler import Sampler
 from tureen.types import LogprobSpec
+
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 131  # no multiple of 32
 
@@ -27,24 +27,29 @@ def mask_of(*allowed, vocab_size=VOCAB):
 
 
 def sample(states, logits, masks, step=0):
-    sampler = Sampler(len(states), VOCAB, "cpu")
+    sampler = make_sampler(len(states), VOCAB)
     for state in states:
         sampler.set_slot(state)
     positions = [len(state.prompt_ids) + len(state.output_ids) + step for state in states]
-    return sampler.sample(torch.from_numpy(logits.copy()), [state.slot for state in states], positions, masks)
+    return sampler.sample(make_rows(logits), [state.slot for state in states], positions, masks)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 131, 49152])
 def test_exactly_the_tokens_without_a_bit_are_forbidden(vocab_size):
     rng = np.random.default_rng(vocab_size)
-    logits = torch.from_numpy(make_logits(3, vocab_size, rows=3))
+    logits = make_logits(3, vocab_size, rows=3)
     allowed = [np.flatnonzero(rng.random(vocab_size) < 0.5) for _ in range(2)]
-    expected = logits.clone()
+    expected = logits.copy()
     for row, tokens in zip((0, 2), allowed, strict=True):
         expected[row] = -math.inf
         expected[row, tokens] = logits[row, tokens]
-    grammar_mask.apply(logits, [0, 2], [mask_of(*map(int, tokens), vocab_size=vocab_size) for tokens in allowed])
-    assert torch.equal(logits, expected)
+    rows = make_rows(logits)
+    peaks = arithmetic().peaks(rows)
+    masks = [mask_of(*map(int, tokens), vocab_size=vocab_size) for tokens in allowed]
+    arithmetic().forbid(rows, peaks, [0, 2], masks)
+    assert np.array_equal(make_array(rows), expected)
+    assert peaks.values.tolist() == expected.max(axis=1).tolist()
+    assert peaks.token_ids.tolist() == expected.argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -126,11 +131,11 @@ def test_wrong_numbers_are_noticed_even_where_the_mask_forbids_their_token(bad):
 
 def test_tokens_that_were_not_drawn_count_in_the_penalties_once():
     def drawn(appended, output=()):
-        sampler = Sampler(1, VOCAB, "cpu")
+        sampler = make_sampler(1, VOCAB)
         sampler.set_slot(make_state(prompt=(1, 2), output=output, temperature=0.0, frequency_penalty=2.0))
         for start, tokens in appended:
             sampler.catch_up(0, start, tokens)
-        logits = torch.from_numpy(make_logits(9, VOCAB, scale=0.5, rows=1))
+        logits = make_rows(make_logits(9, VOCAB, scale=0.5, rows=1))
         return sampler.sample(logits, [0], [6])[0].token_id
 
     best = drawn([])
@@ -145,9 +150,9 @@ def test_the_mask_comes_after_custom_processors_and_what_both_forbid_is_never_dr
     def drawn(allowed, disallowed):
         state = make_state(temperature=0.0, custom_params={"token_ids": list(disallowed)})
         state = msgspec.structs.replace(state, processor="disallowed_tokens")
-        sampler = Sampler(1, VOCAB, "cpu", CustomProcessors(load_registered(())))
+        sampler = make_sampler(1, VOCAB, CustomProcessors(load_registered(())))
         sampler.set_slot(state)
-        logits = torch.from_numpy(make_logits(6, VOCAB, rows=1))
+        logits = make_rows(make_logits(6, VOCAB, rows=1))
         return sampler.sample(logits, [0], [3], {0: mask_of(*allowed)})[0]
 
     assert drawn({4, 9}, {9}).token_id == 4

@@ -3,30 +3,31 @@ import math
 import msgspec
 import numpy as np
 import pytest
-import torch
+from arithmetics import make_array, make_rows, make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import log_softmax, make_logits, make_state, processed_logits
 
-from tureen.sampling.sampler import Sampler
 from tureen.types import LogprobSpec
+
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 300
 
 
 def _sampled(logits, *states, vocab_size=VOCAB):
     """What sample() reports for rows [rows, vocab], row i belonging to states[i]."""
-    sampler = Sampler(len(states), vocab_size, "cpu")
+    sampler = make_sampler(len(states), vocab_size)
     for state in states:
         sampler.set_slot(state)
     positions = [len(state.prompt_ids) + len(state.output_ids) for state in states]
-    return sampler.sample(torch.from_numpy(np.array(logits)), [state.slot for state in states], positions)
+    return sampler.sample(make_rows(logits), [state.slot for state in states], positions)
 
 
 def _scored(logits, targets, spec):
-    sampler = Sampler(1, logits.shape[1], "cpu")
+    sampler = make_sampler(1, logits.shape[1])
     sampler.set_slot(make_state(logprobs=spec, temperature=0.3, frequency_penalty=2.0, logit_bias={1: 50.0}))
-    return sampler.score(torch.from_numpy(logits.copy()), 0, targets)
+    return sampler.score(make_rows(logits), 0, targets)
 
 
 @given(
@@ -134,13 +135,13 @@ def test_prompt_logprobs_do_not_depend_on_how_many_positions_come_together():
 
 
 def test_scoring_leaves_the_logits_and_the_slot_as_they_were():
-    sampler = Sampler(1, VOCAB, "cpu")
+    sampler = make_sampler(1, VOCAB)
     state = make_state(seed=1, logprobs=LogprobSpec(), frequency_penalty=1.0)
     sampler.set_slot(state)
-    logits = torch.from_numpy(make_logits(0, VOCAB, rows=2))
-    before = logits.clone()
+    logits = make_rows(make_logits(0, VOCAB, rows=2))
+    before = make_array(logits)
     sampler.score(logits, 0, [4, 5])
-    assert torch.equal(logits, before)
+    assert np.array_equal(make_array(logits), before)
     assert sampler._slots[0].output.ids.tolist() == []
 
 

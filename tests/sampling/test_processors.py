@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from arithmetics import arithmetic, make_array, make_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import kept_probabilities, log_softmax, make_logits, make_state, processed_logits
@@ -10,6 +10,8 @@ from sampling_reference import kept_probabilities, log_softmax, make_logits, mak
 from tureen.sampling import processors
 from tureen.sampling.processors import CUTS, LOGIT_STAGES, num_kept, run_logit_stages, stages_of
 from tureen.sampling.slots import start_slot
+
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 40
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=30)
@@ -19,9 +21,9 @@ penalties = st.floats(-2, 2)
 def _run(logits, *states):
     """Logits [rows, vocab] after the stages, row i belonging to states[i]."""
     slots = [start_slot(state, stages_of(state.params)) for state in states]
-    result = torch.from_numpy(np.array(logits, dtype=np.float32))
-    run_logit_stages(result, slots, [len(state.output_ids) for state in states])
-    return result.numpy()
+    result = make_rows(logits)
+    run_logit_stages(arithmetic(), result, slots, [len(state.output_ids) for state in states])
+    return make_array(result)
 
 
 def test_the_stages_run_in_the_documented_order():
@@ -42,7 +44,7 @@ def test_the_stages_run_in_the_documented_order():
 def test_a_row_with_default_parameters_uses_no_stage():
     assert stages_of(make_state().params) == ()
     assert not processors.uses_cut(make_state().params)
-    assert not run_logit_stages(torch.zeros(1, 4), [start_slot(make_state(), ())], [0])
+    assert not run_logit_stages(arithmetic(), make_rows(np.zeros((1, 4))), [start_slot(make_state(), ())], [0])
 
 
 @given(seed=st.integers(0, 10**6), output=tokens, penalty=penalties)
@@ -142,8 +144,8 @@ def _num_kept(logits, **params):
     """What the cuts keep of the whole ranking, one row."""
     p = make_state(**params).params
     weights = np.exp((np.sort(logits.astype(np.float64))[::-1] - logits.max()) / p.temperature)
-    ranked = torch.from_numpy(weights.copy())[None]
-    return int(num_kept(ranked, ranked.sum(dim=1), [p])[0])
+    ranked = weights[None]
+    return int(num_kept(ranked, ranked.sum(axis=1), [p])[0])
 
 
 @given(
@@ -196,7 +198,5 @@ def test_temperature_divides_the_differences_between_logits(seed, temperature):
 
 
 def test_greedy_rows_report_log_probabilities_at_temperature_one():
-    assert processors.temperature([make_state(temperature=0.0).params, make_state(temperature=0.5).params]) == [
-        1.0,
-        0.5,
-    ]
+    params = [make_state(temperature=0.0).params, make_state(temperature=0.5).params]
+    assert processors.temperature(params).tolist() == [1.0, 0.5]

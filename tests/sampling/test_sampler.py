@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from arithmetics import make_rows, make_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import draw, make_logits, make_state
@@ -11,7 +12,10 @@ from sampling_reference import draw, make_logits, make_state
 from tureen.runner.base import NAN_LOGITS, RowOutput
 from tureen.sampling.random import uniform
 from tureen.sampling.sampler import Sampler
+from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.types import NO_TOKEN, LogprobSpec
+
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB = 300
 
@@ -34,11 +38,11 @@ PARAMS = st.fixed_dictionaries(
 def _sample(sampler, logits, states):
     """One step: every state's next token."""
     positions = [len(state.prompt_ids) + len(state.output_ids) for state in states]
-    return sampler.sample(torch.from_numpy(np.array(logits)), [state.slot for state in states], positions)
+    return sampler.sample(make_rows(logits), [state.slot for state in states], positions)
 
 
 def _sampler(*states, vocab_size=VOCAB):
-    sampler = Sampler(max(state.slot for state in states) + 1, vocab_size, "cpu")
+    sampler = make_sampler(max(state.slot for state in states) + 1, vocab_size)
     for state in states:
         sampler.set_slot(state)
     return sampler
@@ -125,7 +129,7 @@ def test_the_number_drawn_depends_on_seed_and_position_alone():
     state = make_state(seed=11, prompt=(1,) * 9)
     for position in (9, 10, 500):
         sampler = _sampler(state)
-        [output] = sampler.sample(torch.from_numpy(logits.copy()), [0], [position])
+        [output] = sampler.sample(make_rows(logits), [0], [position])
         assert output.token_id == int(uniform([11], [position])[0] * VOCAB)
 
 
@@ -174,7 +178,7 @@ def _generate(sampler, state, all_logits):
     """Tokens drawn one after the other for one slot; all_logits [steps, vocab]."""
     start = len(state.prompt_ids) + len(state.output_ids)
     return [
-        sampler.sample(torch.from_numpy(row[None].copy()), [state.slot], [start + step])[0].token_id
+        sampler.sample(make_rows(row[None]), [state.slot], [start + step])[0].token_id
         for step, row in enumerate(all_logits)
     ]
 
@@ -196,7 +200,7 @@ def test_a_preempted_sequence_resumes_with_the_state_of_an_undisturbed_one():
     state = make_state(seed=1, ends=(0,), **PENALISED)
     undisturbed = _generate(_sampler(state), state, logits)
     for cut in (1, 7, 30, 59):
-        sampler = Sampler(3, VOCAB, "cpu")
+        sampler = make_sampler(3, VOCAB)
         sampler.set_slot(state)
         before = _generate(sampler, state, logits[:cut])
         sampler.set_slot(make_state(0, frequency_penalty=1.0))  # somebody else's, in between
@@ -223,7 +227,7 @@ def test_sequences_that_share_a_batch_do_not_mix_their_counts():
     for step, row in enumerate(logits):
         slots = [slot for slot in (2, 0, 1) if (step + slot) % 3]  # the batch changes at every step
         outputs = together.sample(
-            torch.from_numpy(np.stack([row] * len(slots))), slots, [1 + len(drawn[slot]) for slot in slots]
+            make_rows(np.stack([row] * len(slots))), slots, [1 + len(drawn[slot]) for slot in slots]
         )
         for slot, output in zip(slots, outputs, strict=True):
             drawn[slot].append(output.token_id)
@@ -280,27 +284,27 @@ def test_a_call_that_raises_leaves_no_trace():
     states = [make_state(slot, seed=slot, **PENALISED) for slot in range(2)]
     logits = make_logits(2, VOCAB, scale=0.2, rows=2)
     clean = _sample(_sampler(*states), logits, states)
-    sampler = Sampler(4, VOCAB, "cpu")
+    sampler = make_sampler(4, VOCAB)
     for state in states:
         sampler.set_slot(state)
     with pytest.raises(LookupError):  # the last slot was never set
-        sampler.sample(torch.from_numpy(np.vstack((logits, logits[:1]))), [0, 1, 3], [3, 3, 3])
+        sampler.sample(make_rows(np.vstack((logits, logits[:1]))), [0, 1, 3], [3, 3, 3])
     with pytest.raises(ValueError, match="logits"):
-        sampler.sample(torch.zeros(2, VOCAB + 1), [0, 1], [3, 3])
+        sampler.sample(make_rows(np.zeros((2, VOCAB + 1))), [0, 1], [3, 3])
     assert _sample(sampler, logits, states) == clean
 
 
 def test_an_empty_batch_draws_nothing():
-    assert Sampler(1, VOCAB, "cpu").sample(torch.zeros(0, VOCAB), [], []) == []
+    assert make_sampler(1, VOCAB).sample(make_rows(np.zeros((0, VOCAB))), [], []) == []
 
 
 def test_half_precision_and_strided_logits_are_taken():
     state = make_state(seed=1, top_p=0.9)
-    logits = torch.from_numpy(make_logits(0, VOCAB, rows=1)).bfloat16()
-    expected = _sampler(state).sample(logits.float(), [0], [3])
-    assert _sampler(state).sample(logits.clone(), [0], [3]) == expected
-    strided = torch.zeros(1, 2 * VOCAB)[:, ::2]
-    strided.copy_(logits)
+    values = make_logits(0, VOCAB, rows=1).astype(np.float16)
+    expected = _sampler(state).sample(make_rows(values), [0], [3])
+    strided = make_rows(np.repeat(values, 2, axis=1))[:, ::2]
+    half = values if isinstance(strided, np.ndarray) else torch.from_numpy(values)
+    assert _sampler(state).sample(half, [0], [3]) == expected
     assert _sampler(state).sample(strided, [0], [3]) == expected
 
 
@@ -322,7 +326,7 @@ def test_a_gpu_draws_the_same_tokens_as_a_cpu():
     slots, positions = range(5), [3] * 5
     results = []
     for device in ("cpu", "cuda"):
-        sampler = Sampler(5, 49_152, device)
+        sampler = Sampler(5, 49_152, TorchArithmetic(device))
         for state in states:
             sampler.set_slot(state)
         results.append(sampler.sample(logits.to(device, copy=True), slots, positions))

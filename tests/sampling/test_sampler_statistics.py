@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
+from arithmetics import make_rows, make_sampler
 from sampling_reference import kept_probabilities, make_logits, make_state
 from scipy import stats
 
-from tureen.sampling.sampler import Sampler
+pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
 VOCAB, DRAWS, ROWS = 30, 10_000, 100
 
@@ -26,7 +26,7 @@ VOCAB, DRAWS, ROWS = 30, 10_000, 100
 @pytest.mark.parametrize("along", ["seeds", "positions"])
 def test_draws_have_the_frequencies_of_the_distribution(params, along):
     logits = make_logits(0, VOCAB, scale=1.0)
-    sampler = Sampler(ROWS, VOCAB, "cpu")
+    sampler = make_sampler(ROWS, VOCAB)
     counts = np.zeros(VOCAB)
     for row in range(ROWS):
         sampler.set_slot(make_state(row, seed=1000 + row, **params))
@@ -37,7 +37,7 @@ def test_draws_have_the_frequencies_of_the_distribution(params, along):
             positions = [7] * ROWS
         else:
             positions = [3 + step] * ROWS
-        outputs = sampler.sample(torch.from_numpy(np.tile(logits, (ROWS, 1))), range(ROWS), positions)
+        outputs = sampler.sample(make_rows(np.tile(logits, (ROWS, 1))), range(ROWS), positions)
         counts += np.bincount([output.token_id for output in outputs], minlength=VOCAB)
     probabilities, _ = kept_probabilities(logits, make_state(**params).params)
     kept = probabilities > 0

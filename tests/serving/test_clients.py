@@ -82,6 +82,7 @@ def test_the_contract_of_a_healthy_engine(kind):
             assert (client.info.model_name, client.info.vocab_size) == ("fake-model", 258)
             assert ("load weights", 1, 1) in phases
             await generating(client)
+            await spacing(client)
             await aborting(client)
             await leaving(client)
             await calling(client)
@@ -104,6 +105,12 @@ async def generating(client):
     await until(lambda: client.stats.num_running == 0)
     assert client.stats.total_output_tokens == 31 * 20 + 7
     assert client.stats.step_ms >= SLOW_STEP_S * 1000
+
+
+async def spacing(client):
+    sizes = [len(delta.token_ids) async for delta in client.generate(make_request("spaced", "abc"), 8)]
+    assert (sizes[0], sum(sizes)) == (1, 20)
+    assert all(size >= 8 for size in sizes[1:-1])
 
 
 async def aborting(client):

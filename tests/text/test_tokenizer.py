@@ -97,9 +97,7 @@ def test_other_names_of_a_split_mean_the_same(alias):
 
 @pytest.fixture(scope="module")
 def default_metadata(default_model_source):
-    file = GgufFile(default_model_source.path)
-    yield file.metadata
-    file.close()
+    return dict(GgufFile(default_model_source.path).metadata)
 
 
 @pytest.fixture(scope="module")

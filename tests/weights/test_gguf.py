@@ -41,7 +41,6 @@ def test_metadata_is_read_as_it_was_written(tmp_path):
     for key, value in METADATA.items():
         read = file.metadata[key]
         assert (read.tolist() if isinstance(read, np.ndarray) else read) == value
-    file.close()
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):
@@ -60,7 +59,15 @@ def test_tensors_are_read_as_they_were_written(tmp_path):
         assert np.array_equal(file.raw(info).view(array.dtype).reshape(array.shape), array)
         file.release(info)
         assert bytes(file.raw(info)) == array.tobytes()
-    file.close()
+
+
+def test_a_string_that_is_not_utf_8_is_refused_when_it_is_asked_for(tmp_path):
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", METADATA)
+    path.write_bytes(path.read_bytes().replace("日本".encode(), b"\xff" * 6))
+    metadata = GgufFile(path).metadata
+    assert metadata["a.text"] == METADATA["a.text"]
+    with pytest.raises(StartupError, match=r"m\.gguf: the string at byte \d+ is not UTF-8"):
+        metadata["a.strings"]
 
 
 def test_every_type_of_number_is_read(tmp_path):
@@ -113,7 +120,7 @@ def test_a_damaged_header_is_one_line_that_names_file_and_fault(tmp_path, data, 
 
 
 def test_a_missing_file_is_named(tmp_path):
-    assert "No such file" in _fault(tmp_path / "nothing.gguf")
+    assert "there is no such file" in _fault(tmp_path / "nothing.gguf")
 
 
 def test_a_truncated_file_says_which_tensor_is_cut(tiny):
@@ -183,12 +190,11 @@ def test_no_flipped_bytes_raise_anything_but_a_startup_error(tiny):
 
 @pytest.mark.model
 def test_the_default_model_is_read_in_a_fraction_of_a_second(default_model_source):
-    best = min(_timed(lambda: GgufFile(default_model_source.path).close()) for _ in range(3))
+    best = min(_timed(lambda: GgufFile(default_model_source.path)) for _ in range(3))
     assert best < 0.5
     file = GgufFile(default_model_source.path)
     assert len(file.tensors) == 272
     assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
-    file.close()
 
 
 def _timed(action):

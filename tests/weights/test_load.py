@@ -17,8 +17,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tureen.errors import StartupError
 from tureen.weights.gguf import GgufFile
-from tureen.weights.load import iter_tensors
 from tureen.weights.source import ModelSource, model_config
+from tureen.weights.stored import iter_stored
+from tureen.weights.tensors import as_tensor
 
 VARIANTS = ("llama", "llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma3")
 SAME_FACTS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -28,13 +29,13 @@ SAME_FACTS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_atte
 
 def _load(path, kind):
     source = ModelSource("m", path, kind)
-    return dict(iter_tensors(source, model_config(source)))
+    return {stored.name: as_tensor(stored) for stored in iter_stored(source, model_config(source))}
 
 
 def _fault(path, kind, config=None):
     source = ModelSource("m", path, kind)
     with pytest.raises(StartupError) as caught:
-        list(iter_tensors(source, model_config(source) if config is None else config))
+        list(iter_stored(source, model_config(source) if config is None else config))
     assert "\n" not in caught.value.message
     return caught.value.message
 
@@ -112,7 +113,7 @@ def _config_with_factors(tmp_path, factors, metadata):
     path = tiny_gguf.write_gguf(tmp_path / "m.gguf", metadata, tensors)
     source = ModelSource("m", path, "gguf")
     config = model_config(source)
-    assert [name for name, _ in iter_tensors(source, config)] == ["model.embed_tokens.weight"]
+    assert [stored.name for stored in iter_stored(source, config)] == ["model.embed_tokens.weight"]
     return config
 
 
@@ -136,7 +137,7 @@ def test_the_default_model_has_every_weight_of_its_architecture(default_model_so
     config = model_config(default_model_source)
     with torch.device("meta"):
         expected = LlamaForCausalLM(LlamaConfig(**config)).state_dict()
-    shapes = {name: tensor.shape for name, tensor in iter_tensors(default_model_source, config)}
+    shapes = {stored.name: stored.shape for stored in iter_stored(default_model_source, config)}
     assert shapes == {name: tensor.shape for name, tensor in expected.items() if name != "lm_head.weight"}
 
 
@@ -148,7 +149,6 @@ def test_pages_of_the_default_model_are_given_back_after_reading(default_model_s
         file.raw(info).sum()
         file.release(info)
     assert _mapped_resident_kib(default_model_source.path) - before < 4096
-    file.close()
 
 
 def _mapped_resident_kib(path):

@@ -453,7 +453,6 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
     metadata = tiny_gguf.architecture_metadata(architecture, rope__scaling__type="linear", rope__scaling__factor=2.0)
     metadata |= vocabulary | {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.scores": [0.0] * 256}
     path = tmp_path / "m.gguf"
-    source = ModelSource("m", path, "gguf")
     for tokenizer in ("gpt2", "llama"):
         for key in metadata:
             for value in (0, 1, 1 << 31, -0.5, float("nan"), True, "", "text", [1, 2], [1, 1], ["a", "b"], [[1], [2]]):
@@ -461,7 +460,7 @@ def test_no_value_of_another_type_raises_anything_but_a_startup_error(tmp_path, 
                 changed["general.architecture"] = str(changed["general.architecture"])
                 tiny_gguf.write_gguf(path, changed, {"token_embd.weight": np.zeros((256, 4), np.float32)})
                 for use in (model_config, load_tokenizer):
-                    message = _message_of(use, source)
+                    message = _message_of(use, ModelSource("m", path, "gguf"))
                     assert "\n" not in message
                     assert message == "" or str(path) in message
 

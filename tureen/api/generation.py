@@ -16,6 +16,9 @@ from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 
+WHOLE_INTERVAL = 64
+"""Where nobody sees a part of the output, it is looked at after so many tokens."""
+
 log = get_logger("api")
 
 
@@ -88,39 +91,36 @@ class Run:
             name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
 
-    async def updates(self) -> AsyncGenerator[Output, None]:
-        """Each output again whenever there is more of it. Closing the generator aborts what has not ended.
+    async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
+        """Each output again whenever there are `interval` more tokens of it, at first and at its end; None = as the
+        request or the server has it. Closing the generator aborts what has not ended.
 
         Raises the TureenError of the first request that fails.
         """
         self._state.check_accepting()
         self._state.enter(self._owner, self._names)
+        follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
         try:
-            if len(self.outputs) == 1:
-                async with contextlib.aclosing(self._follow(self.outputs[0])) as stream:
-                    async for output in stream:
-                        yield output
-            else:
-                async with contextlib.aclosing(self._follow_all()) as stream:
-                    async for output in stream:
-                        yield output
+            async with contextlib.aclosing(follow) as stream:
+                async for output in stream:
+                    yield output
         finally:
             self._state.leave(self._owner, self._names)
 
-    async def whole(self) -> list[Output]:
+    async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:
         """All outputs, once all have ended."""
-        async with contextlib.aclosing(self.updates()) as updates:
+        async with contextlib.aclosing(self.updates(interval)) as updates:
             async for _ in updates:
                 pass
         return self.outputs
 
-    async def _follow_all(self) -> AsyncGenerator[Output, None]:
+    async def _follow_all(self, interval: int | None) -> AsyncGenerator[Output, None]:
         arrived: asyncio.Queue[Output | TureenError] = asyncio.Queue()
         waiting: set[int] = set()  # outputs that are in the queue and not taken yet
 
         async def follow(output: Output) -> None:
             try:
-                async with contextlib.aclosing(self._follow(output)) as stream:
+                async with contextlib.aclosing(self._follow(output, interval)) as stream:
                     async for one in stream:
                         if one.index not in waiting:
                             waiting.add(one.index)
@@ -143,8 +143,10 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, output: Output) -> AsyncGenerator[Output, None]:
-        stream: Any = self._state.client.generate(output.request)
+    async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
+        config, params = self._state.context.config, output.request.params
+        num_tokens = interval or params.stream_interval or config.stream_interval
+        stream: Any = self._state.client.generate(output.request, num_tokens)
         last_s = output.started_s
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:

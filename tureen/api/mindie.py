@@ -254,10 +254,6 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     async with contextlib.aclosing(run.updates()) as updates:
         async for output in updates:
             _check_complete(output)
-            interval = output.request.params.stream_interval or config.stream_interval
-            num_new = len(output.token_ids) - output.sent_tokens
-            if output.finish is None and output.sent_tokens and num_new < interval:
-                continue
             has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
             if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
                 yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
     if plan.stream:
         answers = stream(plan, state)
         first = await unless_gone(request, anext(answers))
-        return EventStream(_events(first, answers))
+        return EventStream(_events(first, answers, is_cumulative=not state.context.config.incremental_streaming_output))
     whole = await unless_gone(request, answer(plan, state))
     return Response(await _encode(whole), media_type="application/json")
 
@@ -100,7 +101,8 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
     """The whole answer: an object, or a list of them for a batch or n > 1."""
     run = Run(state, plan.plan)
     with _taking_turns(plan, run, state) as end_turn:
-        outputs = await run.whole()
+        # a session's output is looked at by who replaces it before it ends
+        outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
     answers = [render(output, plan, state.context) for output in outputs]
@@ -114,10 +116,6 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     with _taking_turns(plan, run, state) as end_turn:
         async with contextlib.aclosing(run.updates()) as updates:
             async for output in updates:
-                interval = output.request.params.stream_interval or config.stream_interval
-                num_new = len(output.token_ids) - output.sent_tokens
-                if output.finish is None and output.sent_tokens and num_new < interval:
-                    continue
                 one = render(output, plan, state.context, only_new=config.incremental_streaming_output)
                 if plan.is_list:
                     one["index"] = output.index
@@ -184,12 +182,39 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
     return answers if plan.is_list else answers[0]
 
 
-async def _events(first: Answer, rest: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
+class Draft:
+    """The growing part of an output's cumulative events in JSON: what the event before had is not encoded again."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._num_chars = 0
+        self._ids = bytearray()
+        self._num_ids = 0
+
+    def extend(self, one: Answer) -> Answer:
+        """The same answer, its text and ids encoded."""
+        text, ids = one["text"], one["output_ids"]
+        self._text += _json.encode(text[self._num_chars :])[1:-1]
+        if self._ids and len(ids) > self._num_ids:
+            self._ids += b","
+        self._ids += _json.encode(ids[self._num_ids :])[1:-1]
+        self._num_chars, self._num_ids = len(text), len(ids)
+        return one | {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": msgspec.Raw(b"[" + self._ids + b"]")}
+
+
+async def _events(
+    first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
+) -> AsyncGenerator[bytes, None]:
+    drafts: defaultdict[int, Draft] = defaultdict(Draft)  # by index
+
+    def drafted(one: Answer) -> Answer:
+        return drafts[one.get("index", 0)].extend(one) if is_cumulative else one
+
     try:
         async with contextlib.aclosing(rest):
-            yield event(await _encode(first))
+            yield event(await _encode(drafted(first)))
             async for one in rest:
-                yield event(await _encode(one))
+                yield event(await _encode(drafted(one)))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE

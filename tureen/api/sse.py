@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing for so long is taken for gone."""
@@ -28,16 +29,18 @@ class EventStream:
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         } | (headers or {})
+        self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(until_gone(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            while not (sending.done() or leaving.done() or self._is_stalled()):
+                await asyncio.wait({sending, leaving}, timeout=WRITE_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
             sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError, TimeoutError):
+            with contextlib.suppress(asyncio.CancelledError, OSError):
                 await sending
 
     async def _send(self, send: Send) -> None:
@@ -45,16 +48,19 @@ class EventStream:
         async with contextlib.aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async for data in self._events:
-                await _write(send, {"type": "http.response.body", "body": data, "more_body": True})
-            await _write(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                self._writing_since_s = time.monotonic()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._writing_since_s = None
+            self._writing_since_s = time.monotonic()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _is_stalled(self) -> bool:
+        """Looked at now and then: a timer for every event would cost more than the event."""
+        since_s = self._writing_since_s
+        return since_s is not None and time.monotonic() - since_s > WRITE_TIMEOUT_S
 
 
 async def until_gone(receive: Receive) -> None:
     """Returns when the client has closed the connection. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _write(send: Send, message: Message) -> None:
-    async with asyncio.timeout(WRITE_TIMEOUT_S):
-        await send(message)

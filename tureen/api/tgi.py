@@ -358,7 +358,7 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
     front = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
-    async with contextlib.aclosing(run.updates()) as updates:
+    async with contextlib.aclosing(run.updates(interval=1)) as updates:
         async for _ in updates:
             for index in texts.catch_up():
                 is_last = output.finish is not None and index + 1 == len(output.token_ids)

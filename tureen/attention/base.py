@@ -1,10 +1,11 @@
-"""What a step computes, as tensors, and what an attention backend must offer."""
+"""What a step computes, as tensors, and what an attention backend must offer. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Span(NamedTuple):

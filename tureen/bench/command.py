@@ -68,19 +68,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--goal-ttft-ms", type=_positive_float, default=2000.0, help="goodput: time to first token [2000]"
     )
     load.add_argument("--goal-itl-ms", type=_positive_float, default=200.0, help="goodput: mean time a token [200]")
-    load.add_argument("--model-path", help="of --workload offline; of the two below, its tokenizer [the default model]")
-    own = parser.add_argument_group("tureen's own share, with a fake model, in this process")
+    load.add_argument(
+        "--model-path", help="of --workload offline and --step-shares; else its tokenizer [the default model]"
+    )
+    _add_own_share(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
+
+
+def _add_own_share(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group("tureen's own share, in this process, with a fake model except for the first")
+    own.add_argument("--step-shares", action="store_true", help="native code, runner and engine in a decode step")
     own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
     own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
     own.add_argument("--processor-overhead", action="store_true", help="what a jailed logit processor adds to a step")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
     if options.json is not None and not options.json.parent.is_dir():
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
-    if options.engine_overhead or options.http_overhead or options.processor_overhead:
+    if options.step_shares or options.engine_overhead or options.http_overhead or options.processor_overhead:
         document = _overhead(options)
     elif options.workload == ["offline"]:
         document = _offline(options)
@@ -95,8 +102,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _overhead(options: argparse.Namespace) -> dict[str, Any]:
     overhead, build = (importlib.import_module(name) for name in ("tureen.bench.overhead", "tureen.build"))
-    tokenizer = build.find_model(Config(model_path=options.model_path or DEFAULT_MODEL)).tokenizer
+    config = Config(model_path=options.model_path or DEFAULT_MODEL)
+    tokenizer = build.find_model(config).tokenizer
     document: dict[str, Any] = {}
+    if options.step_shares:
+        steps = importlib.import_module("tureen.bench.steps")
+        document["step_shares"] = msgspec.to_builtins(steps.step_shares(config))
     if options.engine_overhead:
         document["engine_overhead"] = msgspec.to_builtins(overhead.engine_overhead(tokenizer))
     if options.http_overhead:

@@ -8,13 +8,23 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tureen import __version__
+from tureen.kernels.cpu.native import load
 
-PROBE_BYTES = 64 << 20  # a thread; beyond any last-level cache
-PROBE_ROUNDS = 3
+DRAM_BYTES = 256 << 20  # beyond the last cache
+WEIGHTS_BYTES = 96 << 20  # what a decode step of the default model reads
+PROBE_ROUNDS = 5
+
+
+class MemoryReads(msgspec.Struct, frozen=True, kw_only=True):
+    """GB/s, the best of a few readings with all CPUs."""
+
+    dram_gb_s: float
+    weights_gb_s: float  # 96 MiB again and again: from the last cache, as far as they fit
 
 
 def describe() -> dict[str, object]:
@@ -38,14 +48,21 @@ def _first_field(path: Path, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
 
 
-def memory_read_gb_s() -> float:
-    """Speed of reading main memory with every CPU: best of a few rounds, in some tens of milliseconds.
-
-    A virtual machine's share of it can change twofold within seconds.
-    """
+def memory_reads() -> MemoryReads:
+    """Measured now, with every CPU, in some tenths of a second: a virtual machine's share changes within seconds."""
     threads = min(len(os.sched_getaffinity(0)), 16)
-    arrays = [np.ones(PROBE_BYTES // 8, dtype=np.int64) for _ in range(threads)]
-    return round(max(_read_once(arrays) for _ in range(PROBE_ROUNDS)), 1)
+    native = load()
+    read = _read_with_numpy if native is None else native.read_bandwidth
+    return MemoryReads(
+        dram_gb_s=round(read(threads, DRAM_BYTES, PROBE_ROUNDS), 1),
+        weights_gb_s=round(read(threads, WEIGHTS_BYTES, PROBE_ROUNDS), 1),
+    )
+
+
+def _read_with_numpy(threads: int, size: int, rounds: int) -> float:
+    """Where there are no native kernels; slower than what they reach."""
+    arrays = [np.ones(size // threads // 8, dtype=np.int64) for _ in range(threads)]
+    return max(_read_once(arrays) for _ in range(rounds))
 
 
 def _read_once(arrays: list[npt.NDArray[np.int64]]) -> float:
@@ -55,4 +72,4 @@ def _read_once(arrays: list[npt.NDArray[np.int64]]) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    return len(arrays) * PROBE_BYTES / (time.perf_counter() - start) / 1e9
+    return sum(array.nbytes for array in arrays) / (time.perf_counter() - start) / 1e9

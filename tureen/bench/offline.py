@@ -11,7 +11,7 @@ import msgspec
 
 import tureen
 from tureen.bench.http import BenchError
-from tureen.bench.machine import memory_read_gb_s
+from tureen.bench.machine import MemoryReads, memory_reads
 from tureen.bench.process import Memory, memory
 from tureen.bench.workloads import Dice, make_load, shapes
 
@@ -37,7 +37,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     total_tok_s: float
     cpu_s: float
     memory_mib: Memory | None
-    dram_read_gb_s: float
+    memory_reads: MemoryReads
 
 
 def run_offline(
@@ -54,7 +54,7 @@ def run_offline(
         for shape in shapes("throughput", quick=quick, requests=requests)[: 1 if requests else None]:
             load = make_load(shape, Dice(vocab_size, seed, shape.name))
             prompts = [job.prompt for job in load.jobs if isinstance(job.prompt, list)]
-            dram, cpu = memory_read_gb_s(), time.process_time()
+            reads, cpu = memory_reads(), time.process_time()
             seconds, cached = _timed(engine, shape.name, prompts, shape.output_len)
             outputs, inputs = len(prompts) * shape.output_len, sum(map(len, prompts))
             results.append(
@@ -71,7 +71,7 @@ def run_offline(
                     total_tok_s=round((outputs + inputs) / seconds, 2),
                     cpu_s=round(time.process_time() - cpu, 2),
                     memory_mib=memory(os.getpid()),
-                    dram_read_gb_s=dram,
+                    memory_reads=reads,
                 )
             )
     return results

@@ -75,7 +75,7 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
     engine = Engine(runner, tokenizer, eos_token_ids=(), token_budget=512)
     dice = random.Random(running)
     for index in range(running):
-        engine.add(_request(f"r{index}", dice, output_len=OUTPUT_LEN))
+        engine.add(make_request(f"r{index}", dice, output_len=OUTPUT_LEN))
     while runner.num_tokens < running * (PROMPT_LEN + 1):  # all prompts are computed
         engine.step()
     times = []
@@ -126,7 +126,7 @@ async def _timed(work: Callable[[], Awaitable[None]]) -> float:
 
 
 async def _ask_over_http(connection: Connection, dice: random.Random) -> None:
-    request = _request("", dice, output_len=1, prompt_len=8)
+    request = make_request("", dice, output_len=1, prompt_len=8)
     params = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
     body = msgspec.json.encode({"input_ids": request.token_ids, "sampling_params": params})
     status, answer = await connection.request("POST", "/generate", body)
@@ -135,7 +135,7 @@ async def _ask_over_http(connection: Connection, dice: random.Random) -> None:
 
 
 async def _ask_directly(client: EngineClient, request_id: str, dice: random.Random) -> None:
-    async for _ in client.generate(_request(request_id, dice, output_len=1, prompt_len=8)):
+    async for _ in client.generate(make_request(request_id, dice, output_len=1, prompt_len=8)):
         pass
 
 
@@ -160,7 +160,10 @@ def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, Engi
     return Engine(FakeRunner(CAPACITY), tokenizer, eos_token_ids=()), info
 
 
-def _request(request_id: str, dice: random.Random, *, output_len: int, prompt_len: int = PROMPT_LEN) -> GenerateRequest:
+def make_request(
+    request_id: str, dice: random.Random, *, output_len: int, prompt_len: int = PROMPT_LEN
+) -> GenerateRequest:
+    """Greedy, of random tokens, exactly `output_len` long."""
     return GenerateRequest(
         id=request_id,
         token_ids=tuple(dice.randrange(1000, 40000) for _ in range(prompt_len)),

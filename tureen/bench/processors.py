@@ -8,12 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
+import numpy as np
 
 from tureen.bench.report import Spread, spread
 from tureen.jail.pool import Jail
+from tureen.kernels.cpu import native
 from tureen.runner.base import SlotState
+from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors
+from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.sampling.params import SamplingParams
 from tureen.sampling.sampler import Sampler
 
@@ -48,17 +51,32 @@ class ProcessorOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 def processor_overhead() -> list[ProcessorOverhead]:
     """Raises StartupError where there is no jail."""
-    torch.set_num_threads(1)
+    arithmetic = _arithmetic()
     processors = CustomProcessors({}, Jail(1, VOCAB_SIZE))
     try:
-        return [_measure(processors, name, body) for name, body in CLASSES.items()]
+        return [_measure(arithmetic, processors, name, body) for name, body in CLASSES.items()]
     finally:
         processors.close()
 
 
-def _measure(processors: CustomProcessors, name: str, body: str) -> ProcessorOverhead:
-    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    step_with, step_without = (_stepper(processors, processor, logits) for processor in (_payload(body), ""))
+def _arithmetic() -> Arithmetic:
+    """That of a server on the CPU, with one thread."""
+    kernels = native.load()
+    if kernels is not None:
+        return NativeArithmetic(kernels.Pool(1))
+    import torch  # noqa: PLC0415 - the CPU does without where it has its own kernels
+
+    from tureen.sampling.torch_arithmetic import TorchArithmetic  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    return TorchArithmetic("cpu")
+
+
+def _measure(arithmetic: Arithmetic, processors: CustomProcessors, name: str, body: str) -> ProcessorOverhead:
+    logits = arithmetic.adopt(np.random.default_rng(0).standard_normal((1, VOCAB_SIZE), np.float32))
+    step_with, step_without = (
+        _stepper(arithmetic, processors, processor, logits) for processor in (_payload(body), "")
+    )
     times: dict[Callable[[], None], list[float]] = {step_with: [], step_without: []}
     for step in times:
         step()
@@ -71,15 +89,17 @@ def _measure(processors: CustomProcessors, name: str, body: str) -> ProcessorOve
     return ProcessorOverhead(processor=name, with_ms=slow, without_ms=fast, added_p50_ms=slow.p50 - fast.p50)
 
 
-def _stepper(processors: CustomProcessors, processor: str, logits: torch.Tensor) -> Callable[[], None]:
-    sampler = Sampler(1, VOCAB_SIZE, "cpu", processors)
+def _stepper(
+    arithmetic: Arithmetic, processors: CustomProcessors, processor: str, logits: Logits
+) -> Callable[[], None]:
+    sampler = Sampler(1, VOCAB_SIZE, arithmetic, processors)
     params = SamplingParams(temperature=0.0, custom_params={"token_id": 5})
     prompt = tuple(random.Random(0).choices(range(VOCAB_SIZE), k=100))
     sampler.set_slot(SlotState(0, params, 0, prompt, (), (), None, processor))
     positions = iter(range(len(prompt), 1 << 30))
 
     def step() -> None:
-        sampler.sample(logits.clone(), [0], [next(positions)])
+        sampler.sample(arithmetic.copy(logits, [0]), [0], [next(positions)])
 
     return step
 

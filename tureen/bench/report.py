@@ -10,6 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from tureen.bench.drive import Answer
+from tureen.bench.machine import MemoryReads
 from tureen.bench.process import Memory
 
 
@@ -66,7 +67,7 @@ class Result(msgspec.Struct, kw_only=True):
     server_cpu_s: float | None = None
     client_cpu_s: float | None = None
     memory_mib: Memory | None = None
-    dram_read_gb_s: float | None = None  # of this machine, measured just before
+    memory_reads: MemoryReads | None = None  # of this machine, measured just before
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -148,12 +149,12 @@ def summarise(
 
 HEADINGS = (
     "workload", "target", "req", "s", "out tok/s", "all tok/s", "TTFT p50", "p99", "max",
-    "ITL p50", "p99", "max", "e2e p50", "cached", "cpu srv", "cpu cli", "MiB", "goodput", "DRAM",
+    "ITL p50", "p99", "max", "e2e p50", "cached", "cpu srv", "cpu cli", "MiB", "peak", "goodput", "DRAM", "96 MiB",
 )  # fmt: skip
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line a result; times in ms, goodput in requests a second, DRAM reads of the machine in GB/s."""
+    """One line a result; times in ms, memory in MiB, goodput in requests a second, reads of memory in GB/s."""
     return lay_out([HEADINGS, *(_line(result) for result in results)])
 
 
@@ -176,8 +177,10 @@ def _line(result: Result) -> tuple[str, ...]:
         in_short(result.server_cpu_s),
         in_short(result.client_cpu_s),
         in_short(result.memory_mib.resident if result.memory_mib else None),
+        in_short(result.memory_mib.peak if result.memory_mib else None),
         in_short(result.goodput_request_s),
-        in_short(result.dram_read_gb_s),
+        in_short(result.memory_reads.dram_gb_s if result.memory_reads else None),
+        in_short(result.memory_reads.weights_gb_s if result.memory_reads else None),
     )
 
 

@@ -14,7 +14,7 @@ import uvloop
 from tureen.bench.backends import BACKENDS, Backend
 from tureen.bench.drive import ask, run_load
 from tureen.bench.http import Address, BenchError, Connection
-from tureen.bench.machine import memory_read_gb_s
+from tureen.bench.machine import memory_reads
 from tureen.bench.process import Server, cpu_seconds, listener, memory
 from tureen.bench.report import ColdStart, Goals, Result, summarise, ttft
 from tureen.bench.structured import json_jobs, plain_jobs, share_valid
@@ -112,7 +112,8 @@ class _Session:
         ready_s = await server.ready(address) if server else 0.0
         connection = Connection(address)
         try:
-            vocab_size = self.plan.vocab_size or await backend.prepare(connection)
+            vocab_size = await backend.prepare(connection)
+            vocab_size = self.plan.vocab_size or vocab_size
             if vocab_size is None:
                 raise BenchError(f"{spec.url} does not tell its vocabulary's size: give --vocab N")
             dice = Dice(vocab_size, self.outcome.seed, "warm-up", spec.name)
@@ -188,7 +189,7 @@ class _Session:
         return await self._pass(target, load, number, rate)
 
     async def _pass(self, target: Target, load: Load, number: int, rate: float | None = None) -> Result:
-        dram = memory_read_gb_s()
+        reads = memory_reads()
         server_cpu, client_cpu = cpu_seconds(target.pid), time.process_time()
         answers = await run_load(target.address, target.backend, load)
         client_cpu = time.process_time() - client_cpu
@@ -207,7 +208,7 @@ class _Session:
         if server_cpu is not None and server_cpu_now is not None:
             result.server_cpu_s = round(server_cpu_now - server_cpu, 2)
         result.memory_mib = memory(target.pid)
-        result.dram_read_gb_s = dram
+        result.memory_reads = reads
         self.outcome.results.append(result)
         self.say(f"{result.workload} · {result.target} · {result.seconds:.1f} s · {result.total_tok_s:.0f} tok/s")
         return result

@@ -11,13 +11,14 @@ from tureen.cache.radix import Namespace, Node, RadixTree
 class PageTable:
     """The pages of one running sequence, in order. Changed by its CacheManager only."""
 
-    __slots__ = ("_as_tuple", "is_open", "is_public", "namespace", "nodes", "num_matched", "pages")
+    __slots__ = ("_as_tuple", "is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room")
 
     def __init__(self, namespace: Namespace, nodes: list[Node], *, is_public: bool) -> None:
         self.namespace = namespace
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
         self.pages = [node.page for node in nodes]
+        self.room = 0  # tokens that the pages have room for, once it has grown
         self.is_open = True
         self.is_public = is_public  # its full pages go into the tree as they are computed
         self._as_tuple: tuple[int, ...] | None = None
@@ -83,14 +84,13 @@ class CacheManager:
     def grow(self, table: PageTable, num_tokens: int) -> bool:
         """Give the table pages for `num_tokens` in all. False, and no change, when there are not enough."""
         missing = self.num_pages_for(num_tokens) - len(table.pages)
-        if missing <= 0:
-            return True
         if missing > self.num_available:
             return False
         for _ in range(missing):
             if self.pool.num_free == 0:
                 self.tree.evict()
             table.append(self.pool.take())
+        table.room = len(table.pages) * self.page_size
         return True
 
     def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:

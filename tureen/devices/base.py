@@ -1,12 +1,17 @@
-"""The device that an engine runs on: which one, its default dtype, its free memory."""
+"""The device that an engine runs on: which one, its free memory, its threads. Imports torch only where it is needed."""
 
 from __future__ import annotations
 
-import msgspec
-import torch
+import importlib
+from pathlib import Path
+from typing import Any
 
-from tureen.devices import cpu, cuda
+import msgspec
+
+from tureen.devices import cpu
 from tureen.errors import StartupError
+
+GPU_TRACES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu", "/dev/kfd")
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -14,32 +19,36 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
     type: str  # cpu or cuda
     name: str  # as torch writes it: cpu, cuda:0
-    default_dtype: torch.dtype
     num_threads: int  # CPU threads for tensor operations
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device(self.name)
 
     def free_bytes(self) -> int:
         """Memory that new tensors may take, now."""
-        return cuda.free_bytes() if self.type == "cuda" else cpu.free_bytes()
+        free: int = _cuda().free_bytes() if self.type == "cuda" else cpu.free_bytes()
+        return free
+
+
+def may_have_cuda() -> bool:
+    """Whether there is a driver, so that it is worth importing torch to ask for the device."""
+    return any(Path(trace).exists() for trace in GPU_TRACES)
 
 
 def resolve_device(device: str, num_threads: int | None = None) -> DeviceInfo:
     """`auto` = cuda where there is one. Raises StartupError when the device asked for is not there."""
     threads = num_threads or cpu.num_threads()
     if device == "auto":
-        device = "cuda" if cuda.is_available() else "cpu"
+        device = "cuda" if may_have_cuda() and _cuda().is_available() else "cpu"
     if device == "cpu":
-        return DeviceInfo("cpu", "cpu", cpu.default_dtype(), threads)
+        return DeviceInfo("cpu", "cpu", threads)
     if device != "cuda":
         raise StartupError(f"--device {device}: unknown; use auto, cpu or cuda", field="device")
-    if not cuda.is_available():
-        build = "has no CUDA support" if torch.version.cuda is None else "finds no usable GPU"
+    if not _cuda().is_available():
         raise StartupError(
-            f"--device cuda: torch {torch.__version__} {build}; use --device cpu, or install a CUDA build of torch "
-            "and check that nvidia-smi lists a GPU",
+            f"--device cuda: {_cuda().why_not()}; use --device cpu, or install a CUDA build of torch and check that "
+            "nvidia-smi lists a GPU",
             field="device",
         )
-    return DeviceInfo("cuda", "cuda:0", cuda.default_dtype(), threads)
+    return DeviceInfo("cuda", "cuda:0", threads)
+
+
+def _cuda() -> Any:
+    return importlib.import_module("tureen.devices.cuda")  # torch

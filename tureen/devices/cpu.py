@@ -1,34 +1,23 @@
-"""What this machine's processors offer."""
+"""What this machine's processors offer. No torch."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-
-import torch
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def default_dtype() -> torch.dtype:
-    """bfloat16 where matrix products in it are done by the hardware, else float32."""
-    return torch.bfloat16 if has_fast_bfloat16() else torch.float32
-
-
-def has_onednn() -> bool:
-    return bool(torch._C._has_mkldnn)
-
-
-def has_fast_bfloat16() -> bool:
-    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def num_threads() -> int:
-    """How many CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many CPUs this process may use: those it may run on, within the quota of the control group, rounded up."""
+    present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+    except OSError:
+        return present
+    return present if quota == "max" else min(present, math.ceil(int(quota) / int(period)))
 
 
 def free_bytes() -> int:

@@ -1,4 +1,4 @@
-"""What the first CUDA device offers."""
+"""What the first CUDA device offers, as torch sees it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ def is_available() -> bool:
     return torch.cuda.is_available()
 
 
-def default_dtype() -> torch.dtype:
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+def why_not() -> str:
+    """Why it is not available."""
+    build = "has no CUDA support" if torch.version.cuda is None else "finds no usable GPU"
+    return f"torch {torch.__version__} {build}"
 
 
 def free_bytes() -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output
 from tureen.engine.grammars import Grammars
@@ -134,7 +132,10 @@ class Engine:
             return deltas
         self._num_steps += 1
         for planned, result in zip(plan, self._rows.run(plan), strict=True):
-            delta = self._commit(planned.sequence, planned.row, result)
+            try:
+                delta = self._take_over(planned.sequence, planned.row, result)
+            except TureenError as error:
+                delta = self._fail(planned.sequence, error)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -183,10 +184,9 @@ class Engine:
         self.grammars.clear()
         return self.cache.flush()
 
-    def stats(self) -> EngineStats:
-        """Gauges and totals as of now. `step_ms` is for the loop to fill in: there is no clock here."""
-        return msgspec.structs.replace(
-            self.grammars.stats(),
+    def stats(self, step_ms: float = 0.0) -> EngineStats:
+        """Gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
+        return EngineStats(
             num_running=len(self.scheduler.running),
             num_queued=len(self.scheduler.queue),
             num_free_pages=self.cache.pool.num_free,
@@ -197,27 +197,23 @@ class Engine:
             total_output_tokens=self._num_output_tokens,
             total_preemptions=self.scheduler.num_preemptions,
             total_steps=self._num_steps,
+            step_ms=step_ms,
             is_paused=self._is_paused,
             total_forced_tokens=self._num_forced_tokens,
+            **self.grammars.stats(),
         )
 
     def _cached_len(self, sequence: Sequence) -> int:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
-    def _commit(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """Take over a row's result. Returns what its client gets of it."""
-        try:
-            return self._take_over(sequence, row, result)
-        except TureenError as error:
-            if error.status >= 500:
-                log.error("request %s failed: %s", sequence.request.id, error)
-            return self._fail(sequence, RowError.of(error))
-
     def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """Raises InvalidRequest, RequestFailed."""
+        """A row's result becomes the sequence's. Returns what its client gets of it.
+
+        Raises InvalidRequest, RequestFailed.
+        """
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
-            return self._fail(sequence, result.error)
+            return self._drop(sequence, result.error)
         assert sequence.table is not None
         sequence.advance(row, result)
         self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
@@ -237,6 +233,8 @@ class Engine:
 
     def _grow(self, sequence: Sequence, token_id: int | None = None) -> FinishReason | None:
         """Append a drawn token, and what the grammar forces after it. Why the output ends there; None = it goes on."""
+        if token_id is not None and sequence.constraint is None:
+            return output.drawn(sequence, token_id, context_len=self._context_len)
         num_forced = sequence.num_forced
         if token_id is None:
             reason = output.forced(sequence, context_len=self._context_len)
@@ -245,7 +243,13 @@ class Engine:
         self._num_forced_tokens += sequence.num_forced - num_forced
         return reason
 
-    def _fail(self, sequence: Sequence, error: RowError) -> OutputDelta:
+    def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
+        """End a request whose output could not be taken over."""
+        if error.status >= 500:
+            log.error("request %s failed: %s", sequence.request.id, error)
+        return self._drop(sequence, RowError.of(error))
+
+    def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
         """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
         they may come from any page that it read."""
         assert sequence.table is not None
@@ -281,6 +285,8 @@ def _delta(
     *,
     finish: FinishReason | None = None,
 ) -> OutputDelta:
+    if sequence.is_plain:
+        return OutputDelta(sequence.request.id, token_ids, text, sequence.usage, finish=finish)
     return OutputDelta(
         id=sequence.request.id,
         token_ids=token_ids,

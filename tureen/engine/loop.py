@@ -59,7 +59,7 @@ class SteppedEngine(Protocol):
 
     def step(self) -> list[OutputDelta]: ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self, step_ms: float) -> EngineStats: ...
 
     def call(self, op: str, **args: object) -> object: ...
 
@@ -80,6 +80,7 @@ class Loop:
         self._publish = publish
         self._clock = clock
         self._live: dict[str, Limits] = {}
+        self._soonest_s = math.inf  # no live request has a limit before
         self._pace = Pace()
         self._step_ms = 0.0
         self._reported_s = -math.inf
@@ -104,18 +105,16 @@ class Loop:
             return 0.0
         if not self._live:
             return None
-        soonest_s = min(limits.soonest_s for limits in self._live.values())
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
-        return min(longest_s, max(0.0, soonest_s - self._clock()))
+        return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
     def _turn(self) -> None:
         """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
         if self._is_closed:
             return
         now = self._clock()
-        for request_id, limits in self._live.items():
-            if limits.soonest_s <= now:
-                self._engine.abort(request_id, "deadline")
+        if now >= self._soonest_s:
+            self._abort_late(now)
         if self._engine.is_preparing:
             self._engine.prepare()
         if not self._engine.has_work:
@@ -127,6 +126,12 @@ class Loop:
         self._pace.add(seconds, sum(map(self._note, deltas)))
         self._step_ms = seconds * 1000
         self._report(*deltas)
+
+    def _abort_late(self, now: float) -> None:
+        for request_id, limits in self._live.items():
+            if limits.soonest_s <= now:
+                self._engine.abort(request_id, "deadline")
+        self._soonest_s = min((limits.soonest_s for limits in self._live.values()), default=math.inf)
 
     def _fail(self, why: str) -> None:
         """End every live request with an error; nothing more is done."""
@@ -164,13 +169,14 @@ class Loop:
             raise _unreachable(request, wait_s)
         self._engine.add(request)
         self._live[request.id] = limits
+        self._soonest_s = min(self._soonest_s, limits.soonest_s)
 
     def _refuse(self, request_id: str, error: TureenError) -> None:
         self._report(OutputDelta(id=request_id, finish=finish.failed(error)))
 
     def _report(self, *deltas: OutputDelta) -> None:
         self._reported_s = self._clock()
-        self._publish(StepReport(deltas, msgspec.structs.replace(self._engine.stats(), step_ms=self._step_ms)))
+        self._publish(StepReport(deltas, self._engine.stats(self._step_ms)))
 
     def _call(self, message: Call) -> None:
         try:

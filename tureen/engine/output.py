@@ -13,7 +13,9 @@ def drawn(sequence: Sequence, token_id: int, *, context_len: int) -> FinishReaso
     Raises RequestFailed.
     """
     reason = _append(sequence, token_id, context_len, is_drawn=True)
-    return reason or forced(sequence, context_len=context_len)
+    if reason is not None or sequence.constraint is None:
+        return reason
+    return forced(sequence, context_len=context_len)
 
 
 def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
@@ -32,7 +34,7 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
 
 def _append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
     params = sequence.request.params
-    stops_allowed = sequence.num_output + 1 >= params.min_new_tokens
+    stops_allowed = len(sequence.token_ids) - sequence.num_prompt + 1 >= params.min_new_tokens
     is_end = stops_allowed and token_id in sequence.end_token_ids
     constraint = None if is_end else sequence.constraint
     if constraint is not None:

@@ -64,8 +64,9 @@ class Scheduler:
             if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
                 break
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
-            if self._make_room(sequence, sequence.num_computed + num_tokens):
-                plan.append(Planned(sequence, sequence.row(num_tokens), is_new=False))
+            end = sequence.num_computed + num_tokens
+            if end <= sequence.table.room or self._make_room(sequence, end):
+                plan.append(Planned(sequence, sequence.row(num_tokens), False))
                 budget -= num_tokens
         if budget and num_preemptions == self.num_preemptions:
             self._admit(plan, budget)
@@ -125,7 +126,7 @@ class Scheduler:
                 return
             self._start_running(sequence, table)
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
-            plan.append(Planned(sequence, sequence.row(num_tokens), is_new=True))
+            plan.append(Planned(sequence, sequence.row(num_tokens), True))
             budget -= num_tokens
 
     def _headroom(self, sequence: Sequence) -> int:

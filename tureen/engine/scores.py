@@ -59,8 +59,10 @@ class ScoreQueue:
         """Of prompt and output the output tokens that may be sent, with their log-probabilities where these are asked
         for; each once."""
         start = self._num_prompt + self.num_sent
-        end = start + len(self._output) if self.is_wanted else len(token_ids)
-        taken, scores = tuple(token_ids[start:end]), tuple(self._output)
+        if not self.is_wanted:
+            self.num_sent = len(token_ids) - self._num_prompt
+            return tuple(token_ids[start:]), ()
+        taken, scores = tuple(token_ids[start : start + len(self._output)]), tuple(self._output)
         self.num_sent += len(taken)
         self._output.clear()
         return taken, scores

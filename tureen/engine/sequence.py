@@ -50,16 +50,22 @@ class Sequence:
         return len(self.request.token_ids)
 
     @property
+    def max_tokens(self) -> int:
+        return len(self.request.token_ids) + self.request.max_new_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Tokens go in, tokens and text come out, nothing else."""
+        request = self.request
+        return request.logprobs is None and request.hidden_states == "none" and not request.embeds
+
+    @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
-
-    @property
-    def max_tokens(self) -> int:
-        return self.num_prompt + self.request.max_new_tokens
 
     @property
     def is_resuming(self) -> bool:
@@ -107,29 +113,37 @@ class Sequence:
     def text_end(self) -> int | None:
         """Where the text of the tokens that were sent ends, if others wait for their log-probabilities."""
         num_sent = self.scores.num_sent
-        if num_sent == self.num_output:
+        if not self.scores.is_wanted or num_sent == self.num_output:
             return None
         return self.scores.text_ends[num_sent - 1] if num_sent else 0
 
     @property
     def usage(self) -> Usage:
         """Of the output what is, or may be, sent: forced tokens that wait for their log-probabilities do not count."""
-        num_held = self.num_output - self.scores.num_sent if self.scores.is_wanted else 0
-        num_forced = max(0, self.num_forced - num_held)
-        return Usage(self.num_prompt, self.num_output - num_held, self.num_cached or 0, num_forced)
+        num_prompt = len(self.request.token_ids)
+        num_output, num_held = len(self.token_ids) - num_prompt, 0
+        if self.scores.is_wanted:
+            num_held = num_output - self.scores.num_sent
+        num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
+        return Usage(num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
     def row(self, num_tokens: int) -> Row:
         """This sequence's share of a step: its next `num_tokens` tokens."""
         start = self.num_computed
         end = start + num_tokens
-        score_from, score_targets = self.scores.targets(self.token_ids, start, end)
         reaches_end = end == self.num_needed
+        token_ids = tuple(self.token_ids[start:end])
+        pages = self.table.as_tuple if self.table else ()
+        samples = reaches_end and self.ended is None and self.request.max_new_tokens > 0
+        if self.is_plain:
+            return Row(self.slot, token_ids, start, pages, samples)
+        score_from, score_targets = self.scores.targets(self.token_ids, start, end)
         return Row(
             slot=self.slot,
-            token_ids=tuple(self.token_ids[start:end]),
+            token_ids=token_ids,
             start=start,
-            pages=self.table.as_tuple if self.table else (),
-            sample=reaches_end and self.ended is None and self.request.max_new_tokens > 0,
+            pages=pages,
+            sample=samples,
             score_from=score_from,
             score_targets=score_targets,
             embeds=self._embeds(start, end),

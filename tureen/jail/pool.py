@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
 from tureen.jail import seccomp, wire
@@ -33,6 +33,8 @@ MAX_WORKERS = 16
 CALL_ALLOWANCE_S = 0.0001  # CPU time of a call that is spent after its reply
 ENVIRONMENT = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """No process of the jail can start threads; libraries that mean to would wait for them."""
+
+Rows = NDArray[np.float32]
 
 log = get_logger("jail")
 
@@ -74,18 +76,18 @@ class Batch(NamedTuple):
 
     digest: bytes  # of the payload
     payload: str
-    logits: Sequence[Tensor]
+    logits: Sequence[Rows]
     sequences: Sequence[Tracked]
 
 
 class Worker:
     """One process, for one payload. Not trusted: its replies have a fixed size, its memory is copied, then read."""
 
-    def __init__(self, pid: int, connection: socket.socket, rows: Tensor) -> None:
+    def __init__(self, pid: int, connection: socket.socket, rows: Rows) -> None:
         self.pid = pid
         self._connection = connection
         self._rows = rows
-        self._copies = torch.empty_like(rows)  # out of the worker's reach; touched only as far as it is used
+        self._copies = np.empty_like(rows)  # out of the worker's reach; touched only as far as it is used
         self._known: dict[int, int] = {}  # sequence -> how many output tokens the worker has heard of
         self._dropped: list[int] = []
         self._number = 0  # of the newest message; a reply names the one it answers
@@ -100,11 +102,11 @@ class Worker:
         """Raises JailError."""
         self._await(until_s, f"it was not loaded within {LOAD_TIMEOUT_S:g} s")
 
-    def start(self, logits: Sequence[Tensor], sequences: Sequence[Tracked]) -> None:
+    def start(self, logits: Sequence[Rows], sequences: Sequence[Tracked]) -> None:
         """Hand over rows of logits [vocabulary]. Raises Lost."""
         self._allow_cpu_time()
         for place, row in enumerate(logits):
-            self._rows[place].copy_(row)
+            self._rows[place] = row
         rows, new = [], []
         for one in sequences:
             heard = self._known.get(one.number)
@@ -119,10 +121,12 @@ class Worker:
         self._dropped = []
         self._send(message, CALL_TIMEOUT_S)
 
-    def finish(self, num_rows: int, until_s: float) -> Tensor:
+    def finish(self, num_rows: int, until_s: float) -> Rows:
         """What became of the logits: a copy that the worker cannot reach, until the next call. Raises JailError."""
         self._await(until_s, f"it did not return within {CALL_TIMEOUT_S:g} s")
-        return self._copies[:num_rows].copy_(self._rows[:num_rows])
+        copies = self._copies[:num_rows]
+        np.copyto(copies, self._rows[:num_rows])
+        return copies
 
     def drop(self, number: int) -> None:
         if self._known.pop(number, None) is not None:
@@ -198,13 +202,13 @@ class Jail:
             self.close()
             raise StartupError("--enable-custom-logit-processor: the jail for client code did not start")
 
-    def run(self, batches: Sequence[Batch]) -> list[Tensor | JailError]:
+    def run(self, batches: Sequence[Batch]) -> list[Rows | JailError]:
         """Process the rows of all batches at once; no digest comes twice.
 
         Of each the result [rows, vocabulary], which holds until the next call, or why there is none. Takes at most the
         time for one load and one call, whatever the number of batches.
         """
-        results: dict[bytes, Tensor | JailError] = {}
+        results: dict[bytes, Rows | JailError] = {}
         try:
             self._make_ready(batches, results)
             calls = [batch for batch in batches if batch.digest not in results]
@@ -222,7 +226,7 @@ class Jail:
             raise
         return [results[batch.digest] for batch in batches]
 
-    def _make_ready(self, batches: Sequence[Batch], results: dict[bytes, Tensor | JailError]) -> None:
+    def _make_ready(self, batches: Sequence[Batch], results: dict[bytes, Rows | JailError]) -> None:
         """A loaded worker for each batch, or an error in `results`. Workers that run already come first."""
         needed = {batch.digest for batch in batches}
         loading: list[bytes] = []
@@ -243,7 +247,7 @@ class Jail:
 
     @contextlib.contextmanager
     def _noting(
-        self, digest: bytes, results: dict[bytes, Tensor | JailError], *, is_load: bool = False
+        self, digest: bytes, results: dict[bytes, Rows | JailError], *, is_load: bool = False
     ) -> Iterator[None]:
         """A JailError becomes the result. A worker that is lost, or has nothing loaded, ends."""
         try:
@@ -313,7 +317,7 @@ class Jail:
         if reply is None:
             raise JailError("the jail does not run any more; the server must be restarted")
         _, _, length, text = wire.REPLY.unpack(reply)
-        return Worker(int(text[:length]), ours, torch.frombuffer(shared, dtype=torch.float32).view(rows, width))
+        return Worker(int(text[:length]), ours, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
 
     def _ban(self, digest: bytes, error: JailError) -> None:
         """Refuse a payload whose worker hung or died for a while: it must not hold up others again."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tureen.devices.cpu import has_fast_bfloat16, has_onednn
+from tureen.devices.dtypes import has_fast_bfloat16, has_onednn
 
 SINGLE_ROW_INPUTS = 1024
 ROWS_HINT = 16  # oneDNN chooses the layout for about this many rows

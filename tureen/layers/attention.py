@@ -8,12 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
+from tureen.attention.base import AttentionBackend, LayerShape
 from tureen.layers.linear import Linear
 from tureen.layers.norm import RMSNorm
 from tureen.layers.rotary import rotate
-
-__all__ = ["Attention", "AttentionBackend", "LayerShape", "ModelInput", "Step"]
 
 
 class Step(NamedTuple):
@@ -74,5 +72,3 @@ class Attention:
     def finish(self) -> None:
         self._qkv.finish()
         self._out.finish()
-        for norm in self._qk_norm or ():
-            norm.finish()

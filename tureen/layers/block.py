@@ -1,4 +1,4 @@
-"""The transformer block most models share."""
+"""Transformer blocks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,35 @@ from tureen.layers.mlp import GatedMLP
 from tureen.layers.norm import RMSNorm
 
 
-class PreNormBlock:
-    """x += attention(norm(x)); x += mlp(norm(x))"""
+class Block:
+    """x += attention(norm(x)); x += mlp(norm(x)). With four norms: x += norm(attention(norm(x))); the mlp likewise.
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
-        self._input_norm = input_norm
+    norms: two or four, by the names that checkpoints give them, in the order in which they are applied.
+    """
+
+    def __init__(self, attention: Attention, mlp: GatedMLP, norms: dict[str, RMSNorm]) -> None:
         self._attention = attention
-        self._mlp_norm = mlp_norm
         self._mlp = mlp
+        self._norms = norms
+        in_order = tuple(norms.values())
+        self._post_norms = in_order[1::2] if len(in_order) == 4 else None
+        self._pre_norms = in_order if self._post_norms is None else in_order[::2]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """[tokens, hidden_size] -> the same tensor, changed in place."""
-        x.add_(self._attention(self._input_norm(x), step))
-        return x.add_(self._mlp(self._mlp_norm(x)))
+        attended = self._attention(self._pre_norms[0](x), step)
+        x.add_(attended if self._post_norms is None else self._post_norms[0](attended))
+        fed = self._mlp(self._pre_norms[1](x))
+        return x.add_(fed if self._post_norms is None else self._post_norms[1](fed))
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        yield from self._input_norm.weights(f"{prefix}input_layernorm")
+        """Checkpoint name -> the tensor its values go into."""
+        for name, norm in self._norms.items():
+            yield from norm.weights(f"{prefix}{name}")
         yield from self._attention.weights(f"{prefix}self_attn.")
-        yield from self._mlp_norm.weights(f"{prefix}post_attention_layernorm")
         yield from self._mlp.weights(f"{prefix}mlp.")
 
     def finish(self) -> None:
+        """All weights are there: lay them out for the device."""
         self._attention.finish()
         self._mlp.finish()

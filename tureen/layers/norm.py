@@ -9,11 +9,10 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension, in float32. `unit_offset`: the checkpoint stores weight - 1."""
+    """x / rms(x) * weight over the last dimension, in float32."""
 
-    def __init__(self, size: int, eps: float, *, unit_offset: bool = False) -> None:
+    def __init__(self, size: int, eps: float) -> None:
         self._eps = eps
-        self._unit_offset = unit_offset
         self._weight = torch.empty(size, dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -25,8 +24,3 @@ class RMSNorm:
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.weight", self._weight
-
-    def finish(self) -> None:
-        """All weights are there."""
-        if self._unit_offset:
-            self._weight += 1

@@ -1,4 +1,4 @@
-"""A model's shape, read from the dictionary that Hugging Face checkpoints keep in config.json."""
+"""What a decoder is made of, read from the dictionary that Hugging Face checkpoints keep in config.json. No torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 import msgspec
 
 from tureen.errors import StartupError, echo
-from tureen.layers.activation import GATED
-from tureen.layers.rotary import RopeConfig
+from tureen.layers.rope import RopeConfig
 
 ROPE_KINDS = ("default", "linear", "llama3")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decoder is made of. `windows` and `ropes` have one entry a layer."""
+    """The complete description of a decoder: every runner builds it from this alone.
+
+    A layer adds attention(norm(x)) to x, then mlp(norm(x)); with `post_norms` another norm follows each of the two
+    before its result is added. The mlp is down(activation(gate(x)) * up(x)). `windows` and `ropes` have one entry a
+    layer; a window of n lets a token see itself and the n - 1 tokens before it.
+    """
 
     architecture: str
     vocab_size: int
@@ -34,13 +39,51 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    unit_offset_norm: bool = False  # norms are stored as weight - 1
-    embedding_scale: float | None = None
+    qk_norm: bool = False  # each head of q and k is normalised before the rotation
+    post_norms: bool = False
+    unit_offset_norm: bool = False  # Hugging Face checkpoints store the norms' weights minus 1
+    embedding_scale: float | None = None  # token embeddings are multiplied by it
 
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """What checkpoints call a layer's norms, in the order in which they are applied."""
+        mlp = ("pre_feedforward", "post_feedforward") if self.post_norms else ()
+        return tuple(f"{name}_layernorm" for name in ("input", "post_attention", *mlp))
+
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name -> shape, of every weight that the model has. A matrix is [outputs, inputs]."""
+        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+        layer = self._layer_weights()
+        for index in range(self.num_layers):
+            found |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        found["model.norm.weight"] = (self.hidden_size,)
+        if not self.tie_embeddings:
+            found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        return found
+
+    def _layer_weights(self) -> dict[str, tuple[int, ...]]:
+        hidden, ffn = self.hidden_size, self.intermediate_size
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
+        for name, outputs, inputs, bias in (
+            ("self_attn.q_proj", heads, hidden, self.qkv_bias),
+            ("self_attn.k_proj", kv_heads, hidden, self.qkv_bias),
+            ("self_attn.v_proj", kv_heads, hidden, self.qkv_bias),
+            ("self_attn.o_proj", hidden, heads, self.out_bias),
+            ("mlp.gate_proj", ffn, hidden, self.mlp_bias),
+            ("mlp.up_proj", ffn, hidden, self.mlp_bias),
+            ("mlp.down_proj", hidden, ffn, self.mlp_bias),
+        ):
+            found[f"{name}.weight"] = (outputs, inputs)
+            if bias:
+                found[f"{name}.bias"] = (outputs,)
+        if self.qk_norm:
+            found |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+        return found
 
 
 def common(hf: Mapping[str, Any]) -> ModelConfig:
@@ -54,8 +97,8 @@ def common(hf: Mapping[str, Any]) -> ModelConfig:
         raise _fault("head_dim", f"{head_dim} is odd")
     num_layers = integer(hf, "num_hidden_layers")
     activation = hf.get("hidden_activation") or hf.get("hidden_act") or "silu"
-    if activation not in GATED:
-        raise _fault("hidden_act", f"{echo(activation)} is not supported; known: {', '.join(GATED)}")
+    if activation not in ACTIVATIONS:
+        raise _fault("hidden_act", f"{echo(activation)} is not supported; known: {', '.join(ACTIVATIONS)}")
     return ModelConfig(
         architecture=(hf.get("architectures") or [""])[0],
         vocab_size=integer(hf, "vocab_size"),

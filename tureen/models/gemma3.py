@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
-from tureen.layers.attention import Attention, Step
-from tureen.layers.mlp import GatedMLP
-from tureen.layers.norm import RMSNorm
-from tureen.layers.rotary import RopeConfig
-from tureen.models.base import DecoderModel, attention, mlp, norm
+from tureen.layers.rope import RopeConfig
 from tureen.models.config import ModelConfig, common, integer, number, refuse, rope, sliding_windows
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
@@ -52,16 +46,13 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
+        post_norms=True,
         unit_offset_norm=True,
         embedding_scale=config.hidden_size**0.5,
         attention_scale=number(hf, "query_pre_attn_scalar") ** -0.5,
         windows=windows,
         ropes=tuple(full if window is None else local for window in windows),
     )
-
-
-def build(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
-    return DecoderModel(config, [_SandwichBlock(config, layer, dtype) for layer in range(config.num_layers)], dtype)
 
 
 def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
@@ -75,30 +66,3 @@ def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
         rope({}, local, theta=hf.get("rope_local_base_freq") or LOCAL_THETA),
         rope({}, full, theta=hf.get("rope_theta") or GLOBAL_THETA),
     )
-
-
-class _SandwichBlock:
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))"""
-
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
-        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        self._norms: dict[str, RMSNorm] = {name: norm(config, config.hidden_size) for name in names}
-        self._attention: Attention = attention(config, layer, dtype)
-        self._mlp: GatedMLP = mlp(config, dtype)
-
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        norms = self._norms
-        x.add_(norms["post_attention"](self._attention(norms["input"](x), step)))
-        return x.add_(norms["post_feedforward"](self._mlp(norms["pre_feedforward"](x))))
-
-    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        for name, part in self._norms.items():
-            yield from part.weights(f"{prefix}{name}_layernorm")
-        yield from self._attention.weights(f"{prefix}self_attn.")
-        yield from self._mlp.weights(f"{prefix}mlp.")
-
-    def finish(self) -> None:
-        for part in self._norms.values():
-            part.finish()
-        self._attention.finish()
-        self._mlp.finish()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
-from tureen.models.base import DecoderModel, pre_norm_decoder
 from tureen.models.config import ModelConfig, common, sliding_windows
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
@@ -26,7 +24,3 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=bool(hf.get("mlp_bias", False)),
         windows=sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers),
     )
-
-
-def build(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
-    return pre_norm_decoder(config, dtype)

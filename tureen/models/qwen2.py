@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
-from tureen.models.base import DecoderModel, pre_norm_decoder
 from tureen.models.config import ModelConfig, common, sliding_windows
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
@@ -20,7 +18,3 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     first = hf.get("max_window_layers") or 0  # this layer and those after it slide
     slides = [bool(hf.get("use_sliding_window")) and layer >= first for layer in range(config.num_layers)]
     return replace(config, qkv_bias=True, windows=sliding_windows(hf, config.num_layers, slides))
-
-
-def build(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
-    return pre_norm_decoder(config, dtype)

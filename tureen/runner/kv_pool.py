@@ -1,39 +1,57 @@
-"""The tensors that hold keys and values, and how many tokens they can hold."""
+"""How many tokens the KV cache can hold, and what follows from it. No torch."""
 
 from __future__ import annotations
-
-import math
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
+from tureen.log import get_logger
 from tureen.models.config import ModelConfig
+from tureen.runner.base import Capacity
 
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens
 GIB = 1 << 30
 
-
-class KvPool(NamedTuple):
-    """keys[layer], values[layer]: [num_pages, page_size, kv_heads, head_dim], zeros at first."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
+log = get_logger("runner")
 
 
-def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+def plan_capacity(
+    config: Config, model: ModelConfig, *, token_bytes: int, weight_bytes: int, device: DeviceInfo
+) -> Capacity:
+    """What a runner can hold beside its weights, which take `weight_bytes` of the memory that is free now.
 
-
-def fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int, device: DeviceInfo) -> int:
-    """Number of pages: as asked by max_total_tokens, else what mem_fraction_static of the free bytes holds.
-
-    Raises StartupError when they do not fit, with the numbers and the settings to change.
+    token_bytes: K and V of one token in all layers. The context is no longer than the pool.
+    Raises StartupError when the settings cannot be met, with the numbers and the settings to change.
     """
+    wanted_len = _context_len(config, model)
+    free = device.free_bytes() - weight_bytes
+    num_pages = _fit_pages(config, token_bytes=token_bytes, context_len=wanted_len, free=free, device=device)
+    pool_len = num_pages * config.page_size
+    if pool_len < wanted_len:
+        log.warning("the KV cache holds %d tokens, so that is the context length too, not %d", pool_len, wanted_len)
+    return Capacity(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_rows=config.max_running_requests,
+        vocab_size=model.vocab_size,
+        context_len=min(wanted_len, pool_len),
+        hidden_size=model.hidden_size,
+        kv_bytes_per_token=token_bytes,
+    )
+
+
+def _context_len(config: Config, model: ModelConfig) -> int:
+    if config.context_length is not None and config.context_length > model.context_len:
+        raise StartupError(
+            f"--context-length {config.context_length} is more than the model's own {model.context_len}; "
+            f"use at most {model.context_len}",
+            field="context_length",
+        )
+    return config.context_length or model.context_len
+
+
+def _fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int, device: DeviceInfo) -> int:
+    """Number of pages: as asked by max_total_tokens, else what mem_fraction_static of the free bytes holds."""
     size = config.page_size
     where = f"{device.name} has {free / GIB:.2f} GiB free after the weights"
     if config.max_total_tokens is not None:
@@ -61,17 +79,3 @@ def fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int, 
     if device.type == "cpu":
         pages = min(pages, -(-max(CPU_CONTEXTS * context_len, CPU_TOKENS) // size))
     return pages
-
-
-def allocate(model: ModelConfig, dtype: torch.dtype, *, num_pages: int, page_size: int, device: DeviceInfo) -> KvPool:
-    shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
-    tensors = [_zeros(shape, dtype, device) for _ in range(2 * model.num_layers)]
-    return KvPool(tensors[::2], tensors[1::2])
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: DeviceInfo) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device.torch_device)
-    # fresh zeroed memory that nothing has written to: pages nobody has used yet are not resident
-    memory = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

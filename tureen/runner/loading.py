@@ -1,89 +1,87 @@
-"""Build a model and fill it with weights."""
+"""From a model's files to the weights that its decoder wants, checked. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
 from tureen.log import Progress
-from tureen.models.base import IGNORED, RENAMES, DecoderModel
 from tureen.models.config import ModelConfig
+from tureen.registry import find_model
+from tureen.weights.source import ModelSource
+from tureen.weights.stored import Stored, iter_stored
 
 GIB = 1 << 30
 DUMMY_SEED = 0
 DUMMY_DEVIATION = 0.02
 
 
-def flatten(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of a config: models with more parts keep it under text_config."""
-    return {**hf, **hf.get("text_config", {})}
+def describe(hf: Mapping[str, Any]) -> ModelConfig:
+    """What `model_config(source)` says of the decoder. Raises StartupError naming what is not understood."""
+    module = find_model((hf.get("architectures") or [""])[0])
+    text = hf.get("text_config", {})  # models with more parts than a decoder keep its config there
+    config: ModelConfig = module.parse({**hf, **text})
+    return config
 
 
-def require_memory(module: ModuleType, config: ModelConfig, dtype: torch.dtype, device: DeviceInfo) -> int:
-    """Bytes the weights will take. Raises StartupError when the device has less; allocates nothing."""
-    with torch.device("meta"):
-        model: DecoderModel = module.build(config, dtype)
-    needed = sum(tensor.nbytes for tensor in model.weights().values())
-    if config.tie_embeddings and device.type == "cpu":
-        needed += config.vocab_size * config.hidden_size * dtype.itemsize  # the head keeps its own layout
+def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
+    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: the type they take."""
     free = device.free_bytes()
     if needed > free:
-        name = str(dtype).removeprefix("torch.")
         raise StartupError(
-            f"the weights need {needed / GIB:.2f} GiB in {name}, but {device.name} has {free / GIB:.2f} GiB free; "
+            f"the weights need {needed / GIB:.2f} GiB in {form}, but {device.name} has {free / GIB:.2f} GiB free; "
             "free memory, choose a smaller --model-path, or a smaller --dtype",
             field="model_path",
         )
-    return needed
 
 
-def fill(model: DecoderModel, tensors: Iterable[tuple[str, Tensor]], progress: Progress) -> None:
-    """Copy each tensor to its place. Raises StartupError naming weights that are missing, unknown or misshapen."""
-    wanted = model.weights()
+def weights(
+    source: ModelSource, hf: Mapping[str, Any], config: ModelConfig, *, load_format: str, progress: Progress
+) -> Iterator[Stored]:
+    """Each of `config.weights()` once, in any order: from the model's files, or random ones."""
+    if load_format == "dummy":
+        return _random_weights(config)
+    return wanted_weights(config, iter_stored(source, hf), progress)
+
+
+def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
+    """Those of the weights found that the config wants, each once; values of norms are what multiplies.
+
+    Raises StartupError naming weights that are missing, unknown or misshapen: the missing ones after the last.
+    """
+    wanted = config.weights()
     total = len(wanted)
-    for name, tensor in tensors:
-        name = _local_name(name)
-        place = wanted.pop(name, None)
-        if place is None:
-            if name.startswith(IGNORED) or name.endswith("rotary_emb.inv_freq") or _is_tied_head(model, name):
+    for stored in found:
+        shape = wanted.pop(stored.name, None)
+        if shape is None:
+            if config.tie_embeddings and stored.name == "lm_head.weight":
                 continue
             raise StartupError(
-                f"the model has a weight that its architecture does not: {name}; is config.json its own?"
+                f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"
             )
-        if place.shape != tensor.shape:
+        if shape != stored.shape:
             raise StartupError(
-                f"weight {name} has shape {list(tensor.shape)}, config.json says {list(place.shape)}; the files do not "
-                "belong together"
+                f"weight {stored.name} has shape {list(stored.shape)}, config.json says {list(shape)}; the files do "
+                "not belong together"
             )
-        place.copy_(tensor)
+        is_less_one = config.unit_offset_norm and stored.name.endswith("norm.weight")
+        yield stored._replace(offset=stored.offset + 1) if is_less_one else stored
         progress("load weights", total - len(wanted), total)
     if wanted:
         missing = ", ".join(list(wanted)[:3])
         raise StartupError(f"the model lacks {len(wanted)} weights: {missing}{', …' if len(wanted) > 3 else ''}")
 
 
-def fill_randomly(model: DecoderModel, device: torch.device) -> None:
-    """Random weights, the same at every start; norms get ones."""
-    generator = torch.Generator(device).manual_seed(DUMMY_SEED)
-    for name, place in model.weights().items():
-        if name.endswith("norm.weight"):
-            place.fill_(1.0)
-        else:
-            place.normal_(std=DUMMY_DEVIATION, generator=generator)
-
-
-def _local_name(name: str) -> str:
-    for prefix, ours in RENAMES:
-        if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
-    return name
-
-
-def _is_tied_head(model: DecoderModel, name: str) -> bool:
-    return model.config.tie_embeddings and name == "lm_head.weight"
+def _random_weights(config: ModelConfig) -> Iterator[Stored]:
+    """The same at every start; norms multiply by 1."""
+    generator = np.random.default_rng(DUMMY_SEED)
+    for name, shape in config.weights().items():
+        values = np.ones(shape, np.float32)
+        if not name.endswith("norm.weight"):
+            generator.standard_normal(dtype=np.float32, out=values)
+            values *= DUMMY_DEVIATION
+        yield Stored(name, shape, "F32", values.reshape(-1).view(np.uint8))

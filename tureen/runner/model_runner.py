@@ -1,89 +1,76 @@
-"""Runs batches on one device: forward pass, prompt log-probabilities, sampling."""
+"""Runs batches on one device: forward pass, prompt log-probabilities, sampling. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from tureen.attention.base import AttentionBackend, Span
-from tureen.attention.reference import ReferenceAttention
 from tureen.config import Config
-from tureen.devices.base import DeviceInfo, resolve_device
-from tureen.errors import NotFound, StartupError
+from tureen.errors import NotFound
 from tureen.jail.pool import Jail
-from tureen.log import Progress, get_logger, no_progress
-from tureen.models.base import DecoderModel, layer_shape
-from tureen.models.config import ModelConfig
-from tureen.registry import find_model
-from tureen.runner import kv_pool, loading
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
-from tureen.runner.inputs import make_input
+from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.sampler import Sampler
 from tureen.types import PositionLogprobs
-from tureen.weights.load import iter_tensors
-from tureen.weights.source import ModelSource, model_config
 
 SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
+NOTHING = RowOutput()
 
-log = get_logger("runner")
+
+class Forward(Protocol):
+    """A model on a device. Tokens of a step stand one after another, in the order of its rows."""
+
+    dtype: str
+    device_name: str
+
+    def run(self, batch: Batch) -> Logits | None:
+        """Compute and store K/V of all rows -> logits [rows that sample, vocab]; None where no row samples.
+
+        They hold until the next call.
+        """
+
+    def logits(self, tokens: Sequence[int]) -> Logits:
+        """Of tokens of the last step: [tokens, vocab]; they hold until the next call."""
+
+    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Of tokens of the last step, after the final norm: [tokens, hidden_size]."""
+
+    def are_finite(self, logits: Logits) -> bool: ...
+
+    def keep(self, logits: Logits) -> Logits:
+        """A copy that outlives the next call."""
 
 
 class ModelRunner:
     """A model with its KV pool and sampler on one device."""
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        attention: AttentionBackend,
-        sampler: Sampler,
-        capacity: Capacity,
-        device: DeviceInfo,
-        dtype: torch.dtype,
-    ) -> None:
-        self._model = model
-        self._attention = attention
+    def __init__(self, forward: Forward, sampler: Sampler, capacity: Capacity) -> None:
+        self._forward = forward
         self._sampler = sampler
         self._capacity = capacity
-        self._device = device
-        self._dtype = dtype
         self._operations: dict[str, Callable[[], object]] = {"device": self._describe_device}
 
-    @torch.inference_mode()
+    @property
+    def forward(self) -> Forward:
+        return self._forward
+
     def run(self, batch: Batch) -> StepOutput:
         """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
-        hidden: Tensor | None = None
-        spans: tuple[Span, ...] = ()
-        logits: Tensor | None = None
-        if batch.rows:
-            inputs = make_input(batch, self._capacity.page_size, self._device.torch_device)
-            spans = inputs.spans
-            self._attention.plan(inputs)
-            hidden = self._model.forward(inputs, self._attention)
-            if inputs.sampled is not None:
-                logits = self._model.logits(hidden.index_select(0, inputs.sampled))
+        logits = self._forward.run(batch) if batch.rows else None
         for state in batch.new_slots:
             self._sampler.set_slot(state)
         for row in batch.rows:
             self._sampler.catch_up(row.slot, row.start, row.token_ids)
-        scores = [
-            () if hidden is None else self._score(row, span, hidden)
-            for row, span in zip(batch.rows, spans, strict=True)
-        ]
-        states = [
-            () if hidden is None else self._hidden_states(row, span, hidden)
-            for row, span in zip(batch.rows, spans, strict=True)
-        ]
+        if any(row.score_targets or row.hidden_from is not None for row in batch.rows):
+            return self._run_with_extras(batch, logits)
         drawn = iter(self._sample(batch, logits))
-        return StepOutput(
-            tuple(
-                _combine(next(drawn) if row.sample else RowOutput(), score, state)
-                for row, score, state in zip(batch.rows, scores, states, strict=True)
-            )
-        )
+        return StepOutput(tuple(next(drawn) if row.sample else NOTHING for row in batch.rows))
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -98,108 +85,59 @@ class ModelRunner:
         """End the processes that belong to it; the tensors go with the object."""
         self._sampler.close()
 
-    def _sample(self, batch: Batch, logits: Tensor | None) -> list[RowOutput]:
-        rows = [row for row in batch.rows if row.sample]
+    def _run_with_extras(self, batch: Batch, logits: Logits | None) -> StepOutput:
+        if logits is not None:
+            logits = self._forward.keep(logits)
+        firsts = accumulate((len(row.token_ids) for row in batch.rows), initial=0)
+        extras = [
+            (self._score(row, first), self._hidden_states(row, first))
+            for row, first in zip(batch.rows, firsts, strict=False)
+        ]
+        drawn = iter(self._sample(batch, logits))
+        return StepOutput(
+            tuple(
+                _combine(next(drawn) if row.sample else NOTHING, score, states)
+                for row, (score, states) in zip(batch.rows, extras, strict=True)
+            )
+        )
+
+    def _sample(self, batch: Batch, logits: Logits | None) -> list[RowOutput]:
         if logits is None:
             return []
+        rows = [row for row in batch.rows if row.sample]
         positions = [row.start + len(row.token_ids) for row in rows]
         masks = batch.masks.wait() if batch.masks else {}
         return self._sampler.sample(logits, [row.slot for row in rows], positions, masks)
 
-    def _score(self, row: Row, span: Span, hidden: Tensor) -> tuple[PositionLogprobs, ...] | None:
+    def _score(self, row: Row, first: int) -> tuple[PositionLogprobs, ...] | None:
         """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""
         size = max(1, SCORE_LOGITS // self._capacity.vocab_size)
         scores: list[PositionLogprobs] = []
         for begin in range(0, len(row.score_targets), size):
             targets = row.score_targets[begin : begin + size]
-            first = span.first + row.score_from + begin
-            logits = self._model.logits(hidden[first : first + len(targets)])
-            if not bool(torch.isfinite(logits).all()):
+            at = first + row.score_from + begin
+            logits = self._forward.logits(range(at, at + len(targets)))
+            if not self._forward.are_finite(logits):
                 return None
             scores += self._sampler.score(logits, row.slot, targets)
         return tuple(scores)
 
-    def _hidden_states(self, row: Row, span: Span, hidden: Tensor) -> tuple[bytes, ...] | None:
+    def _hidden_states(self, row: Row, first: int) -> tuple[bytes, ...] | None:
         """Of the positions that the row asks for; None where they are not numbers."""
         if row.hidden_from is None:
             return ()
-        states = self._model.last_hidden(hidden[span.first + row.hidden_from : span.first + span.length])
-        if not bool(torch.isfinite(states).all()):
-            return None
-        return tuple(state.tobytes() for state in states.cpu().numpy())
+        states = self._forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
+        return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
     def _describe_device(self) -> dict[str, str]:
-        return {"name": self._device.name, "dtype": str(self._dtype).removeprefix("torch.")}
+        return {"name": self._forward.device_name, "dtype": self._forward.dtype}
 
 
-def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
-    device = resolve_device(config.device, config.num_threads)
-    torch.set_num_threads(device.num_threads)
-    dtype = device.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    hf = model_config(source)
-    module = find_model((hf.get("architectures") or [""])[0])
-    shape: ModelConfig = module.parse(loading.flatten(hf))
-    context_len = _context_len(config, shape)
-    weight_bytes = loading.require_memory(module, shape, dtype, device)
-    token_bytes = kv_pool.bytes_per_token(shape, dtype)
-    num_pages = kv_pool.fit_pages(
-        config,
-        token_bytes=token_bytes,
-        context_len=context_len,
-        free=device.free_bytes() - weight_bytes,
-        device=device,
-    )
-    context_len = _within_pool(context_len, num_pages * config.page_size)
-    with torch.device(device.torch_device):
-        model: DecoderModel = module.build(shape, dtype)
-    if config.load_format == "dummy":
-        loading.fill_randomly(model, device.torch_device)
-    else:
-        loading.fill(model, iter_tensors(source, hf), progress)
-    model.finish(context_len, device.torch_device)
-    pool = kv_pool.allocate(shape, dtype, num_pages=num_pages, page_size=config.page_size, device=device)
-    custom = _custom_processors(config, shape.vocab_size)
-    layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
-    return ModelRunner(
-        model,
-        ReferenceAttention(layers, pool.keys, pool.values),
-        Sampler(config.max_running_requests, shape.vocab_size, device.torch_device, custom),
-        Capacity(
-            num_pages=num_pages,
-            page_size=config.page_size,
-            max_rows=config.max_running_requests,
-            vocab_size=shape.vocab_size,
-            context_len=context_len,
-            hidden_size=shape.hidden_size,
-            kv_bytes_per_token=token_bytes,
-        ),
-        device,
-        dtype,
-    )
-
-
-def _custom_processors(config: Config, vocab_size: int) -> CustomProcessors:
-    """Raises StartupError."""
+def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sampler:
+    """Raises StartupError for a --logit-processor that cannot be loaded."""
     registered = load_registered(config.logit_processor)
     jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
-    return CustomProcessors(registered, jail)
-
-
-def _context_len(config: Config, shape: ModelConfig) -> int:
-    if config.context_length is not None and config.context_length > shape.context_len:
-        raise StartupError(
-            f"--context-length {config.context_length} is more than the model's own {shape.context_len}; "
-            f"use at most {shape.context_len}",
-            field="context_length",
-        )
-    return config.context_length or shape.context_len
-
-
-def _within_pool(context_len: int, pool_tokens: int) -> int:
-    if pool_tokens < context_len:
-        log.warning("the KV cache holds %d tokens, so that is the context length too, not %d", pool_tokens, context_len)
-    return min(context_len, pool_tokens)
+    return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, jail))
 
 
 def _combine(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from tureen.errors import InvalidRequest, echo
 from tureen.logit_processor import CustomLogitProcessor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORBIDDEN = -float("inf")
 

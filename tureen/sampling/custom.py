@@ -9,19 +9,27 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.jail.pool import CALL_TIMEOUT_S, Batch, Jail, JailError, Raised, Tracked, digest_of
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.runner.base import RowError, SlotState
+from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.types import NO_TOKEN
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Changed = NDArray[np.float32] | torch.Tensor
 
 FIELD = "custom_logit_processor"
 FAILED, REJECTED = "custom_logit_processor_failed", "custom_logit_processor_rejected"
 MAX_LEFT = 64  # sequences without a slot that are remembered
+Group = list[tuple[int, "CustomState"]]
+"""Rows with the same processor."""
 
 
 class Fault(NamedTuple):
@@ -91,52 +99,56 @@ class CustomProcessors:
             if self._jail is not None and oldest.digest is not None:
                 self._jail.drop(oldest.tracked.number)
 
-    def apply(self, logits: Tensor, peaks: Tensor, states: Sequence[CustomState | None]) -> dict[int, RowError]:
-        """Change those rows of logits [rows, vocabulary] float32 that have a state; the others are not touched.
+    def apply(
+        self, arithmetic: Arithmetic, logits: Logits, peaks: Peaks, states: Sequence[CustomState | None]
+    ) -> dict[int, RowError]:
+        """Change those rows of logits [rows, vocabulary] that have a state; the others are not touched.
 
-        `peaks` [rows], the largest logit of each, is kept right. Rows with the same processor are one call; where it
-        raises, each row is called again by itself, so that only those at fault fail. Returns the rows that failed,
-        which stay as they were.
+        `peaks` are kept right. Rows with the same processor are one call; where it raises, each row is called again by
+        itself, so that only those at fault fail. Returns the rows that failed, which stay as they were.
         """
-        groups: dict[str | bytes, list[tuple[int, CustomState]]] = {}
+        groups: dict[str | bytes, Group] = {}
         for row, state in enumerate(states):
             if state is not None:
                 groups.setdefault(state.key, []).append((row, state))
         failures: dict[int, RowError] = {}
-        alone: list[list[tuple[int, CustomState]]] = []
-        results = self._run(logits, list(groups.values()))
+        alone: list[Group] = []
+        results = self._run(arithmetic, logits, list(groups.values()))
         for group, result in zip(groups.values(), results, strict=True):
             if isinstance(result, Fault) and result.may_be_one_row and len(group) > 1:
                 alone += [[one] for one in group]
             else:
-                failures |= _take_over(logits, peaks, [row for row, _ in group], result)
+                failures |= _take_over(arithmetic, logits, peaks, [row for row, _ in group], result)
         limit_s = time.monotonic() + CALL_TIMEOUT_S
         for group in alone:
             late = _fault(f"it did not return within {CALL_TIMEOUT_S:g} s")
-            [result] = self._run(logits, [group]) if time.monotonic() < limit_s else [late]
-            failures |= _take_over(logits, peaks, [row for row, _ in group], result)
+            [result] = self._run(arithmetic, logits, [group]) if time.monotonic() < limit_s else [late]
+            failures |= _take_over(arithmetic, logits, peaks, [row for row, _ in group], result)
         return failures
 
     def close(self) -> None:
         if self._jail is not None:
             self._jail.close()
 
-    def _run(self, logits: Tensor, groups: list[list[tuple[int, CustomState]]]) -> list[Tensor | Fault]:
+    def _run(self, arithmetic: Arithmetic, logits: Logits, groups: list[Group]) -> list[Changed | Fault]:
         """The result of each group; those in the jail run at the same time."""
         batches = [
-            Batch(first.digest, first.processor, [logits[row] for row, _ in group], [one.tracked for _, one in group])
+            Batch(
+                first.digest,
+                first.processor,
+                [arithmetic.host_row(logits, row) for row, _ in group],
+                [one.tracked for _, one in group],
+            )
             for group in groups
             if (first := group[0][1]).digest is not None
         ]
         jailed = iter(self._run_in_jail(batches) if batches else ())
         return [
-            self._run_here(group[0][1].processor, logits[[row for row, _ in group]], [one for _, one in group])
-            if group[0][1].digest is None
-            else next(jailed)
+            self._run_here(arithmetic, logits, group) if group[0][1].digest is None else next(jailed)
             for group in groups
         ]
 
-    def _run_in_jail(self, batches: list[Batch]) -> list[Tensor | Fault]:
+    def _run_in_jail(self, batches: list[Batch]) -> Sequence[Changed | Fault]:
         if self._jail is None:
             return [Fault(RowError(REJECTED, "the server runs no code of clients", 400, FIELD))] * len(batches)
         return [
@@ -146,19 +158,24 @@ class CustomProcessors:
             for result in self._jail.run(batches)
         ]
 
-    def _run_here(self, name: str, logits: Tensor, states: list[CustomState]) -> Tensor | Fault:
+    def _run_here(self, arithmetic: Arithmetic, logits: Logits, group: Group) -> Changed | Fault:
+        name = group[0][1].processor
         processor = self._registered.get(name)
         if processor is None:
             return Fault(RowError(REJECTED, f"there is no logit processor {echo(name)}", 400, FIELD))
-        try:
-            result = processor(logits, [state.params for state in states])
-        except InvalidRequest as error:
-            return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
-        except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
-            return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
-        if not isinstance(result, Tensor) or result.shape != logits.shape:
-            return _fault("it did not return a tensor of the shape it was given")
-        return result.to(logits)
+        import torch  # noqa: PLC0415 - a server on the CPU does without, unless such a processor is used
+
+        with torch.inference_mode():
+            given = arithmetic.tensor(logits, [row for row, _ in group])
+            try:
+                result = processor(given, [state.params for _, state in group])
+            except InvalidRequest as error:
+                return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
+            except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
+                return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
+            if not isinstance(result, torch.Tensor) or result.shape != given.shape:
+                return _fault("it did not return a tensor of the shape it was given")
+            return result.to(given)
 
 
 def _fault(what: str, *, is_rejected: bool = False, may_be_one_row: bool = False) -> Fault:
@@ -167,14 +184,18 @@ def _fault(what: str, *, is_rejected: bool = False, may_be_one_row: bool = False
     return Fault(RowError(FAILED, f"{FIELD} failed: {what}", 500, FIELD), may_be_one_row)
 
 
-def _take_over(logits: Tensor, peaks: Tensor, rows: list[int], result: Tensor | Fault) -> dict[int, RowError]:
+def _take_over(
+    arithmetic: Arithmetic, logits: Logits, peaks: Peaks, rows: list[int], result: Changed | Fault
+) -> dict[int, RowError]:
     if isinstance(result, Fault):
         return dict.fromkeys(rows, result.error)
     failures: dict[int, RowError] = {}
-    for row, changed, peak in zip(rows, result, result.amax(dim=1).tolist(), strict=True):
-        if math.isfinite(peak):  # it is NaN where one is in the row
-            logits[row].copy_(changed)
-            peaks[row] = peak
+    changed = arithmetic.adopt(result)
+    values, token_ids = arithmetic.peaks(changed)
+    for place, row in enumerate(rows):
+        if math.isfinite(values[place]):
+            arithmetic.replace(logits, row, changed, place)
+            peaks.values[row], peaks.token_ids[row] = values[place], token_ids[place]
         else:
             failures[row] = _fault("it left no token that can be drawn, or a logit that is NaN or +infinity").error
     return failures

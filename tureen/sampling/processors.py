@@ -12,7 +12,8 @@
 Temperature 0 takes the best token (the lowest id among equals) after the stages that change logits.
 
 A parameter that changes logits is one field of SamplingParams and one function here, under `@logit_stage` where it
-changes logits, under `@cut` where it drops unlikely tokens. A stage that no row uses is not run.
+changes logits, under `@cut` where it drops unlikely tokens. A stage that no row uses is not run. The functions say on
+the host what is to be done; where the logits are, an Arithmetic does it.
 """
 
 from __future__ import annotations
@@ -22,23 +23,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from tureen.sampling.arithmetic import Arithmetic, Change, Ids, Logits, Operation, Values
 from tureen.sampling.params import SamplingParams
-from tureen.sampling.probability import running_sums
-from tureen.sampling.slots import Ids, Slot, TokenCounts, Values
+from tureen.sampling.slots import Slot, TokenCounts
 
 Applies = Callable[[SamplingParams], bool]
 NO_COUNTS = TokenCounts(())
-FLOAT32_MAX = torch.finfo(torch.float32).max
+NO_CHANGE: Change = np.zeros(0, dtype=np.int64), np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
     """A row of the batch that uses a stage."""
 
-    row: int  # index into the batch's logits
     slot: Slot
     num_outputs: int  # output tokens so far
 
@@ -56,50 +55,51 @@ class User:
 
 
 class LogitStage(NamedTuple):
-    """`run` changes the users' rows of logits [rows, vocab] float32 in place."""
+    """`run` says which of the user's tokens change, and the number for each that the operation takes."""
 
     applies: Applies
-    run: Callable[[Tensor, Sequence[User]], None]
+    operation: Operation
+    run: Callable[[User], Change]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """The most probable tokens of r rows, best first. Weights are relative to the best token's, which is 1."""
 
-    weights: Tensor  # [r, w] float64
-    totals: Tensor  # [r]: sum of the weights over the whole vocabulary
+    weights: Values  # [r, w]
+    totals: Values  # [r]: sum of the weights over the whole vocabulary
     params: Sequence[SamplingParams]
 
-    def column(self, values: Iterable[float]) -> Tensor:
-        """[r] float64"""
-        return torch.tensor(list(values), dtype=torch.float64, device=self.weights.device)
+    def column(self, values: Iterable[float]) -> Values:
+        """[r]"""
+        return np.array(list(values), dtype=np.float64)
 
 
 class Cut(NamedTuple):
-    """`num_kept` says how many leading tokens of each row are kept: [r] int64, at least 1.
+    """`num_kept` says how many leading tokens of each row are kept: [r], at least 1.
 
     When its rule would go on beyond the w tokens given, it must answer w or more.
     """
 
     applies: Applies
-    num_kept: Callable[[Ranked], Tensor]
+    num_kept: Callable[[Ranked], Ids]
 
 
-LogitStageBody = Callable[[Tensor, Sequence[User]], None]
+LogitStageBody = Callable[[User], Change]
 LOGIT_STAGES: list[LogitStage] = []
 CUTS: list[Cut] = []
 
 
-def logit_stage(applies: Applies) -> Callable[[LogitStageBody], LogitStageBody]:
+def logit_stage(applies: Applies, operation: Operation) -> Callable[[LogitStageBody], LogitStageBody]:
     def register(run: LogitStageBody) -> LogitStageBody:
-        LOGIT_STAGES.append(LogitStage(applies, run))
+        LOGIT_STAGES.append(LogitStage(applies, operation, run))
         return run
 
     return register
 
 
-def cut(applies: Applies) -> Callable[[Callable[[Ranked], Tensor]], Callable[[Ranked], Tensor]]:
-    def register(rule: Callable[[Ranked], Tensor]) -> Callable[[Ranked], Tensor]:
+def cut(applies: Applies) -> Callable[[Callable[[Ranked], Ids]], Callable[[Ranked], Ids]]:
+    def register(rule: Callable[[Ranked], Ids]) -> Callable[[Ranked], Ids]:
         CUTS.append(Cut(applies, rule))
         return rule
 
@@ -109,64 +109,60 @@ def cut(applies: Applies) -> Callable[[Callable[[Ranked], Tensor]], Callable[[Ra
 # The stages. The order in this file is the order applied.
 
 
-@logit_stage(lambda p: p.frequency_penalty != 0.0)
-def frequency_penalty(logits: Tensor, users: Sequence[User]) -> None:
+@logit_stage(lambda p: p.frequency_penalty != 0.0, Operation.ADD)
+def frequency_penalty(user: User) -> Change:
     """logit -= penalty * count in the output"""
-    _change(logits, users, [(u.output.ids, u.output.counts * u.params.frequency_penalty) for u in users], torch.sub)
+    return user.output.ids, user.output.counts * -user.params.frequency_penalty
 
 
-@logit_stage(lambda p: p.presence_penalty != 0.0)
-def presence_penalty(logits: Tensor, users: Sequence[User]) -> None:
+@logit_stage(lambda p: p.presence_penalty != 0.0, Operation.ADD)
+def presence_penalty(user: User) -> Change:
     """logit -= penalty if in the output"""
-    _change(logits, users, [_same(u.output.ids, u.params.presence_penalty) for u in users], torch.sub)
+    return _same(user.output.ids, -user.params.presence_penalty)
 
 
-@logit_stage(lambda p: p.has_repetition_penalty)
-def repetition_penalty(logits: Tensor, users: Sequence[User]) -> None:
+@logit_stage(lambda p: p.has_repetition_penalty, Operation.WEAKEN)
+def repetition_penalty(user: User) -> Change:
     """Tokens of prompt or output: a positive logit is divided by the penalty, a negative one multiplied."""
-
-    def penalise(old: Tensor, penalty: Tensor) -> Tensor:
-        return torch.where(old > 0, old / penalty, old * penalty).clamp(max=FLOAT32_MAX)
-
-    _change(logits, users, [_same(u.seen.ids, u.params.repetition_penalty) for u in users], penalise)
+    return _same(user.seen.ids, user.params.repetition_penalty)
 
 
-@logit_stage(lambda p: p.min_new_tokens > 0)
-def min_new_tokens(logits: Tensor, users: Sequence[User]) -> None:
+@logit_stage(lambda p: p.min_new_tokens > 0, Operation.FORBID)
+def min_new_tokens(user: User) -> Change:
     """EOS and stop token ids cannot be drawn until the output is long enough."""
-    early = [u for u in users if u.num_outputs < u.params.min_new_tokens]
-    ends = [np.array(u.slot.state.end_token_ids, dtype=np.int64) for u in early]
-    _change(logits, early, [_same(ids, -np.inf) for ids in ends], lambda _, forbidden: forbidden)
+    if user.num_outputs >= user.params.min_new_tokens:
+        return NO_CHANGE
+    return _same(np.array(user.slot.state.end_token_ids, dtype=np.int64), -np.inf)
 
 
-@logit_stage(lambda p: bool(p.logit_bias))
-def logit_bias(logits: Tensor, users: Sequence[User]) -> None:
+@logit_stage(lambda p: bool(p.logit_bias), Operation.ADD)
+def logit_bias(user: User) -> Change:
     """logit += bias; a forbidden token stays forbidden"""
-    biases = [u.params.logit_bias for u in users]
-    additions = [(np.array(list(b), dtype=np.int64), np.array(list(b.values()), dtype=np.float64)) for b in biases]
-    _change(logits, users, additions, torch.add)
+    biases = user.params.logit_bias
+    return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float64)
 
 
-def temperature(params: Iterable[SamplingParams]) -> list[float]:
+def temperature(params: Iterable[SamplingParams]) -> Values:
     """What the differences between logits are divided by. Log-probabilities of greedy rows are taken at 1."""
-    return [1.0 if p.is_greedy else p.temperature for p in params]
+    return np.array([1.0 if p.is_greedy else p.temperature for p in params])
 
 
 @cut(lambda p: p.top_k > 0)
-def top_k(ranked: Ranked) -> Tensor:
+def top_k(ranked: Ranked) -> Ids:
     """The k most probable tokens"""
-    return ranked.column(min(p.top_k, ranked.weights.shape[1]) for p in ranked.params).long()
+    width = ranked.weights.shape[1]
+    return np.array([min(p.top_k, width) for p in ranked.params], dtype=np.int64)
 
 
 @cut(lambda p: p.top_p < 1.0)
-def top_p(ranked: Ranked) -> Tensor:
+def top_p(ranked: Ranked) -> Ids:
     """The smallest set of tokens whose probability reaches top_p"""
     wanted = ranked.column(p.top_p for p in ranked.params) * ranked.totals
-    return _num_before(running_sums(ranked.weights) >= wanted[:, None]) + 1
+    return _num_before(np.cumsum(ranked.weights, axis=1) >= wanted[:, None]) + 1
 
 
 @cut(lambda p: p.min_p > 0.0)
-def min_p(ranked: Ranked) -> Tensor:
+def min_p(ranked: Ranked) -> Ids:
     """Tokens at least min_p times as probable as the best"""
     return _num_before(ranked.weights < ranked.column(p.min_p for p in ranked.params)[:, None])
 
@@ -182,52 +178,37 @@ def stages_of(params: SamplingParams) -> tuple[int, ...]:
     return tuple(place for place, stage in enumerate(LOGIT_STAGES) if stage.applies(params))
 
 
-def run_logit_stages(logits: Tensor, slots: Sequence[Slot], num_outputs: Sequence[int]) -> bool:
+def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slot], num_outputs: Sequence[int]) -> bool:
     """Change logits [rows, vocab] in place; False when no row uses any stage."""
-    users: dict[int, list[User]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row, slot in enumerate(slots):
         for place in slot.stages:
-            users.setdefault(place, []).append(User(row, slot, num_outputs[row]))
-    for place in sorted(users):
-        LOGIT_STAGES[place].run(logits, users[place])
-    return bool(users)
+            rows_of.setdefault(place, []).append(row)
+    for place in sorted(rows_of):
+        stage = LOGIT_STAGES[place]
+        changes = {row: stage.run(User(slots[row], num_outputs[row])) for row in rows_of[place]}
+        wanted = {row: change for row, change in changes.items() if len(change[0])}
+        if wanted:
+            arithmetic.change(logits, stage.operation, list(wanted), list(wanted.values()))
+    return bool(rows_of)
 
 
-def num_kept(weights: Tensor, totals: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """How many leading places of the ranked weights [r, w] the cuts keep together: [r] int64, at most w."""
-    kept = torch.full_like(totals, weights.shape[1], dtype=torch.int64)
+def num_kept(weights: Values, totals: Values, params: Sequence[SamplingParams]) -> Ids:
+    """How many leading places of the ranked weights [r, w] the cuts keep together: [r], at most w."""
+    kept = np.full(len(weights), weights.shape[1], dtype=np.int64)
     for stage in CUTS:
         rows = [row for row, p in enumerate(params) if stage.applies(p)]
         if rows:
-            index = torch.tensor(rows, device=weights.device)
-            ranked = Ranked(weights[index], totals[index], [params[row] for row in rows])
-            kept[index] = torch.minimum(kept[index], stage.num_kept(ranked))
+            ranked = Ranked(weights[rows], totals[rows], [params[row] for row in rows])
+            kept[rows] = np.minimum(kept[rows], stage.num_kept(ranked))
     return kept
 
 
-def _num_before(reached: Tensor) -> Tensor:
+def _num_before(reached: NDArray[np.bool_]) -> Ids:
     """[r]: number of places before the first True; all of them where there is none."""
-    return torch.where(reached.any(dim=1), reached.byte().argmax(dim=1), reached.shape[1])
+    first: Ids = np.where(reached.any(axis=1), reached.argmax(axis=1), reached.shape[1])
+    return first
 
 
-def _same(token_ids: Ids, value: float) -> tuple[Ids, Values]:
+def _same(token_ids: Ids, value: float) -> Change:
     return token_ids, np.full(len(token_ids), value)
-
-
-def _change(
-    logits: Tensor,
-    users: Sequence[User],
-    changes: Sequence[tuple[Ids, Values]],
-    change: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    """logits[row, ids] = change(logits[row, ids], values), in float64, for each user's (ids, values).
-
-    A row may name an id twice only where both times give the same result.
-    """
-    if not any(len(ids) for ids, _ in changes):
-        return
-    rows = np.repeat([user.row for user in users], [len(ids) for ids, _ in changes])
-    token_ids = np.concatenate([ids for ids, _ in changes])
-    values = np.concatenate([values for _, values in changes])
-    row_index, token_index, operand = (torch.from_numpy(a).to(logits.device) for a in (rows, token_ids, values))
-    logits[row_index, token_index] = change(logits[row_index, token_index].double(), operand).float()

@@ -5,29 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tureen.grammar.base import Mask
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, RowOutput, SlotState
-from tureen.sampling import grammar_mask, logprobs, processors, random
+from tureen.sampling import logprobs, processors, random
+from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors
-from tureen.sampling.params import SamplingParams
-from tureen.sampling.probability import (
-    Weights,
-    best_keys,
-    draw,
-    in_blocks,
-    key_tokens,
-    peak_tokens,
-    rank_keys,
-    softmax_weights,
-)
+from tureen.sampling.filtered import draw_filtered
 from tureen.sampling.slots import Slot, start_slot
-from tureen.types import LogprobSpec, PositionLogprobs
+from tureen.types import LogprobsMode, LogprobSpec, PositionLogprobs
 
-RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary
 SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
+FAILURES = {NOT_SOUND: NAN_LOGITS, NOTHING_ALLOWED: NOTHING_TO_DRAW}
 NO_LOGPROBS = LogprobSpec()
 NO_MASKS: Mapping[int, Mask] = {}
 
@@ -43,11 +33,11 @@ class Sampler:
         self,
         max_rows: int,
         vocab_size: int,
-        device: torch.device | str,
+        arithmetic: Arithmetic,
         processors: CustomProcessors | None = None,
     ) -> None:
         self._custom = processors or CustomProcessors({})
-        self._device = torch.device(device)
+        self._arithmetic = arithmetic
         self._vocab_size = vocab_size
         self._slots: list[Slot | None] = [None] * max_rows
 
@@ -59,10 +49,9 @@ class Sampler:
         custom = self._custom.start(state) if state.processor else None
         self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
 
-    @torch.inference_mode()
     def sample(
         self,
-        logits: Tensor,
+        logits: Logits,
         slots: Sequence[int],
         positions: Sequence[int],
         masks: Mapping[int, Mask] = NO_MASKS,
@@ -73,39 +62,30 @@ class Sampler:
         that its grammar allows, by slot. A failed row gets error NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves
         no token.
         """
-        if logits.shape != (len(slots), self._vocab_size):
+        if tuple(logits.shape) != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
         if not slots:
             return []
-        logits = logits.float()
+        logits = self._arithmetic.prepare(logits)
         batch = [self._slot(slot) for slot in slots]
-        raw = {row: logits[row].clone() for row, slot in enumerate(batch) if _wants_raw(slot)}
-        peaks = logits.amax(dim=1)
-        sound = peaks.isfinite()
-        num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
-        if processors.run_logit_stages(logits, batch, num_outputs):
-            peaks = logits.amax(dim=1)
-            sound &= peaks.isfinite()
-        failures: dict[int, RowError] = {}
-        if any(slot.custom is not None for slot in batch):
-            states = [slot.custom if ok else None for slot, ok in zip(batch, sound.tolist(), strict=True)]
-            failures = self._custom.apply(logits, peaks, states)
-        if masks:
-            constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
-            grammar_mask.apply(logits, constrained, [masks[slots[row]] for row in constrained])
-            peaks = logits.amax(dim=1)
-            stuck = [row for row in constrained if peaks[row] == -math.inf]
-            failures |= {row: NOTHING_TO_DRAW for row in stuck if sound[row]}
-        drawn = self._draw(logits, peaks, batch, positions)
-        token_ids, are_sound = torch.stack((drawn, sound)).tolist()
-        good = [row for row, is_sound in enumerate(are_sound) if is_sound and row not in failures]
-        reports = _output_logprobs(logits, raw, batch, token_ids, good)
-        for row in good:
-            batch[row].record(token_ids[row])
+        if all(slot.is_plain for slot in batch):
+            return self._take_best(logits, batch, [masks.get(slot) for slot in slots] if masks else [])
+        raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) == "raw"]
+        raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
+        peaks, failures = self._change(logits, slots, batch, positions, masks)
+        good = [row for row in range(len(batch)) if row not in failures]
+        tokens = self._draw(logits, peaks, batch, positions, good)
+        reports = self._reports(logits, peaks, batch, tokens)
+        if raw is not None:
+            specs = [_spec(batch[row]) for row in raw_rows]
+            own = _own_logprobs(self._arithmetic, raw, [tokens.get(row, 0) for row in raw_rows], specs)
+            reports |= zip(raw_rows, own, strict=True)
+        for row, token_id in tokens.items():
+            batch[row].record(token_id)
         return [
-            RowOutput(token_id=token_ids[row], logprobs=reports.get(row))
-            if row in good
-            else RowOutput(error=failures.get(row, NAN_LOGITS))
+            RowOutput(error=failures[row])
+            if row in failures
+            else RowOutput(token_id=tokens[row], logprobs=reports.get(row))
             for row in range(len(batch))
         ]
 
@@ -113,15 +93,14 @@ class Sampler:
         """End the processes of custom logit processors."""
         self._custom.close()
 
-    @torch.inference_mode()
-    def score(self, logits: Tensor, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:
+    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:
         """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target."""
-        spec = self._slot(slot).state.logprobs or NO_LOGPROBS
+        spec = _spec(self._slot(slot))
         positions: list[PositionLogprobs] = []
         for start in range(0, len(targets), SCORED_TOGETHER):
             part = targets[start : start + SCORED_TOGETHER]
-            rows = logits[start : start + len(part)].float()
-            positions += logprobs.report(rows, part, [1.0] * len(part), [spec] * len(part))
+            rows = self._arithmetic.prepare(logits[start : start + len(part)])
+            positions += _own_logprobs(self._arithmetic, rows, part, [spec] * len(part))
         return tuple(positions)
 
     def catch_up(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
@@ -138,82 +117,97 @@ class Sampler:
             raise LookupError(f"slot {slot} was never set")
         return held
 
-    def _draw(self, logits: Tensor, peaks: Tensor, batch: Sequence[Slot], positions: Sequence[int]) -> Tensor:
-        """Token ids [rows]. Rows that are not sound get any id of the vocabulary."""
-        greedy, plain, filtered = _ways_to_draw([slot.params for slot in batch])
-        tokens = torch.zeros(len(batch), dtype=torch.int64, device=self._device)
-        if greedy:
-            rows = self._index(greedy)
-            tokens[rows] = peak_tokens(_take(logits, rows), peaks[rows])
-        for group in (plain, filtered):
+    def _take_best(self, logits: Logits, batch: Sequence[Slot], masks: Sequence[Mask | None]) -> list[RowOutput]:
+        """The whole of it where all rows are greedy and nothing else is asked."""
+        outputs = []
+        for slot, token_id in zip(batch, self._arithmetic.greedy(logits, masks), strict=True):
+            if token_id >= 0:
+                slot.record(token_id)
+                outputs.append(RowOutput(token_id=token_id))
+            else:
+                outputs.append(RowOutput(error=FAILURES[token_id]))
+        return outputs
+
+    def _change(
+        self,
+        logits: Logits,
+        slots: Sequence[int],
+        batch: Sequence[Slot],
+        positions: Sequence[int],
+        masks: Mapping[int, Mask],
+    ) -> tuple[Peaks, dict[int, RowError]]:
+        """All stages before temperature. The rows that failed may have any logits then."""
+        peaks = self._arithmetic.peaks(logits)
+        sound = np.isfinite(peaks.values)
+        num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
+        if processors.run_logit_stages(self._arithmetic, logits, batch, num_outputs):
+            peaks = self._arithmetic.peaks(logits)
+            sound &= np.isfinite(peaks.values)
+        failures = {row: NAN_LOGITS for row, is_sound in enumerate(sound.tolist()) if not is_sound}
+        if any(slot.custom is not None for slot in batch):
+            states = [None if row in failures else slot.custom for row, slot in enumerate(batch)]
+            failures |= self._custom.apply(self._arithmetic, logits, peaks, states)
+        constrained = [row for row, slot in enumerate(slots) if slot in masks and row not in failures]
+        if constrained:
+            self._arithmetic.forbid(logits, peaks, constrained, [masks[slots[row]] for row in constrained])
+            failures |= {row: NOTHING_TO_DRAW for row in constrained if peaks.values[row] == -math.inf}
+        return peaks, failures
+
+    def _draw(
+        self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], positions: Sequence[int], rows: Sequence[int]
+    ) -> dict[int, int]:
+        """The token of each of `rows`."""
+        drawing = [row for row in rows if not batch[row].params.is_greedy]
+        tokens = {row: int(peaks.token_ids[row]) for row in rows if batch[row].params.is_greedy}
+        cut = [row for row in drawing if processors.uses_cut(batch[row].params)]
+        plain = [row for row in drawing if row not in cut] if cut else drawing
+        for group in (plain, cut):
             if not group:
                 continue
-            rows = self._index(group)
             params = [batch[row].params for row in group]
-            temperatures = torch.tensor(processors.temperature(params), dtype=torch.float64, device=self._device)
-            seeds = [batch[row].state.seed for row in group]
-            uniforms = torch.from_numpy(random.uniform(seeds, [positions[row] for row in group])).to(self._device)
-            part, part_peaks = _take(logits, rows), peaks[rows]
-            weights = softmax_weights(part, part_peaks, temperatures)
-            if group is filtered:
-                weights = _cut_weights(part, part_peaks.isfinite(), weights, params)
-            tokens[rows] = draw(weights, uniforms)
+            softmaxes = _softmaxes(logits, peaks, group, processors.temperature(params))
+            uniforms = random.uniform([batch[row].state.seed for row in group], [positions[row] for row in group])
+            if group is cut:
+                drawn = draw_filtered(self._arithmetic, softmaxes, params, uniforms)
+            else:
+                drawn = self._arithmetic.draw(softmaxes, uniforms)
+            tokens |= zip(group, drawn.tolist(), strict=True)
         return tokens
 
-    def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+    def _reports(
+        self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], tokens: Mapping[int, int]
+    ) -> dict[int, PositionLogprobs]:
+        """Log-probabilities of the distributions that tokens were drawn from, of the rows that ask for these."""
+        asking = [row for row in sorted(tokens) if _mode(batch[row]) == "processed"]
+        if not asking:
+            return {}
+        temperatures = processors.temperature([batch[row].params for row in asking])
+        reports = logprobs.report(
+            self._arithmetic,
+            _softmaxes(logits, peaks, asking, temperatures),
+            [tokens[row] for row in asking],
+            [_spec(batch[row]) for row in asking],
+        )
+        return dict(zip(asking, reports, strict=True))
 
 
-def _wants_raw(slot: Slot) -> bool:
-    return slot.state.logprobs is not None and slot.state.logprobs.mode == "raw"
+def _mode(slot: Slot) -> LogprobsMode | None:
+    return None if slot.state.logprobs is None else slot.state.logprobs.mode
 
 
-def _output_logprobs(
-    logits: Tensor, raw: dict[int, Tensor], batch: Sequence[Slot], token_ids: Sequence[int], rows: Sequence[int]
-) -> dict[int, PositionLogprobs]:
-    """Of those of `rows` that ask. `raw` holds the model's own logits [vocab] of the rows that want these."""
-    asking = [row for row in rows if batch[row].state.logprobs is not None]
-    if not asking:
-        return {}
-    for row, own in raw.items():
-        logits[row] = own
-    temperatures = processors.temperature(batch[row].params for row in asking)
-    reports = logprobs.report(
-        _take(logits, torch.tensor(asking, device=logits.device)),
-        [token_ids[row] for row in asking],
-        [1.0 if row in raw else value for row, value in zip(asking, temperatures, strict=True)],
-        [batch[row].state.logprobs or NO_LOGPROBS for row in asking],
-    )
-    return dict(zip(asking, reports, strict=True))
+def _spec(slot: Slot) -> LogprobSpec:
+    return slot.state.logprobs or NO_LOGPROBS
 
 
-def _cut_weights(logits: Tensor, sound: Tensor, weights: Weights, params: Sequence[SamplingParams]) -> Weights:
-    """The weights that the cuts keep, the others 0. Only rows that keep many tokens are ranked far."""
-    vocab_size = logits.shape[1]
-    keys = rank_keys(logits)
-    least_kept = torch.zeros_like(keys[:, 0])
-    waiting = list(range(len(params)))
-    for width in (*RANKING_WIDTHS, vocab_size):
-        rows = torch.tensor(waiting, device=logits.device)
-        best = best_keys(_take(keys, rows), width)
-        ranked = weights.at(rows, key_tokens(best, vocab_size))
-        kept = processors.num_kept(ranked, weights.totals[rows], [params[row] for row in waiting])
-        least_kept[rows] = best.gather(1, kept[:, None] - 1)[:, 0]
-        settled = ((kept < best.shape[1]) | ~sound[rows]).tolist()
-        waiting = [row for row, is_settled in zip(waiting, settled, strict=True) if not is_settled]
-        if not waiting or width >= vocab_size:
-            break
-    every = weights.blocks.flatten(1)[:, :vocab_size]
-    return in_blocks(torch.where(keys >= least_kept[:, None], every, 0.0))
+def _softmaxes(logits: Logits, peaks: Peaks, rows: Sequence[int], temperatures: Values) -> Softmaxes:
+    index = np.array(rows, dtype=np.int64)
+    return Softmaxes(logits, index, peaks.values[index], temperatures)
 
 
-def _ways_to_draw(params: Sequence[SamplingParams]) -> tuple[list[int], list[int], list[int]]:
-    """Rows that take the best token, that draw from all tokens, and that draw from what the cuts keep."""
-    greedy = [row for row, p in enumerate(params) if p.is_greedy]
-    filtered = [row for row, p in enumerate(params) if not p.is_greedy and processors.uses_cut(p)]
-    plain = [row for row, p in enumerate(params) if not p.is_greedy and not processors.uses_cut(p)]
-    return greedy, plain, filtered
-
-
-def _take(logits: Tensor, rows: Tensor) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[rows]
+def _own_logprobs(
+    arithmetic: Arithmetic, logits: Logits, token_ids: Sequence[int], specs: Sequence[LogprobSpec]
+) -> list[PositionLogprobs]:
+    """Of the model's own logits, all rows."""
+    rows = range(len(token_ids))
+    softmaxes = _softmaxes(logits, arithmetic.peaks(logits), rows, np.ones(len(token_ids)))
+    return logprobs.report(arithmetic, softmaxes, token_ids, specs)

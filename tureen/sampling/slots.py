@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tureen.runner.base import SlotState
+from tureen.sampling.arithmetic import Ids, Values
 from tureen.sampling.custom import CustomState
 from tureen.sampling.params import SamplingParams
 from tureen.types import NO_TOKEN
-
-Ids = NDArray[np.int64]
-Values = NDArray[np.float64]
 
 
 class TokenCounts:
@@ -53,6 +50,7 @@ class Slot:
     seen: TokenCounts | None  # prompt and output, where repetition is penalised
     custom: CustomState | None  # where a custom logit processor is used
     num_outputs: int
+    is_plain: bool  # takes the best token, and reports nothing
 
     @property
     def params(self) -> SamplingParams:
@@ -80,4 +78,5 @@ def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | 
         seen=TokenCounts(known_prompt + state.output_ids) if params.has_repetition_penalty else None,
         custom=custom,
         num_outputs=len(state.output_ids),
+        is_plain=params.is_greedy and not stages and custom is None and state.logprobs is None,
     )

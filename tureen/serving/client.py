@@ -13,8 +13,10 @@ class EngineClient(Protocol):
 
     info: EngineInfo
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[OutputDelta]:
+    def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncIterator[OutputDelta]:
         """Submit and stream. Ends after the delta with `finish`. Closing the iterator early aborts the request.
+
+        A delta brings at least `interval` tokens, but the first and the last.
 
         Raises Unavailable when the engine is dead, TureenError subclasses when the engine refuses the request.
         """

@@ -63,8 +63,8 @@ class ProcessClient:
         self._tasks.append(asyncio.create_task(self._watch()))
         return self.info
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[OutputDelta]:
-        return self._streams.generate(request)
+    def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncIterator[OutputDelta]:
+        return self._streams.generate(request, interval)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._send(Abort(request_id, reason))

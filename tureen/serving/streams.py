@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from tureen import errors
@@ -33,33 +34,53 @@ ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     if kind not in (errors.StartupError, errors.TryLater)
 }
 
+MERGE_AT = 64
+"""So many pieces that a reader has not taken become one."""
+
 
 class _Stream:
-    """One request's deltas. What a slow reader has not taken yet is merged: the output bounds the memory."""
+    """One request's deltas, for one reader. What it has not taken yet is merged: the output bounds the memory."""
 
-    def __init__(self) -> None:
-        self._pending: OutputDelta | None = None
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._pending: list[OutputDelta] = []
+        self._num_tokens = 0  # in these
+        self._is_due = False  # the reader is to have them
+        self._has_begun = False
         self._failure: errors.TureenError | None = None
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # while it waits
+        self._loop = asyncio.get_running_loop()
 
     def put(self, delta: OutputDelta) -> None:
-        self._pending = delta if self._pending is None else merge(self._pending, delta)
-        self._arrived.set()
+        self._pending.append(delta)
+        self._num_tokens += len(delta.token_ids)
+        if self._num_tokens >= self._interval or not self._has_begun or delta.finish is not None:
+            self._wake()
+        if len(self._pending) == MERGE_AT:
+            self._pending = [merge(self._pending)]
 
     def fail(self, error: errors.TureenError) -> None:
         self._failure = error
-        self._arrived.set()
+        self._wake()
 
     async def next(self) -> OutputDelta:
-        await self._arrived.wait()
-        self._arrived.clear()
-        delta, self._pending = self._pending, None
-        if delta is not None:
-            if self._failure is not None:
-                self._arrived.set()
-            return delta
-        assert self._failure is not None
-        raise self._failure
+        if not self._is_due:
+            self._reader = self._loop.create_future()
+            await self._reader
+        if not self._pending:
+            assert self._failure is not None
+            raise self._failure
+        delta = self._pending[0] if len(self._pending) == 1 else merge(self._pending)
+        self._pending.clear()
+        self._num_tokens = 0
+        self._has_begun = True
+        self._is_due = self._failure is not None
+        return delta
+
+    def _wake(self) -> None:
+        self._is_due = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class Streams:
@@ -80,12 +101,12 @@ class Streams:
         """Somebody waits for the engine."""
         return bool(self._streams or self._calls)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputDelta, None]:
+    async def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncGenerator[OutputDelta, None]:
         """See EngineClient.generate."""
         self._check_alive()
         if request.id in self._streams:
             raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
-        stream = self._streams[request.id] = _Stream()
+        stream = self._streams[request.id] = _Stream(interval)
         has_ended = False
         try:
             self._send(Submit(request, time.monotonic()))
@@ -167,17 +188,17 @@ class Streams:
         )
 
 
-def merge(first: OutputDelta, second: OutputDelta) -> OutputDelta:
-    """Two pieces of one request's output as one."""
+def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Pieces of one request's output, in order, as one."""
     return OutputDelta(
-        id=first.id,
-        token_ids=first.token_ids + second.token_ids,
-        text=first.text + second.text,
-        usage=second.usage or first.usage,
-        output_logprobs=first.output_logprobs + second.output_logprobs,
-        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
-        finish=second.finish,
-        hidden_states=first.hidden_states + second.hidden_states,
+        id=deltas[0].id,
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        text="".join(delta.text for delta in deltas),
+        usage=next((delta.usage for delta in reversed(deltas) if delta.usage is not None), None),
+        output_logprobs=tuple(chain.from_iterable(delta.output_logprobs for delta in deltas)),
+        prompt_logprobs=tuple(chain.from_iterable(delta.prompt_logprobs for delta in deltas)),
+        finish=deltas[-1].finish,
+        hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
     )
 
 

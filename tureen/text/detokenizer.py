@@ -19,7 +19,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._params = params
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._cut = b""  # the beginning of a character whose other bytes are still to come
+        self._has_stops = bool(params.stop or params.stop_regex)
         self._strings = StopStrings(params.stop)
         self._patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
         self._special_stops = _special_stops(tokenizer, params)
@@ -34,8 +35,10 @@ class Detokenizer:
         A match completed while `stops_allowed` is False is ignored for good. Nothing may be appended after a stop.
         Raises RequestFailed when a stop pattern takes too long.
         """
-        text = self._utf8.decode(self._piece(token_id))
+        text = self._decode(self._piece(token_id))
         self._held += text
+        if not self._has_stops:
+            return None
         stop = self._find(text, stops_allowed)
         if stop is None and stops_allowed and token_id in self._special_stops:
             stop = Match(self.length, self.length, self._special_stops[token_id])
@@ -51,7 +54,8 @@ class Detokenizer:
 
     def take(self, end: int | None = None) -> str:
         """Text newly safe to send: whole characters that no stop can reach any more, none of them behind `end`."""
-        return self._take_to(self._safe_end() if end is None else min(self._safe_end(), end))
+        safe_end = self._safe_end() if self._has_stops else self.length
+        return self._take_to(safe_end if end is None else min(safe_end, end))
 
     def _safe_end(self) -> int:
         if self._end is not None:
@@ -64,19 +68,28 @@ class Detokenizer:
     def close(self, end: int | None = None) -> str:
         """The rest of the text, none of it behind `end`. A character whose bytes never became complete is U+FFFD."""
         if self._end is None:
-            self._held += self._utf8.decode(b"", final=True)
+            self._held += self._decode(b"", is_last=True)
             self._end = self.length
         return self._take_to(self._end if end is None else min(self._end, end))
 
     def _piece(self, token_id: int) -> bytes:
-        is_special = token_id in self._tokenizer.special_ids
-        if is_special and self._params.skip_special_tokens:
+        if token_id not in self._tokenizer.special_ids:
+            self._after_special = False
+            return self._tokenizer.token_bytes(token_id)
+        if self._params.skip_special_tokens:
             return b""
         piece = self._tokenizer.token_bytes(token_id)
-        if is_special and self._after_special and not self._params.spaces_between_special_tokens:
+        if self._after_special and not self._params.spaces_between_special_tokens:
             piece = piece.lstrip()
-        self._after_special = is_special
+        self._after_special = True
         return piece
+
+    def _decode(self, piece: bytes, *, is_last: bool = False) -> str:
+        """The characters that these bytes complete."""
+        data = self._cut + piece
+        text, num_used = codecs.utf_8_decode(data, "replace", is_last)
+        self._cut = data[num_used:]
+        return text
 
     def _find(self, text: str, stops_allowed: bool) -> Match | None:
         """The first match that this text completes."""

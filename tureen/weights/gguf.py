@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.errors import StartupError, echo
+from tureen.errors import echo
+from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -22,14 +23,6 @@ MAX_STRINGS: Final = 1 << 21  # of one array; the largest vocabularies have some
 MAX_NESTING: Final = 4
 MAX_DIMS: Final = 4
 MAX_ELEMENTS: Final = 1 << 48
-
-
-class Encoding(NamedTuple):
-    """How a tensor's values are stored: `num_bytes` per block of `block_len` values; 0 = cannot be read."""
-
-    name: str
-    block_len: int
-    num_bytes: int
 
 
 ENCODINGS: Final = {
@@ -64,70 +57,68 @@ U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 
 
-class TensorInfo(NamedTuple):
-    """`shape` is outermost dimension first; `offset` counts from the start of the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    encoding: Encoding
-    offset: int
-    num_bytes: int
-
-    @property
-    def num_elements(self) -> int:
-        return self.num_bytes // self.encoding.num_bytes * self.encoding.block_len
-
-
 class _Fault(Exception):
     """What is wrong with the file, without its name."""
 
 
-class GgufFile:
+class _Strings(NamedTuple):
+    """An array of strings that lies in the file."""
+
+    data: mmap.mmap
+    at: int  # where the length of the first is
+    length: int
+
+    def decode(self) -> list[str]:
+        data, at, read_len = self.data, self.at, U64.unpack_from
+        strings: list[str] = []
+        try:
+            for _ in range(self.length):
+                start = at + 8
+                at = start + read_len(data, at)[0]
+                strings.append(data[start:at].decode())
+        except UnicodeDecodeError:
+            raise _Fault(f"the string at byte {start} is not UTF-8") from None
+        return strings
+
+
+class Metadata(Mapping[str, Any]):
+    """Every key. Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for: they
+    are large, and nobody needs them for long. Raises StartupError for a string that is not UTF-8."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self._path = path
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if not isinstance(value, _Strings):
+            return value
+        try:
+            return value.decode()
+        except _Fault as fault:
+            raise unusable(self._path, str(fault)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class GgufFile(MappedFile):
     """An open GGUF file. Raises StartupError naming the file and the fault; nothing is used before it is checked.
 
-    metadata: every key; arrays of numbers are numpy arrays, arrays of strings are lists.
     tensors: by name, in file order.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._map = _map_file(path)
+        super().__init__(path)
         try:
             header = _Header(self._map)
-            self.metadata: dict[str, Any] = header.metadata
-            self.tensors: dict[str, TensorInfo] = header.tensors
         except _Fault as fault:
-            raise corrupt(path, str(fault)) from None
-
-    def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """The stored bytes, read-only, not copied. Drop every view of them before `close`."""
-        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
-
-    def release(self, tensor: TensorInfo) -> None:
-        """Give the tensor's pages back to the system, so that they do not count as resident; they can be read again."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (tensor.offset + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
-
-    def close(self) -> None:
-        self._map.close()
-
-
-def corrupt(path: Path, fault: str) -> StartupError:
-    return StartupError(f"model {path}: {fault}; download or convert the file again")
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise corrupt(path, "the file is empty") from None
-    except OSError as error:
-        raise StartupError(f"model {path}: cannot read it: {error.strerror}") from None
+            raise unusable(path, str(fault)) from None
+        self.metadata = Metadata(path, header.metadata)
+        self.tensors = header.tensors
 
 
 class _Header:
@@ -182,7 +173,8 @@ class _Header:
             return self._strings(count)
         if kind == ARRAY:
             self._require(12, count, "arrays")
-            return [self._array(nesting - 1) for _ in range(count)]
+            parts = [self._array(nesting - 1) for _ in range(count)]
+            return [part.decode() if isinstance(part, _Strings) else part for part in parts]
         return self._numbers(kind, count)
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
@@ -194,26 +186,22 @@ class _Header:
         stored = np.frombuffer(self._data[start : self._at], np.uint8 if kind == BOOL else dtype)
         return stored != 0 if kind == BOOL else stored
 
-    def _strings(self, count: int) -> list[str]:
+    def _strings(self, count: int) -> _Strings:
         self._require(8, count, "strings")
         if count > MAX_STRINGS:
             raise _Fault(f"metadata has an array of {count} strings, at most {MAX_STRINGS} are read")
-        data, size, at, read_len = self._data, self._size, self._at, U64.unpack_from
-        strings: list[str] = []
-        try:
-            for _ in range(count):
-                start = at + 8
-                at = start + read_len(data, at)[0] if start <= size else size + 1
-                if at > size:
-                    raise _Fault(f"truncated or corrupt: a string at byte {start} ends beyond the file")
-                strings.append(data[start:at].decode())
-        except UnicodeDecodeError:
-            raise _Fault(f"the string at byte {start} is not UTF-8") from None
+        strings = _Strings(self._data, self._at, count)
+        size, at, read_len = self._size, self._at, U64.unpack_from
+        for _ in range(count):
+            start = at + 8
+            at = start + read_len(self._data, at)[0] if start <= size else size + 1
+            if at > size:
+                raise _Fault(f"truncated or corrupt: a string at byte {start} ends beyond the file")
         self._at = at
         return strings
 
     def _string(self) -> str:
-        return self._strings(1)[0]
+        return self._strings(1).decode()[0]
 
     def _tensor_info(self) -> TensorInfo:
         name = self._string()

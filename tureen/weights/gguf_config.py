@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from tureen.text.gguf_vocab import end_token_ids, special_id
 from tureen.weights.gguf import GgufFile
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
+TOKENS: Final = "tokenizer.ggml.tokens"
 ROPE_TOLERANCE: Final = 1e-3
 
 
@@ -87,7 +89,8 @@ def _common(facts: _Facts) -> dict[str, Any]:
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise facts.fault("tensor 'token_embd.weight' is missing")
-    tokens = facts.file.metadata.get("tokenizer.ggml.tokens")
+    tokens = facts.file.metadata.get(TOKENS)
+    vocabulary: ChainMap[str, Any] = ChainMap({TOKENS: tokens}, facts.file.metadata)  # type: ignore[arg-type] # only read
     num_tokens = len(tokens) if isinstance(tokens, list) else 0
     return {
         "hidden_size": hidden,
@@ -105,8 +108,8 @@ def _common(facts: _Facts) -> dict[str, Any]:
         "attention_bias": facts.has("blk.0.attn_q.bias"),
         "mlp_bias": facts.has("blk.0.ffn_up.bias"),
         "hidden_act": "silu",
-        "bos_token_id": special_id(facts.file.metadata, "bos_token_id", num_tokens) if num_tokens else None,
-        "eos_token_id": list(end_token_ids(facts.file.metadata)) if num_tokens else [],
+        "bos_token_id": special_id(vocabulary, "bos_token_id", num_tokens) if num_tokens else None,
+        "eos_token_id": list(end_token_ids(vocabulary)) if num_tokens else [],
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
-from tureen.weights.gguf import Encoding
+from tureen.weights.mapped import Encoding
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

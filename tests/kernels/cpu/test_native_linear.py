@@ -1,0 +1,252 @@
+"""Linear products of packed weights against float64 products of what the `gguf` package reads from the same bytes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+native = pytest.importorskip("tureen.kernels.cpu._native")
+
+# values and bytes of a block, where its half floats are, and their usual size
+BLOCKS = {"Q4_0": (32, 18, (0,), 0.05), "Q4_1": (32, 20, (0, 2), 0.05), "Q5_0": (32, 22, (0,), 0.03),
+          "Q5_1": (32, 24, (0, 2), 0.03), "Q8_0": (32, 34, (0,), 0.005), "Q4_K": (256, 144, (0, 2), 0.002),
+          "Q5_K": (256, 176, (0, 2), 0.001), "Q6_K": (256, 210, (208,), 0.0005)}  # fmt: skip
+GROUPED = tuple(BLOCKS)  # formats multiplied with inputs of 8 bits, a scale for every 32
+FORMATS = (*GROUPED, "Q8_ROW", "BF16", "F32")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return native.Pool(2)
+
+
+def _make_weights(matrix_format, rows, cols, seed=0):
+    """Returns the matrix and its values, float64 [rows, cols]."""
+    rng = np.random.default_rng(seed)
+    if matrix_format not in BLOCKS:
+        floats = rng.standard_normal((rows, cols), np.float32)
+        return _pack_floats(floats, matrix_format)
+    values, num_bytes, halves, size = BLOCKS[matrix_format]
+    blocks = rng.integers(0, 256, (rows * cols // values, num_bytes), dtype=np.uint8)
+    for at in halves:
+        scales = (rng.standard_normal(len(blocks)) * size).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return _pack_blocks(blocks, matrix_format, rows, cols)
+
+
+def _pack_blocks(blocks, encoding, rows, cols):
+    matrix = native.Matrix.pack(native.Pool(1), blocks.reshape(-1), encoding, encoding, rows, cols)
+    values = gguf.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[encoding])
+    return matrix, values.astype(np.float64)
+
+
+def _pack_floats(floats, matrix_format):
+    rows, cols = floats.shape
+    matrix = native.Matrix.pack(native.Pool(1), floats.view(np.uint8).reshape(-1), "F32", matrix_format, rows, cols)
+    return matrix, matrix.unpack().astype(np.float64)  # the values are tested in test_pack.py
+
+
+def _make_inputs(rows, cols, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, cols), np.float32) * (10.0 ** rng.integers(-2, 2, (rows, 1))).astype(np.float32)
+
+
+def _as_multiplied(x, matrix_format):
+    """x as the kernels see it, float64."""
+    if matrix_format == "F32":
+        return x.astype(np.float64)
+    if matrix_format == "BF16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    parts = native.quantize(x, "INT8_GROUP")
+    scale = np.repeat(parts["scale"].astype(np.float64), 32, axis=1)
+    return (scale * parts["q"])[:, : x.shape[1]]
+
+
+def _assert_close(product, values, inputs, extra=0.0):
+    """Off by a few roundings of the largest sums on the way; a group's offset may be as large as its values."""
+    magnitude = np.abs(inputs) @ np.abs(values).T + np.abs(inputs).sum(axis=1)[:, None] * np.abs(values).max(axis=1)
+    assert (np.abs(product - inputs @ values.T - extra) <= 1e-6 * (magnitude + np.abs(extra))).all()
+
+
+def _sizes(matrix_format):
+    return [256, 768, 2048] if matrix_format.endswith("_K") else [32, 64, 96, 576, 1536]
+
+
+SHAPES = [(name, rows, cols) for name in FORMATS for cols in _sizes(name) for rows in (1, 16, 55)]
+ODD_COLS = [(name, cols) for name in ("Q4_1", "Q8_ROW", "BF16", "F32") for cols in (1, 31, 63, 65, 100, 255)]
+
+
+@pytest.mark.parametrize(("matrix_format", "rows", "cols"), SHAPES)
+def test_a_product_is_the_exact_one_but_for_rounding(pool, matrix_format, rows, cols):
+    matrix, values = _make_weights(matrix_format, rows, cols)
+    x = _make_inputs(7, cols)
+    product = native.linear(pool, x, matrix)
+    assert product.shape == (7, rows)
+    assert product.dtype == np.float32
+    _assert_close(product, values, _as_multiplied(x, matrix_format))
+
+
+@pytest.mark.parametrize(("matrix_format", "cols"), ODD_COLS)
+def test_the_number_of_columns_may_be_odd(pool, matrix_format, cols):
+    matrix, values = _pack_floats(_make_inputs(21, cols, seed=2), matrix_format)
+    x = _make_inputs(3, cols)
+    _assert_close(native.linear(pool, x, matrix), values, _as_multiplied(x, matrix_format))
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_a_product_is_near_that_of_the_inputs_as_they_were(pool, matrix_format):
+    matrix, values = _make_weights(matrix_format, 64, 1024)
+    x = np.random.default_rng(3).standard_normal((8, 1024), np.float32)
+    expected = x @ values.T
+    error = np.abs(native.linear(pool, x, matrix) - expected).max() / expected.std()
+    assert error < {"F32": 1e-5}.get(matrix_format, 0.05)
+
+
+def _extreme_blocks(encoding, rows, cols, rng):
+    """Blocks with scales 1 and integers that are mostly the least or the greatest."""
+    values, num_bytes, halves, _ = BLOCKS[encoding]
+    blocks = rng.choice(np.array([0, 255, 0x80, 0x7F, 0x0F, 0xF0], np.uint8), (rows * cols // values, num_bytes))
+    blocks[: len(blocks) // 3] = 255
+    blocks[len(blocks) // 3 : len(blocks) // 2] = 0x80 if encoding == "Q8_0" else 0
+    for at in halves:
+        blocks[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+    if encoding == "Q6_K":
+        blocks[:, 192:208] = rng.integers(-2, 3, (len(blocks), 16)).astype(np.int8).view(np.uint8)
+    elif encoding.endswith("_K"):
+        blocks[:, 4:16] = rng.integers(0, 4, (len(blocks), 12))
+    return blocks
+
+
+@pytest.mark.parametrize("sign", [1, -1, 0])
+@pytest.mark.parametrize("encoding", GROUPED)
+def test_sums_of_integers_are_exact_even_of_the_largest(pool, encoding, sign):
+    rng = np.random.default_rng(4)
+    matrix, values = _pack_blocks(_extreme_blocks(encoding, 48, 512, rng), encoding, 48, 512)
+    x = np.full((9, 512), 127.0 * sign, np.float32)
+    if sign == 0:
+        x = rng.choice(np.array([-127, 127, 126, -126, 1, 0], np.float32), (9, 512))
+        x[:, ::32] = 127  # so that the scale is 1
+    expected = x.astype(np.float64) @ values.T
+    assert sign == 0 or np.abs(expected).max() > 4e5
+    assert np.array_equal(native.linear(pool, x, matrix), expected)
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_a_row_of_the_product_is_the_same_for_every_number_of_rows(pool, matrix_format):
+    matrix, _ = _make_weights(matrix_format, 40, 768)
+    x = _make_inputs(70, 768)
+    whole = native.linear(pool, x, matrix)
+    for rows in range(1, 70):
+        assert np.array_equal(native.linear(pool, x[:rows], matrix), whole[:rows])
+        assert np.array_equal(native.linear(pool, x[rows : rows + 1], matrix), whole[rows : rows + 1])
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_more_rows_and_columns_than_a_cache_holds_are_multiplied_as_few_are(matrix_format):
+    pool = native.Pool(1)
+    matrix, values = _make_weights(matrix_format, 120, 1536)
+    x = _make_inputs(275, 1536)
+    product = native.linear(pool, x, matrix)
+    _assert_close(product, values, _as_multiplied(x, matrix_format))
+    for row in range(0, 275, 13):
+        assert np.array_equal(native.linear(pool, x[row : row + 1], matrix)[0], product[row])
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_product_does_not_depend_on_the_number_of_threads(pool, matrix_format, threads):
+    for rows in (16, 200):
+        matrix, _ = _make_weights(matrix_format, rows, 512)
+        x = _make_inputs(11, 512)
+        assert np.array_equal(native.linear(native.Pool(threads), x, matrix), native.linear(pool, x, matrix))
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_a_range_of_the_product_is_the_same_as_in_the_whole_and_nothing_else_is_written(pool, matrix_format):
+    matrix, _ = _make_weights(matrix_format, 70, 512)
+    x = _make_inputs(37, 512)
+    whole = native.linear(pool, x, matrix)
+    for m_range in ((0, 37), (3, 4), (5, 5), (1, 36), (30, 37)):
+        for tile_range in ((0, 5), (2, 3), (4, 5), (1, 4), (3, 3)):
+            out = np.full((37, 70), np.nan, np.float32)
+            native.linear_range(x, matrix, out, m_range, tile_range)
+            written = np.zeros((37, 70), bool)
+            written[m_range[0] : m_range[1], tile_range[0] * 16 : tile_range[1] * 16] = True
+            assert np.array_equal(out[written], whole[written])
+            assert np.isnan(out[~written]).all()
+
+
+@pytest.mark.parametrize("rows", [16, 37])
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_a_bias_is_added_and_so_is_what_was_there_if_asked(pool, matrix_format, rows):
+    matrix, values = _make_weights(matrix_format, rows, 256)
+    x = _make_inputs(6, 256)
+    rng = np.random.default_rng(5)
+    bias, before = rng.standard_normal(rows, np.float32), rng.standard_normal((6, rows), np.float32)
+    inputs = _as_multiplied(x, matrix_format)
+    with_bias = native.linear(pool, x, matrix, bias)
+    _assert_close(with_bias, values, inputs, bias)
+    assert not np.array_equal(with_bias, native.linear(pool, x, matrix))
+    tiles = (0, (rows + 15) // 16)
+    out = before.copy()
+    native.linear_range(x, matrix, out, (0, 6), tiles, True)
+    assert np.array_equal(out, before + native.linear(pool, x, matrix))
+    native.linear_range(x, matrix, out, (0, 6), tiles, False, bias)
+    assert np.array_equal(out, with_bias)
+    out = before.copy()
+    native.linear_range(x, matrix, out, (0, 6), tiles, True, bias)
+    assert np.array_equal(out, before + with_bias)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_an_input_that_is_not_a_number_spoils_its_row_and_no_other(pool, matrix_format, bad):
+    matrix, _ = _make_weights(matrix_format, 50, 512)
+    x = _make_inputs(9, 512)
+    clean = native.linear(pool, x, matrix)
+    x[4, 300] = bad
+    spoilt = native.linear(pool, x, matrix)
+    assert not np.isfinite(spoilt[4]).any()
+    if np.isnan(bad) or matrix_format not in ("F32", "BF16"):
+        assert np.isnan(spoilt[4]).all()
+    assert np.array_equal(np.delete(spoilt, 4, axis=0), np.delete(clean, 4, axis=0))
+
+
+@pytest.mark.parametrize("matrix_format", FORMATS)
+def test_zeros_give_zeros(pool, matrix_format):
+    matrix, _ = _make_weights(matrix_format, 33, 256)
+    assert not native.linear(pool, np.zeros((3, 256), np.float32), matrix).any()
+
+
+def test_no_rows_give_no_rows(pool):
+    matrix, _ = _make_weights("Q4_0", 33, 256)
+    assert native.linear(pool, np.zeros((0, 256), np.float32), matrix).shape == (0, 33)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"x": np.zeros((2, 63), np.float32)}, ValueError, r"x is \[2, 63\], not \[any, 64\]"),
+        ({"x": np.zeros(64, np.float32)}, ValueError, r"x is \[64\], not \[any, 64\]"),
+        ({"x": np.zeros((2, 64))}, TypeError, "x has another element type"),
+        ({"x": np.zeros((2, 128), np.float32)[:, ::2]}, ValueError, "x is not contiguous"),
+        ({"bias": np.zeros(7, np.float32)}, ValueError, r"bias is \[7\], not \[8\]"),
+        ({"out": np.zeros((2, 7), np.float32)}, ValueError, r"out is \[2, 7\], not \[2, 8\]"),
+        ({"m_range": (0, 3)}, ValueError, "m_range is not within 0 and 2"),
+        ({"m_range": (-1, 2)}, ValueError, "m_range is not within 0 and 2"),
+        ({"tile_range": (1, 0)}, ValueError, "tile_range is not within 0 and 1"),
+        ({"tile_range": (0, 1, 2)}, ValueError, "tile_range is not a pair"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(arguments, error, message):
+    matrix, _ = _make_weights("Q4_0", 8, 64)
+    usual = {
+        "x": np.zeros((2, 64), np.float32),
+        "out": np.zeros((2, 8), np.float32),
+        "m_range": (0, 2),
+        "tile_range": (0, 1),
+    }
+    with pytest.raises(error, match=message):
+        native.linear_range(matrix=matrix, **(usual | arguments))

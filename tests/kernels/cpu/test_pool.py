@@ -1,0 +1,132 @@
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+native = pytest.importorskip("tureen.kernels.cpu._native")
+
+SPIN = 200e-6
+"""Seconds after which a thread that finds nothing to do sleeps, at most."""
+
+
+def _make_script_run(code):
+    program = f"import os, sys\nimport tureen.kernels.cpu._native as native\n{code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_every_thread_has_every_call_and_sees_what_was_written_before_a_barrier(threads):
+    visits, stale = native.exercise_pool(native.Pool(threads), rounds=300, phases=5)
+    assert visits == [300] * threads
+    assert stale == 0
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_fell_asleep_at_a_barrier_are_woken(threads):
+    visits, stale = native.exercise_pool(native.Pool(threads), rounds=10, phases=6, late=1000)
+    assert visits == [10] * threads
+    assert stale == 0
+
+
+def test_no_call_is_lost_while_threads_fall_asleep():
+    pool = native.Pool(3)
+    chance = random.Random(5)
+    for _ in range(400):
+        time.sleep(chance.uniform(0, 2 * SPIN))
+        assert native.exercise_pool(pool, rounds=1, phases=1) == ([1, 1, 1], 0)
+
+
+def test_callers_on_several_python_threads_take_turns():
+    pool = native.Pool(2)
+    seen = []
+    callers = [
+        threading.Thread(target=lambda: seen.append(native.exercise_pool(pool, rounds=200, phases=2))) for _ in range(4)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert seen == [([200, 200], 0)] * 4
+
+
+def test_threads_end_with_their_pool_awake_or_asleep():
+    run = _make_script_run("""
+import time
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+pools = [native.Pool(3) for _ in range(20)]
+seen = [native.exercise_pool(pool, 20, 2) == ([20] * 3, 0) for pool in pools]
+before = tasks()
+del pools[:10]  # awake
+time.sleep(0.01)
+between = tasks()
+del pools[:]  # asleep
+for _ in range(50):
+    native.Pool(4)  # never used
+print(all(seen), before, between, tasks())
+""")
+    assert run.stdout.strip() == "True 41 21 1", run.stderr
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_pool_has_a_thread(threads):
+    with pytest.raises(ValueError, match="at least one thread"):
+        native.Pool(threads)
+
+
+def test_more_threads_than_processors_share_them():
+    run = _make_script_run(
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(native.exercise_pool(native.Pool(4), 50, 5))"
+    )
+    assert run.stdout.strip() == "([50, 50, 50, 50], 0)", run.stderr
+
+
+def test_a_forked_process_is_told_that_the_threads_are_not_in_it():
+    run = _make_script_run("""
+import time
+pools = [native.Pool(2), native.Pool(3)]
+for pool in pools:
+    native.exercise_pool(pool, 5, 2)
+time.sleep(0.01)  # asleep, all of them
+child = os.fork()
+if child == 0:
+    for pool in pools:
+        try:
+            native.exercise_pool(pool, 1, 1)
+        except RuntimeError as error:
+            print(error)
+    print(native.exercise_pool(native.Pool(2), 5, 2), flush=True)
+    del pool, pools
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("parent:", [native.exercise_pool(pool, 5, 2) for pool in pools])
+""")
+    *told, fresh, parent = run.stdout.splitlines()
+    assert len(told) == 2, run.stderr
+    assert all("process that forked this one" in line for line in told)
+    assert fresh == "([5, 5], 0)"
+    assert parent == "parent: [([5, 5], 0), ([5, 5, 5], 0)]"
+
+
+@pytest.mark.parametrize("thread", [0, 1])
+def test_a_body_that_throws_ends_the_process(thread):
+    run = _make_script_run(f"native.throw_in_pool(native.Pool(2), {thread})")
+    assert run.returncode == -signal.SIGABRT
+    assert "thrown in a pool" in run.stderr
+
+
+def test_threads_that_cannot_be_started_leave_none_behind():
+    run = _make_script_run("""
+import resource
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20),) * 2)
+try:
+    native.Pool(1000)
+except RuntimeError:
+    print(len(os.listdir("/proc/self/task")), native.exercise_pool(native.Pool(2), 5, 2))
+""")
+    assert run.stdout.strip() == "1 ([5, 5], 0)", run.stderr

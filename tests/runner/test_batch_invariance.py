@@ -1,0 +1,92 @@
+"""Logits are the same to the last bit whatever else is computed, and however it is cut into steps."""
+
+import random
+
+import numpy as np
+import pytest
+from runner_driver import folder_source
+from tiny_models import write
+
+from tureen.config import Config
+from tureen.runner.base import Batch, Row
+from tureen.runner.load import load_runner
+
+pytest.importorskip("tureen.kernels.cpu._native")
+
+PROMPT = tuple(random.Random(3).randrange(256) for _ in range(83))
+PAGE = 16
+KINDS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def forward(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write(folder, "gemma3" if request.param == "bfloat16" else "llama")
+    config = Config(kernels="native", num_threads=2, page_size=PAGE, max_total_tokens=32768, **KINDS[request.param])
+    return load_runner(folder_source(folder), config)._forward
+
+
+def _make_mates(count, seed=0):
+    """Rows of other sequences, of many lengths and at many positions, on pages of their own."""
+    rng = random.Random(seed)
+    for index in range(count):
+        start, length = rng.randrange(60), rng.choice((1, 1, 1, 2, 7, 16, 30))
+        pages = tuple(range(100 + 8 * index, 108 + 8 * index))
+        yield Row(1 + index, tuple(rng.randrange(256) for _ in range(length)), start, pages, bool(index % 3))
+
+
+def _compute(forward, cuts, *, mates=0, pages=tuple(range(10)), at=0, token_ids=PROMPT):
+    """Logits of every position [tokens, vocab], computed in chunks that end at `cuts`, at place `at` in each batch."""
+    found, start = [], 0
+    for end in (*cuts, len(token_ids)):
+        others = list(_make_mates(mates, seed=end))
+        rows = [*others[:at], Row(0, token_ids[start:end], start, pages, True), *others[at:]]
+        first = sum(len(row.token_ids) for row in rows[:at])
+        sampled = forward.run(Batch(tuple(rows)))[sum(row.sample for row in rows[:at])].copy()
+        scored = forward.logits(range(first, first + end - start)).copy()
+        assert np.array_equal(scored[-1], sampled)
+        found.append(scored)
+        start = end
+    return np.concatenate(found)
+
+
+@pytest.fixture(scope="module")
+def alone(forward):
+    return _compute(forward, ())
+
+
+@pytest.mark.parametrize("mates", range(1, 64, 1))
+def test_logits_do_not_depend_on_the_number_of_rows_in_a_batch(forward, alone, mates):
+    last = len(PROMPT) - 1
+    assert np.array_equal(_compute(forward, (last,), mates=mates, at=mates // 2), alone)
+
+
+@pytest.mark.parametrize("chunk", [*range(1, 18), 31, 32, 33, 63, 64, 65, 82])
+def test_logits_do_not_depend_on_how_a_prompt_is_cut_into_chunks(forward, alone, chunk):
+    assert np.array_equal(_compute(forward, range(chunk, len(PROMPT), chunk)), alone)
+
+
+def test_logits_do_not_depend_on_which_pages_are_used(forward, alone):
+    assert np.array_equal(_compute(forward, (40,), pages=(7, 90, 3, 55, 21, 8), mates=5), alone)
+
+
+@pytest.mark.parametrize("shared", [16, 48, 80])
+def test_logits_after_a_prefix_that_another_sequence_computed_are_the_same(forward, alone, shared):
+    _compute(forward, (), pages=tuple(range(20, 30)), token_ids=PROMPT[:shared])
+    pages = tuple(range(20, 20 + shared // PAGE)) + tuple(range(40, 50))
+    row = Row(0, PROMPT[shared:], shared, pages, True)
+    forward.run(Batch((row, *_make_mates(3))))
+    assert np.array_equal(forward.logits(range(len(row.token_ids))), alone[shared:])
+
+
+def test_logits_of_a_sequence_that_was_preempted_and_computed_again_are_the_same(forward, alone):
+    token_by_token = _compute(forward, range(40, len(PROMPT)), mates=9)
+    resumed = _compute(forward, (64,), pages=tuple(range(60, 70)), mates=2)
+    assert np.array_equal(token_by_token, alone)
+    assert np.array_equal(resumed, alone)

@@ -1,0 +1,163 @@
+"""The sampler with the native kernels: the tokens that torch gives, the same bits with any threads, and no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sampling_reference import make_logits, make_state
+
+from tureen.sampling.native_arithmetic import NativeArithmetic
+from tureen.sampling.sampler import Sampler
+from tureen.sampling.torch_arithmetic import TorchArithmetic
+from tureen.types import LogprobSpec
+
+native = pytest.importorskip("tureen.kernels.cpu._native", reason="the native kernels are not built")
+
+VOCAB, ROWS = 6000, 48
+KINDS = (
+    {},
+    {"temperature": 0.0},
+    {"temperature": 1.8},
+    {"top_p": 0.9, "temperature": 0.7},
+    {"top_p": 0.999, "temperature": 2.5},
+    {"top_k": 40},
+    {"min_p": 0.02, "repetition_penalty": 1.3},
+    {"frequency_penalty": 0.5, "presence_penalty": -1.0, "logit_bias": {5: 3.0}},
+    {"min_new_tokens": 9, "temperature": 0.0},
+)
+
+
+def _make_states():
+    specs = (None, LogprobSpec(top=3), LogprobSpec(top=2, token_ids=(7, 1), mode="raw"))
+    return [
+        make_state(
+            slot,
+            seed=slot,
+            output=(slot, 5, 5),
+            ends=(0, 4),
+            logprobs=specs[slot // len(KINDS) % len(specs)],
+            **KINDS[slot % len(KINDS)],
+        )
+        for slot in range(ROWS)
+    ]
+
+
+def _make_masks():
+    rng = np.random.default_rng(1)
+    return {slot: rng.integers(0, 2**32, -(-VOCAB // 32), dtype=np.uint32) for slot in range(0, ROWS, 4)}
+
+
+def _sampled(arithmetic, states, logits, masks):
+    sampler = Sampler(ROWS, VOCAB, arithmetic)
+    for state in states:
+        sampler.set_slot(state)
+    positions = [len(state.prompt_ids) + len(state.output_ids) for state in states]
+    rows = arithmetic.adopt(logits.copy())
+    return sampler.sample(rows, [state.slot for state in states], positions, masks)
+
+
+def _values(report):
+    return [value for value, _ in (report.token, *(report.top or ()), *(report.token_ids or ()))]
+
+
+def _tokens(report):
+    return [token for _, token in (report.token, *(report.top or ()), *(report.token_ids or ()))]
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_both_draw_the_same_tokens_and_report_the_same_log_probabilities(scale):
+    states, logits, masks = _make_states(), make_logits(0, VOCAB, scale=scale, rows=ROWS), _make_masks()
+    with_torch = _sampled(TorchArithmetic("cpu"), states, logits, masks)
+    without = _sampled(NativeArithmetic(native.Pool(2)), states, logits, masks)
+    assert [row.token_id for row in without] == [row.token_id for row in with_torch]
+    for one, other in zip(without, with_torch, strict=True):
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if one.logprobs is not None:
+            assert _tokens(one.logprobs) == _tokens(other.logprobs)
+            assert _values(one.logprobs) == [
+                None if value is None else pytest.approx(value, abs=1e-12) for value in _values(other.logprobs)
+            ]
+
+
+def test_threads_and_the_rows_beside_change_no_bit():
+    states, logits, masks = _make_states(), make_logits(2, VOCAB, scale=1.0, rows=ROWS), _make_masks()
+    one, two = NativeArithmetic(native.Pool(1)), NativeArithmetic(native.Pool(2))
+    whole = _sampled(one, states, logits, masks)
+    assert _sampled(two, states, logits, masks) == whole
+    for part in (slice(0, 1), slice(5, 6), slice(20, 37)):
+        assert _sampled(two, states[part], logits[part], masks) == whole[part]
+
+
+def test_a_batch_of_plain_greedy_rows_equals_these_rows_among_others():
+    plain = [make_state(slot, temperature=0.0) for slot in range(6)]
+    asking = make_state(6, temperature=0.0, logprobs=LogprobSpec())
+    logits = make_logits(3, VOCAB, grid=0.5, rows=7)
+    logits[1, 50], logits[2, 60], logits[3] = np.nan, np.inf, -np.inf
+    masks = {0: np.full(-(-VOCAB // 32), 0x55555555, dtype=np.uint32), 4: np.zeros(-(-VOCAB // 32), dtype=np.uint32)}
+    for arithmetic in (TorchArithmetic("cpu"), NativeArithmetic(native.Pool(1))):
+        for given in (masks, {}):
+            mixed = _sampled(arithmetic, [*plain, asking], logits, given)
+            assert _sampled(arithmetic, plain, logits[:6], given) == mixed[:6]
+            assert [row.error is None for row in mixed] == [True, False, False, False, not given, True, True]
+
+
+def test_tokens_of_plain_greedy_rows_count_as_output():
+    sampler = Sampler(1, VOCAB, NativeArithmetic(native.Pool(1)))
+    sampler.set_slot(make_state(temperature=0.0, prompt=(1, 2)))
+    for position in (2, 3):
+        sampler.sample(make_logits(position, VOCAB, rows=1), [0], [position])
+    sampler.catch_up(0, 3, (8, 9))  # position 3 was drawn, 4 was not
+    assert sampler._slots[0].num_outputs == 3
+
+
+WITHOUT_TORCH = """
+import sys
+import numpy as np
+from tureen.kernels.cpu import _native as native
+from tureen.logit_processor import CustomLogitProcessor
+from tureen.jail.pool import Jail
+from tureen.runner.base import SlotState
+from tureen.sampling.custom import CustomProcessors, load_registered
+from tureen.sampling.native_arithmetic import NativeArithmetic
+from tureen.sampling.params import SamplingParams
+from tureen.sampling.sampler import Sampler
+from tureen.types import LogprobSpec
+
+class Mine(CustomLogitProcessor):
+    def __call__(self, logits, custom_param_list):
+        logits[:, 9] += 100.0
+        return logits
+
+def state(slot, processor="", logprobs=None, **params):
+    return SlotState(slot, SamplingParams(**params), 0, (1, 2), (), (3,), logprobs, processor)
+
+custom = CustomProcessors(load_registered(()), Jail(4, 64) if sys.argv[1] == "jail" else None)
+sampler = Sampler(4, 64, NativeArithmetic(native.Pool(2)), custom)
+sampler.set_slot(state(0, temperature=0.0))
+sampler.set_slot(state(1, top_p=0.9, frequency_penalty=1.0, min_new_tokens=2, logprobs=LogprobSpec(top=3, mode="raw")))
+sampler.set_slot(state(2, logprobs=LogprobSpec(top=3, token_ids=(5,))))
+chosen = {"jail": Mine.to_str(), "none": "", "registered": "disallowed_tokens"}[sys.argv[1]]
+sampler.set_slot(state(3, chosen, temperature=0.0, custom_params={"token_ids": [5]}))
+logits = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+logits[3, 5] = 50.0
+outputs = sampler.sample(logits.copy(), range(4), [2] * 4, {0: np.array([6, 0], dtype=np.uint32)})
+sampler.score(logits, 2, [1, 2, 3, 4])
+sampler.close()
+assert all(output.error is None for output in outputs), outputs
+print(outputs[3].token_id, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("processor", "imports_torch"), [("none", False), ("jail", False), ("registered", True)])
+def test_torch_is_imported_only_for_a_registered_processor(processor, imports_torch):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, processor], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    others = np.random.default_rng(0).normal(size=(4, 64))[3]
+    others[5] = -np.inf
+    expected = {"none": 5, "jail": 9, "registered": int(others.argmax())}
+    assert done.stdout.split() == [str(expected[processor]), str(imports_torch)]

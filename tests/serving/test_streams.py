@@ -1,0 +1,127 @@
+"""How deltas reach the reader of a stream: at once, in intervals, merged where it is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from fake_engine import make_request
+
+from tureen.errors import TureenError
+from tureen.serving.streams import MERGE_AT, Streams
+from tureen.types import Failed, FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
+
+END = FinishReason(type="length", length=1)
+
+
+def _make_deltas(count, *, tokens=1):
+    """Deltas of one request that can be told apart, the last with its end."""
+    deltas = []
+    for index in range(count):
+        ids = tuple(range(index * tokens, (index + 1) * tokens))
+        deltas.append(
+            OutputDelta(
+                id="r",
+                token_ids=ids,
+                text=f"<{index}>",
+                usage=Usage(5, (index + 1) * tokens, 0),
+                output_logprobs=tuple(PositionLogprobs((-1.0, token_id)) for token_id in ids),
+                prompt_logprobs=(PositionLogprobs((None, 9)),) if index == 0 else (),
+                finish=END if index == count - 1 else None,
+                hidden_states=(bytes([index % 256]),),
+            )
+        )
+    return deltas
+
+
+def _read(deltas, *, interval, pause=lambda index: True):
+    """What a reader gets when it may run after those deltas for whose index `pause` is true."""
+
+    async def scenario():
+        streams = Streams(lambda message: None)
+        got = []
+
+        async def read():
+            got.extend([delta async for delta in streams.generate(make_request("r"), interval)])
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        for index, delta in enumerate(deltas):
+            streams.receive(StepReport((delta,)))
+            if pause(index):
+                for _ in range(5):
+                    await asyncio.sleep(0)
+        await reader
+        return got
+
+    return asyncio.run(scenario())
+
+
+def _all_of(deltas, field):
+    parts = [getattr(delta, field) for delta in deltas]
+    return "".join(parts) if field == "text" else [one for part in parts for one in part]
+
+
+def _check_same(got, deltas):
+    for field in ("token_ids", "text", "output_logprobs", "prompt_logprobs", "hidden_states"):
+        assert _all_of(got, field) == _all_of(deltas, field)
+    assert [delta.finish for delta in got] == [None] * (len(got) - 1) + [END]
+    for delta in got:
+        assert delta.usage.output_tokens == delta.token_ids[-1] + 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "sizes"),
+    [(1, [1] * 10), (2, [1, 2, 2, 2, 2, 1]), (4, [1, 4, 4, 1]), (9, [1, 9]), (64, [1, 9])],
+)
+def test_the_first_delta_comes_at_once_then_as_many_tokens_as_asked_for_then_the_rest(interval, sizes):
+    deltas = _make_deltas(10)
+    got = _read(deltas, interval=interval)
+    assert [len(delta.token_ids) for delta in got] == sizes
+    _check_same(got, deltas)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_reader_gets_everything_once_and_in_order(seed):
+    dice = random.Random(seed)
+    deltas = _make_deltas(dice.choice([1, 2, MERGE_AT - 1, MERGE_AT, 3 * MERGE_AT + 5]), tokens=dice.choice([1, 3]))
+    haste = dice.choice([0.0, 0.02, 0.5])
+    _check_same(_read(deltas, interval=dice.choice([1, 7, 500]), pause=lambda index: dice.random() < haste), deltas)
+
+
+def test_what_a_slow_reader_has_not_taken_is_few_pieces():
+    async def scenario():
+        streams = Streams(lambda message: None)
+        stream = streams.generate(make_request("r"))
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        for delta in _make_deltas(1000):
+            streams.receive(StepReport((delta,)))
+        assert len(streams._streams["r"]._pending) < MERGE_AT
+        assert len((await reader).token_ids) == 1000
+        await stream.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_what_had_come_before_a_failure_is_read_first_whatever_the_interval():
+    async def scenario():
+        streams = Streams(lambda message: None)
+        got = []
+
+        async def read():
+            async for delta in streams.generate(make_request("r"), 64):
+                got.extend(delta.token_ids)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        for delta in _make_deltas(10)[:6]:
+            streams.receive(StepReport((delta,)))
+            await asyncio.sleep(0)
+        streams.receive(Failed("it broke"))
+        with pytest.raises(TureenError):
+            await reader
+        return got
+
+    assert asyncio.run(scenario()) == [0, 1, 2, 3, 4, 5]

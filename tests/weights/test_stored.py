@@ -1,0 +1,140 @@
+"""Weights as they are stored: views of the file with a name, an order of rows and what is to be added."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import tiny_gguf
+import tiny_models
+import torch
+from gguf.quants import quantize
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tureen.errors import StartupError
+from tureen.weights.source import ModelSource, model_config
+from tureen.weights.stored import iter_stored, to_float32
+
+
+def _make_folder(path, tensors):
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text("{}")
+    save_file(tensors, path / "model.safetensors")
+    return ModelSource("m", path, "safetensors")
+
+
+def _stored(source):
+    return {stored.name: stored for stored in iter_stored(source, model_config(source))}
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma3"])
+def test_values_of_a_converted_model_and_of_its_folder_are_those_of_transformers(tmp_path, variant):
+    model = tiny_models.write(tmp_path / "hf", variant)
+    path = tiny_gguf.write_from_transformers(tmp_path / "m.gguf", model)
+    expected = dict(model.state_dict())
+    for source in (ModelSource("m", path, "gguf"), ModelSource("m", tmp_path / "hf", "safetensors")):
+        stored = _stored(source)
+        assert stored.keys() == expected.keys() - ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
+        for name, one in stored.items():
+            assert one.shape == tuple(expected[name].shape)
+            np.testing.assert_allclose(to_float32(one), expected[name].numpy(), rtol=0, atol=2e-7)
+
+
+def test_rows_of_a_quantised_matrix_are_named_and_not_moved(tmp_path):
+    values = np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
+    kind = gguf.GGMLQuantizationType.Q4_0
+    raw = quantize(values, kind)
+    tensors = {"token_embd.weight": np.zeros((256, 64), np.float32), "blk.0.attn_q.weight": (raw, kind)}
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
+    stored = _stored(ModelSource("m", path, "gguf"))["model.layers.0.self_attn.q_proj.weight"]
+    assert (stored.encoding, stored.shape) == ("Q4_0", (64, 64))
+    assert stored.data.tobytes() == raw.tobytes()
+    heads = np.arange(64).reshape(4, 8, 2)  # of 16 rows each: the file has rows 0 and 8 of a head side by side
+    assert stored.row_order.tolist() == [*np.concatenate((heads[..., 0], heads[..., 1]), axis=1).reshape(-1)]
+    np.testing.assert_array_equal(to_float32(stored), gguf.dequantize(raw, kind)[stored.row_order])
+
+
+def test_a_bias_goes_with_its_rows(tmp_path):
+    bias = np.arange(64, dtype=np.float32)
+    tensors = {"token_embd.weight": np.zeros((256, 64), np.float32), "blk.0.attn_q.bias": bias}
+    path = tiny_gguf.write_gguf(tmp_path / "m.gguf", tiny_gguf.architecture_metadata("llama"), tensors)
+    stored = _stored(ModelSource("m", path, "gguf"))["model.layers.0.self_attn.q_proj.bias"]
+    assert to_float32(stored)[:16].tolist() == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_bytes_are_a_read_only_view_of_the_file(tmp_path, dtype):
+    values = torch.randn(3, 4).to(dtype)
+    stored = _stored(_make_folder(tmp_path / "m", {"a": values}))["a"]
+    assert not stored.data.flags.owndata
+    assert not stored.data.flags.writeable
+    assert stored.data.tobytes() == values.view(torch.uint8).numpy().tobytes()
+    np.testing.assert_array_equal(to_float32(stored), values.float().numpy())
+
+
+def test_a_type_that_cannot_be_read_is_refused_by_file_and_name(tmp_path):
+    source = _make_folder(tmp_path / "m", {"a.weight": torch.zeros(4, 4).to(torch.float8_e4m3fn)})
+    with pytest.raises(StartupError, match=r"model\.safetensors: tensor 'a\.weight' has type F8_E4M3, .* GGUF"):
+        list(iter_stored(source, {}))
+
+
+def test_weights_that_a_text_model_has_no_use_for_are_left_out_whatever_their_type(tmp_path):
+    tensors = {
+        "vision_tower.weight": torch.zeros(4, dtype=torch.int64),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+        "model.language_model.norm.weight": torch.ones(4),
+    }
+    assert list(_stored(_make_folder(tmp_path / "m", tensors))) == ["model.norm.weight"]
+
+
+def test_pages_of_a_folder_are_given_back_after_reading(tmp_path):
+    tensors = {f"w{index}": torch.ones(1 << 20) for index in range(8)}  # 4 MiB each
+    source = _make_folder(tmp_path / "m", tensors)
+    most = 0
+    for stored in iter_stored(source, {}):
+        assert stored.data.sum() > 0
+        most = max(most, _resident_kib(tmp_path / "m" / "model.safetensors"))
+    assert 4000 < most < 3 * 4096
+
+
+def _resident_kib(path):
+    total, inside = 0, False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            if "-" in line.split(" ")[0]:
+                inside = line.rstrip().endswith(str(path))
+            elif inside and line.startswith("Rss:"):
+                total += int(line.split()[1])
+    return total
+
+
+def _values_or_fault(source):
+    try:
+        return {name: to_float32(stored).tolist() for name, stored in _stored(source).items()}, ""
+    except StartupError as error:
+        return None, error.message
+
+
+def test_damaged_headers_are_refused_where_the_format_s_own_library_refuses_them(tmp_path):
+    source = _make_folder(tmp_path / "m", {"a": torch.randn(2, 3), "b": torch.arange(4).to(torch.bfloat16)})
+    file = source.path / "model.safetensors"
+    data = file.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    rng = np.random.default_rng(0)
+    num_refused = 0
+    for _ in range(1500):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 1, 3))):
+            damaged[rng.integers(header)] = rng.choice(list(b'0123456789"{}[],:FB \x00\xff'))
+        file.write_bytes(damaged)
+        try:
+            expected = {name: tensor.float().tolist() for name, tensor in load_file(file).items()}
+        except SafetensorError:
+            expected = None
+        values, fault = _values_or_fault(source)
+        assert values == expected, bytes(damaged[:header])
+        assert "\n" not in fault
+        assert expected is not None or str(file) in fault
+        num_refused += expected is None
+    assert 1000 < num_refused < 1495

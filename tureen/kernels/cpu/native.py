@@ -1,0 +1,36 @@
+"""The native kernels, if this installation has them. No torch."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+MISSING = (
+    "this installation has no native CPU kernels: they could not be built when it was installed. They need a C++17 "
+    "compiler and Python's headers (Debian: apt-get install g++ python3-dev). Then install tureen again, in a checkout "
+    "with make native; pip's -v shows why a build fails"
+)
+
+
+def load() -> ModuleType | None:
+    """The extension module, or None where it was not built.
+
+    Raises RuntimeError when TUREEN_CPU_ISA cannot run here, ImportError when the system's libraries are too old for it.
+    """
+    name = "tureen.kernels.cpu._native"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+    module.isa()
+    return module
+
+
+def require() -> ModuleType:
+    """The extension module. Raises RuntimeError where it was not built."""
+    module = load()
+    if module is None:
+        raise RuntimeError(MISSING)
+    return module

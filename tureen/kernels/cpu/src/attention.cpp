@@ -1,0 +1,213 @@
+// Attention over keys and values in pages. Compiled once for each instruction set; see kernels.h.
+//
+// What a query vector gets, whoever is computed with it (softmax by pieces: Milakov & Gimelshein, arXiv:1805.02867):
+//   score of key t       s[t] = q · k[t], summed over the dimensions in order; a key to each lane
+//   of a piece           e[t] = 2^((s[t] - max s) * c) with c = scale * log2 e; sum of e[t], lane by lane, block after
+//                        block; sum of e[t] v[t] over t in order
+//   of all               the pieces' sums, rescaled to the larger maximum, in the order of the pieces
+// INT8: q becomes 15-bit integers with one scale, and so do the weights e[t] * (scale of v[t]) of a piece, so q · k and
+// the sum over t are exact integers: at most 32767 * 127 * 512 < 2^31.
+//
+// Blocks hold places that are not (or not yet) the sequence's. They may contain NaN: their scores are replaced, and
+// their values are never multiplied (or, as integers, multiplied by 0).
+#include "attention_piece.h"
+#include "kernels.h"
+#include "kv_block.h"
+#include "vec16.h"
+
+namespace tureen {
+namespace VARIANT {
+
+namespace {
+
+void merge(const Group& g, int width) {
+    for (int n = 0; n < g.count; n++) {
+        State& state = *g.state[n];
+        const float* sums = g.sums + n * width;
+        vec16 new_max = broadcast(g.max[n]), new_sum = broadcast(g.sum[n]);
+        if (!state.begun) {
+            state.begun = true;
+            store(state.max, new_max);
+            store(state.sum, new_sum);
+            for (int i = 0; i < width; i += 16) store(state.out + i, load(sums + i));
+            continue;
+        }
+        vec16 old_max = load(state.max), larger = max(old_max, new_max), c = broadcast(state.c);
+        vec16 keep = exp2_of_negative((old_max - larger) * c), take = exp2_of_negative((new_max - larger) * c);
+        store(state.max, larger);
+        store(state.sum, fma(load(state.sum), keep, new_sum * take));
+        for (int i = 0; i < width; i += 16) store(state.out + i, fma(load(state.out + i), keep, load(sums + i) * take));
+    }
+}
+
+// One call's memory, cut from `base`; with null it only counts.
+struct Scratch {
+    uint8_t* at;
+    size_t used = 0;
+    State* states;
+    int16_t* words;         // [count][width]: q as integers
+    float* running;         // [count][32 + width]: max, sum, out
+    float* scores;          // [MOST][PIECE]
+    int16_t* weight_words;  // [MOST][PIECE]
+    float* sums;            // [MOST][width]
+    uint8_t* keys;          // [PIECE_BLOCKS][block_bytes of F32]: unpacked, or put in order
+    uint8_t* values;
+
+    Scratch(uint8_t* base, int count, int width) : at(base) {
+        size_t block = size_t(BLOCK) * size_t(width) * sizeof(float);
+        states = take<State>(size_t(count));
+        words = take<int16_t>(size_t(count) * size_t(width));
+        running = take<float>(size_t(count) * size_t(32 + width));
+        scores = take<float>(MOST * PIECE);
+        weight_words = take<int16_t>(MOST * PIECE);
+        sums = take<float>(size_t(MOST) * size_t(width));
+        keys = take<uint8_t>(PIECE_BLOCKS * block);
+        values = take<uint8_t>(PIECE_BLOCKS * block);
+    }
+
+    template <typename T>
+    T* take(size_t count) {
+        T* begin = (T*)(at + used);
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return begin;
+    }
+};
+
+size_t scratch_bytes(int count, int head_dim) { return Scratch(nullptr, count, padded_dim(head_dim)).used + 64; }
+
+// Where the blocks of keys [begin, end) are: as they lie in their pages; or, where pages do not hold whole blocks,
+// copied in order.
+void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin, int end, const Scratch& scratch,
+                 Piece& piece) {
+    int piece_begin = begin / PIECE * PIECE;
+    bool whole = kv.page_len % BLOCK == 0;
+    for (int b = (begin - piece_begin) / BLOCK; b * BLOCK < end - piece_begin; b++) {
+        int position = piece_begin + b * BLOCK;
+        Token token{scratch.keys + size_t(b) * kv.block_bytes, scratch.values + size_t(b) * kv.block_bytes, 0};
+        if (whole) token = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
+        piece.keys[b] = token.key_block;
+        piece.values[b] = token.value_block;
+        piece.key_scales[b] = token_scales(token.key_block, kv.head_dim);
+        piece.value_scales[b] = token_scales(token.value_block, kv.head_dim);
+    }
+    int first = (begin - piece_begin) / BLOCK, last = (end - 1 - piece_begin) / BLOCK;
+    for (int i = 1; i <= WIDTH; i++) {
+        piece.keys[last + i] = piece.values[first];
+        piece.values[last + i] = piece.values[last];
+    }
+    if (whole) return;
+    for (int position = begin; position < end; position++) {
+        Token from = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
+        size_t offset = size_t((position - piece_begin) / BLOCK) * kv.block_bytes;
+        copy_token(kv.type, from, {scratch.keys + offset, scratch.values + offset, position % BLOCK}, kv.head_dim);
+    }
+}
+
+// Once for all groups, where there are several.
+void unpack(KvType type, int begin, int end, const Scratch& scratch, Piece& piece) {
+    size_t bytes = size_t(BLOCK) * size_t(piece.width) * (type == KvType::BF16 ? sizeof(float) : sizeof(int16_t));
+    for (int b = begin / BLOCK; b * BLOCK < end; b++) {
+        uint8_t *keys = scratch.keys + size_t(b) * bytes, *values = scratch.values + size_t(b) * bytes;
+        unpack_block(type, piece.keys[b], piece.head_dim, BLOCK, keys);
+        unpack_block(type, piece.values[b], BLOCK, piece.width, values);
+        piece.keys[b] = keys;
+        piece.values[b] = values;
+    }
+}
+
+void attend_group(Group& g, KvType type, bool unpacked, const Piece& piece) {
+    find_bounds(g);
+    if (type == KvType::INT8)
+        unpacked ? attend_integers<WordBlock>(g, piece) : attend_integers<ByteBlock>(g, piece);
+    else if (type == KvType::BF16 && !unpacked)
+        attend_floats<Bf16Block>(g, piece);
+    else
+        attend_floats<FloatBlock>(g, piece);
+    merge(g, piece.width);
+}
+
+struct Bounds {
+    int begin, end;
+};
+
+// The keys of [begin, begin + PIECE) that a query vector sees, relative to `begin`.
+inline Bounds within(int begin, int first_key, int num_keys) {
+    return {first_key > begin ? first_key - begin : 0, num_keys < begin + PIECE ? num_keys - begin : PIECE};
+}
+
+void attend_piece(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const int32_t* first_key,
+                  const int32_t* num_keys, int begin, const Scratch& scratch) {
+    Bounds all{PIECE, 0};
+    int active = 0;
+    for (int j = 0; j < count; j++) {
+        Bounds own = within(begin, first_key[j], num_keys[j]);
+        if (own.begin >= own.end) continue;
+        active++;
+        if (own.begin < all.begin) all.begin = own.begin;
+        if (own.end > all.end) all.end = own.end;
+    }
+    if (active == 0) return;
+    Piece piece{};
+    piece.head_dim = kv.head_dim;
+    piece.width = padded_dim(kv.head_dim);
+    find_blocks(kv, pages, kv_head, begin + all.begin, begin + all.end, scratch, piece);
+    int groups = (active + MOST - 1) / MOST;
+    bool unpacked = groups > 1 && kv.type != KvType::F32 && kv.page_len % BLOCK == 0;
+    if (unpacked) unpack(kv.type, all.begin, all.end, scratch, piece);
+    int size = (active + groups - 1) / groups;
+    Group g;
+    g.count = 0;
+    g.scores = scratch.scores;
+    g.words = scratch.weight_words;
+    g.sums = scratch.sums;
+    for (int j = 0; j < count; j++) {
+        Bounds own = within(begin, first_key[j], num_keys[j]);
+        if (own.begin < own.end) {
+            g.state[g.count] = &scratch.states[j];
+            g.lo[g.count] = own.begin;
+            g.hi[g.count++] = own.end;
+            active--;
+        }
+        if (g.count == size || (active == 0 && g.count > 0)) {
+            attend_group(g, kv.type, unpacked, piece);
+            g.count = 0;
+        }
+    }
+}
+
+void attend(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const float* q, size_t q_stride,
+            const int32_t* first_key, const int32_t* num_keys, float scale, float* const* out, void* memory) {
+    int width = padded_dim(kv.head_dim);
+    Scratch scratch((uint8_t*)(((size_t)memory + 63) / 64 * 64), count, width);
+    int begin = first_key[0], end = 0;
+    for (int j = 0; j < count; j++) {
+        float* running = scratch.running + size_t(j) * size_t(32 + width);
+        int16_t* words = scratch.words + size_t(j) * size_t(width);
+        float c = scale * 1.44269504f;
+        const float* from = q + size_t(j) * q_stride;
+        if (kv.type == KvType::INT8) {
+            float q_scale = to_integers(from, kv.head_dim, LEVELS, [&](int i, vec16 x) { store_int16(words + i, x); });
+            if (q_scale != 0.0f) c *= q_scale;  // else the scores are 0 as they are, and c must not be: -inf * 0 is NaN
+        }
+        scratch.states[j] = {from, words, c, false, running, running + 16, running + 32};
+        if (first_key[j] < begin) begin = first_key[j];
+        if (num_keys[j] > end) end = num_keys[j];
+    }
+    for (int piece = begin / PIECE * PIECE; piece < end; piece += PIECE)
+        attend_piece(kv, pages, kv_head, count, first_key, num_keys, piece, scratch);
+    for (int j = 0; j < count; j++) {
+        vec16 sum = load(scratch.states[j].sum);
+        for (int i = 0; i < kv.head_dim; i += 16) {
+            int lanes = kv.head_dim - i < 16 ? kv.head_dim - i : 16;
+            store(out[j] + i, load(scratch.states[j].out + i) / sum, lanes);
+        }
+    }
+}
+
+}  // namespace
+
+extern const AttentionKernels attention_kernels;
+const AttentionKernels attention_kernels{block_bytes, store_token, load_token, attend, scratch_bytes, 16 * MOST};
+
+}  // namespace VARIANT
+}  // namespace tureen

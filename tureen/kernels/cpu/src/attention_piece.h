@@ -1,0 +1,344 @@
+// Attention of a few query vectors to one piece of a sequence; what its weights are is said in attention.cpp, which
+// includes this once for each instruction set.
+#pragma once
+
+#include "kernels.h"
+#include "kv_block.h"
+#include "vec16.h"
+
+namespace tureen {
+namespace VARIANT {
+namespace {
+
+constexpr int PIECE_BLOCKS = PIECE / BLOCK;
+constexpr float LEVELS = 32767.0f;
+
+// Accumulators in registers: of MOST query vectors, WIDTH each.
+constexpr int MOST = 6;
+#if defined(VARIANT_avx512)
+constexpr int WIDTH = 4;
+#else
+constexpr int WIDTH = 1;
+#endif
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// body(Count<n>) for 1 <= n <= MOST
+template <typename Body>
+TUREEN_INLINE void with_count(int n, Body body) {
+    switch (n) {
+        case 1: return body(Count<1>{});
+        case 2: return body(Count<2>{});
+        case 3: return body(Count<3>{});
+        case 4: return body(Count<4>{});
+        case 5: return body(Count<5>{});
+        default: return body(Count<6>{});
+    }
+}
+
+// body(Count<w>, i) for i from begin to end in steps w of WIDTH, then smaller ones.
+template <typename Body>
+TUREEN_INLINE void in_steps(int begin, int end, Body body) {
+    int i = begin;
+    for (; i + WIDTH <= end; i += WIDTH) body(Count<WIDTH>{}, i);
+    if (WIDTH > 2 && i + 2 <= end) {
+        body(Count<2>{}, i);
+        i += 2;
+    }
+    if (WIDTH > 1 && i < end) body(Count<1>{}, i);
+}
+
+inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
+
+// 512 keys of the sequence, or as many of them as are needed.
+struct Piece {
+    int head_dim, width;                        // width: of a value block
+    const uint8_t* keys[PIECE_BLOCKS + WIDTH];  // after the last: what is read next, to be prefetched
+    const uint8_t* values[PIECE_BLOCKS + WIDTH];
+    const float* key_scales[PIECE_BLOCKS];  // INT8
+    const float* value_scales[PIECE_BLOCKS];
+};
+
+// What is kept for a query vector from piece to piece.
+struct State {
+    const float* q;
+    const int16_t* words;  // q as integers, INT8
+    float c;               // what turns differences of scores into exponents of 2
+    bool begun;
+    float* max;  // [16], all the same
+    float* sum;  // [16], all the same
+    float* out;  // [width]
+};
+
+// Query vectors computed together, and the keys [lo, hi) of the piece that each sees; hi > lo.
+struct Group {
+    int count;
+    State* state[MOST];
+    int lo[MOST], hi[MOST];
+    float max[MOST], sum[MOST];  // of the piece's scores; of its weights
+    float* scores;               // [count][PIECE], then the weights e
+    int16_t* words;              // [count][PIECE]: weights as integers, INT8
+    float* sums;                 // [count][width]: sums of weighted values
+    int least_lo, greatest_lo, least_hi, greatest_hi;
+};
+
+void find_bounds(Group& g) {
+    g.least_lo = g.greatest_lo = g.lo[0];
+    g.least_hi = g.greatest_hi = g.hi[0];
+    for (int n = 1; n < g.count; n++) {
+        if (g.lo[n] < g.least_lo) g.least_lo = g.lo[n];
+        if (g.lo[n] > g.greatest_lo) g.greatest_lo = g.lo[n];
+        if (g.hi[n] < g.least_hi) g.least_hi = g.hi[n];
+        if (g.hi[n] > g.greatest_hi) g.greatest_hi = g.hi[n];
+    }
+}
+
+// -- weights ----------------------------------------------------------------------------------------------------------
+
+// Set lanes outside of [lo, hi) in the blocks at its ends to x.
+void fill_outside(float* lanes, int lo, int hi, float x) {
+    float* block = lanes + lo / BLOCK * BLOCK;
+    if (lo % BLOCK != 0) store(block, first(lo % BLOCK, broadcast(x), load(block)));
+    block = lanes + hi / BLOCK * BLOCK;
+    if (hi % BLOCK != 0) store(block, first(hi % BLOCK, load(block), broadcast(x)));
+}
+
+// Scores of [lo, hi) -> weights in place, 0 in the other lanes of their blocks.
+void to_weights(float* scores, int lo, int hi, float c, float* max_score, float* sum) {
+    int begin = lo / BLOCK * BLOCK, end = round_up(hi, BLOCK);
+    fill_outside(scores, lo, hi, -__builtin_inff());
+    vec16 most = load(scores + begin);
+    for (int i = begin + BLOCK; i < end; i += BLOCK) most = max(most, load(scores + i));
+    *max_score = reduce_max(most);
+    vec16 largest = broadcast(*max_score), factor = broadcast(c), total = zeros();
+    for (int i = begin; i < end; i += BLOCK) {
+        vec16 e = exp2_of_negative((load(scores + i) - largest) * factor);
+        store(scores + i, e);
+        total = total + e;
+    }
+    *sum = reduce_add(total);
+}
+
+// -- F32 and BF16 -----------------------------------------------------------------------------------------------------
+
+template <typename Block, int N, int W>
+void float_scores(const Group& g, const Piece& piece, int block) {
+    vec16 sums[N][W];
+    const float* q[N];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) {
+        q[n] = g.state[n]->q;
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) sums[n][w] = zeros();
+    }
+    const uint8_t* keys[W];
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) keys[w] = piece.keys[block + w];
+    for (int pair = 0; pair < piece.head_dim / 2; pair++) {
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) Block::prefetch(piece.keys[block + W + w], BLOCK, pair, 0);
+        vec16 k[W];
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) k[w] = Block::template row<0>(keys[w], BLOCK, pair, 0);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++)
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) sums[n][w] = fma(broadcast(q[n][2 * pair]), k[w], sums[n][w]);
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) k[w] = Block::template row<1>(keys[w], BLOCK, pair, 0);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++)
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) sums[n][w] = fma(broadcast(q[n][2 * pair + 1]), k[w], sums[n][w]);
+    }
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++)
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) store(g.scores + n * PIECE + (block + w) * BLOCK, sums[n][w]);
+}
+
+// sums += weights of keys [begin, end), both even, times their values' columns from `col`, for all of the group.
+template <typename Block, int N, int W>
+void float_values(const Group& g, const Piece& piece, int begin, int end, int col) {
+    vec16 sums[N][W];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++)
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) sums[n][w] = load(g.sums + n * piece.width + col + 16 * w);
+    for (int t = begin; t < end;) {
+        const uint8_t *values = piece.values[t / BLOCK], *next = piece.values[t / BLOCK + 1];
+        int stop = t / BLOCK * BLOCK + BLOCK;
+        if (stop > end) stop = end;
+        for (; t < stop; t += 2) {
+            const float* weight = g.scores + t;
+            int pair = t % BLOCK / 2;
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) Block::prefetch(next, piece.width, pair, col + 16 * w);
+            vec16 v[W];
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) v[w] = Block::template row<0>(values, piece.width, pair, col + 16 * w);
+            TUREEN_UNROLL
+            for (int n = 0; n < N; n++)
+                TUREEN_UNROLL
+                for (int w = 0; w < W; w++) sums[n][w] = fma(broadcast(weight[n * PIECE]), v[w], sums[n][w]);
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) v[w] = Block::template row<1>(values, piece.width, pair, col + 16 * w);
+            TUREEN_UNROLL
+            for (int n = 0; n < N; n++)
+                TUREEN_UNROLL
+                for (int w = 0; w < W; w++) sums[n][w] = fma(broadcast(weight[n * PIECE + 1]), v[w], sums[n][w]);
+        }
+    }
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++)
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) store(g.sums + n * piece.width + col + 16 * w, sums[n][w]);
+}
+
+// The same for any keys [begin, end) and query vector n alone.
+template <typename Block>
+void float_values_alone(const Group& g, int n, const Piece& piece, int begin, int end) {
+    for (int col = 0; col < piece.width; col += 16) {
+        float* to = g.sums + n * piece.width + col;
+        vec16 sum = load(to);
+        for (int t = begin; t < end; t++) {
+            const uint8_t* values = piece.values[t / BLOCK];
+            int pair = t % BLOCK / 2;
+            vec16 v = t % 2 == 0 ? Block::template row<0>(values, piece.width, pair, col)
+                                 : Block::template row<1>(values, piece.width, pair, col);
+            sum = fma(broadcast(g.scores[n * PIECE + t]), v, sum);
+        }
+        store(to, sum);
+    }
+}
+
+template <typename Block>
+void attend_floats(Group& g, const Piece& piece) {
+    with_count(g.count, [&](auto n) {
+        in_steps(g.least_lo / BLOCK, round_up(g.greatest_hi, BLOCK) / BLOCK,
+                 [&](auto w, int block) { float_scores<Block, n.value, w.value>(g, piece, block); });
+    });
+    for (int n = 0; n < g.count; n++) {
+        to_weights(g.scores + n * PIECE, g.lo[n], g.hi[n], g.state[n]->c, &g.max[n], &g.sum[n]);
+        for (int i = 0; i < piece.width; i += 16) store(g.sums + n * piece.width + i, zeros());
+    }
+    // Keys that not all of the group see are done for each query vector alone: a weight of 0 would not do, since the
+    // value may be NaN.
+    int begin = round_up(g.greatest_lo, 2), end = g.least_hi / 2 * 2;
+    bool shared = begin < end;
+    for (int n = 0; n < g.count; n++)
+        float_values_alone<Block>(g, n, piece, g.lo[n], shared ? begin : g.hi[n]);
+    if (!shared) return;
+    with_count(g.count, [&](auto n) {
+        in_steps(0, piece.width / 16,
+                 [&](auto w, int i) { float_values<Block, n.value, w.value>(g, piece, begin, end, 16 * i); });
+    });
+    for (int n = 0; n < g.count; n++) float_values_alone<Block>(g, n, piece, end, g.hi[n]);
+}
+
+// -- INT8 -------------------------------------------------------------------------------------------------------------
+
+template <typename Block, int N, int W>
+void int_scores(const Group& g, const Piece& piece, int block) {
+    ivec16 sums[N][W];
+    const int16_t* q[N];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++) {
+        q[n] = g.state[n]->words;
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) sums[n][w] = int_zeros();
+    }
+    const uint8_t* keys[W];
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) keys[w] = piece.keys[block + w];
+    for (int pair = 0; pair < piece.head_dim / 2; pair++) {
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) Block::prefetch(piece.keys[block + W + w], BLOCK, pair, 0);
+        ivec16 k[W];
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) k[w] = Block::rows(keys[w], BLOCK, pair, 0);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++)
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) sums[n][w] = dot(sums[n][w], broadcast_words(q[n] + 2 * pair), k[w]);
+    }
+    TUREEN_UNROLL
+    for (int w = 0; w < W; w++) {
+        vec16 scale = load(piece.key_scales[block + w]);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++) store(g.scores + n * PIECE + (block + w) * BLOCK, float_of(sums[n][w]) * scale);
+    }
+}
+
+// Weights times the scales of their values -> integers, 0 in all other lanes of the group's blocks. Returns their scale.
+float to_words(const Group& g, int n, const Piece& piece) {
+    float* weights = g.scores + n * PIECE;
+    int16_t* words = g.words + n * PIECE;
+    int begin = g.lo[n] / BLOCK * BLOCK, end = round_up(g.hi[n], BLOCK);
+    for (int i = begin; i < end; i += BLOCK)
+        store(weights + i, load(weights + i) * load(piece.value_scales[i / BLOCK]));
+    fill_outside(weights, g.lo[n], g.hi[n], 0.0f);
+    vec16 largest = zeros();
+    for (int i = begin; i < end; i += BLOCK) largest = max_of_abs(largest, load(weights + i));
+    Scale s = scale_of(reduce_max_of_abs(largest), LEVELS);
+    vec16 inverse = broadcast(s.inverse);
+    for (int i = g.least_lo / BLOCK * BLOCK; i < begin; i += BLOCK) store_int16(words + i, zeros());
+    for (int i = begin; i < end; i += BLOCK)
+        store_int16(words + i, s.inverse == 0.0f ? zeros() : load(weights + i) * inverse);
+    for (int i = end; i < round_up(g.greatest_hi, BLOCK); i += BLOCK) store_int16(words + i, zeros());
+    return s.scale;
+}
+
+template <typename Block, int N, int W>
+void int_values(const Group& g, const Piece& piece, const float* scales, int col) {
+    ivec16 sums[N][W];
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++)
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++) sums[n][w] = int_zeros();
+    for (int block = g.least_lo / BLOCK; block < round_up(g.greatest_hi, BLOCK) / BLOCK; block++) {
+        const uint8_t *values = piece.values[block], *next = piece.values[block + 1];
+        const int16_t* weights = g.words + block * BLOCK;
+        for (int pair = 0; pair < BLOCK / 2; pair++) {
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) Block::prefetch(next, piece.width, pair, col + 16 * w);
+            ivec16 v[W];
+            TUREEN_UNROLL
+            for (int w = 0; w < W; w++) v[w] = Block::rows(values, piece.width, pair, col + 16 * w);
+            TUREEN_UNROLL
+            for (int n = 0; n < N; n++)
+                TUREEN_UNROLL
+                for (int w = 0; w < W; w++)
+                    sums[n][w] = dot(sums[n][w], broadcast_words(weights + n * PIECE + 2 * pair), v[w]);
+        }
+    }
+    TUREEN_UNROLL
+    for (int n = 0; n < N; n++)
+        TUREEN_UNROLL
+        for (int w = 0; w < W; w++)
+            store(g.sums + n * piece.width + col + 16 * w, float_of(sums[n][w]) * broadcast(scales[n]));
+}
+
+template <typename Block>
+void attend_integers(Group& g, const Piece& piece) {
+    with_count(g.count, [&](auto n) {
+        in_steps(g.least_lo / BLOCK, round_up(g.greatest_hi, BLOCK) / BLOCK,
+                 [&](auto w, int block) { int_scores<Block, n.value, w.value>(g, piece, block); });
+    });
+    float scales[MOST];
+    for (int n = 0; n < g.count; n++) {
+        to_weights(g.scores + n * PIECE, g.lo[n], g.hi[n], g.state[n]->c, &g.max[n], &g.sum[n]);
+        scales[n] = to_words(g, n, piece);
+    }
+    with_count(g.count, [&](auto n) {
+        in_steps(0, piece.width / 16,
+                 [&](auto w, int i) { int_values<Block, n.value, w.value>(g, piece, scales, 16 * i); });
+    });
+}
+
+}  // namespace
+}  // namespace VARIANT
+}  // namespace tureen

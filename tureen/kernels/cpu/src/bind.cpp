@@ -1,0 +1,14 @@
+#include "bind.h"
+
+#include "kernels.h"
+
+NB_MODULE(_native, m) {
+    m.doc() = "Kernels of the CPU. Results are numpy arrays; long calls release the GIL.";
+    m.def("isa", [] { return tureen::kernels().name; }, "The instruction set in use: avx512, avx2, neon or portable.");
+    tureen::bind_linear(m);
+    tureen::bind_attention(m);
+    tureen::bind_sampling(m);
+    tureen::bind_tape(m);
+    tureen::bind_bench(m);
+    tureen::bind_pool(m);
+}

@@ -1,0 +1,117 @@
+// KvCache; and, for tests, the attention kernels on numpy arrays.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <vector>
+
+#include "arrays.h"
+#include "bind.h"
+#include "kernels.h"
+#include "kv_cache.h"
+
+namespace tureen {
+
+namespace {
+
+using FloatArray = nb::ndarray<nb::numpy, float>;
+
+KvType type_named(const std::string& dtype) {
+    if (dtype == "float32") return KvType::F32;
+    if (dtype == "bfloat16") return KvType::BF16;
+    if (dtype == "int8") return KvType::INT8;
+    throw nb::value_error(("dtype is " + dtype + ", none of float32, bfloat16, int8").c_str());
+}
+
+void check_index(const char* name, int index, int count) {
+    if (index >= 0 && index < count) return;
+    std::string message = std::string(name) + " is " + std::to_string(index) + " of " + std::to_string(count);
+    throw nb::index_error(message.c_str());
+}
+
+struct Place {
+    int page, at, kv_head;
+};
+
+KvLayer checked_layer(const KvCache& cache, int layer, int kv_head) {
+    check_index("layer", layer, cache.num_layers());
+    KvLayer kv = cache.layer(layer);
+    check_index("kv_head", kv_head, kv.kv_heads);
+    return kv;
+}
+
+KvLayer checked_place(const KvCache& cache, int layer, const Place& place) {
+    KvLayer kv = checked_layer(cache, layer, place.kv_head);
+    check_index("page", place.page, cache.num_pages());
+    check_index("at", place.at, kv.page_len);
+    return kv;
+}
+
+void store(KvCache& cache, int layer, int page, int at, int kv_head, const AnyArray& key, const AnyArray& value) {
+    KvLayer kv = checked_place(cache, layer, {page, at, kv_head});
+    kernels().attention->store(kv, page, at, kv_head, checked<const float>(key, "key", {kv.head_dim}),
+                               checked<const float>(value, "value", {kv.head_dim}));
+}
+
+std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page, int at, int kv_head) {
+    KvLayer kv = checked_place(cache, layer, {page, at, kv_head});
+    float *key, *value;
+    auto keys = make_array<float>({size_t(kv.head_dim)}, &key);
+    auto values = make_array<float>({size_t(kv.head_dim)}, &value);
+    kernels().attention->load(kv, page, at, kv_head, key, value);
+    return {keys, values};
+}
+
+void fill(KvCache& cache, int byte) { std::memset(cache.layer(0).keys, byte, cache.nbytes()); }
+
+FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv_head, const AnyArray& q,
+                  const AnyArray& first_key, const AnyArray& num_keys, float scale) {
+    KvLayer kv = checked_layer(cache, layer, kv_head);
+    const float* queries = checked<const float>(q, "q", {ANY, kv.head_dim});
+    size_t count = q.shape(0), dim = size_t(kv.head_dim);
+    const int32_t* table = checked<const int32_t>(pages, "pages", {ANY});
+    const int32_t* first = checked<const int32_t>(first_key, "first_key", {int64_t(count)});
+    const int32_t* num = checked<const int32_t>(num_keys, "num_keys", {int64_t(count)});
+    for (size_t j = 0; j < count; j++) {
+        if (first[j] < 0 || first[j] >= num[j] || size_t(num[j]) > pages.size() * size_t(kv.page_len))
+            throw nb::value_error("a query vector's keys are none, or beyond the pages");
+        for (int p = first[j] / kv.page_len; p * kv.page_len < num[j]; p++)
+            check_index("page", table[p], cache.num_pages());
+    }
+    float* out;
+    auto array = make_array<float>({count, dim}, &out);
+    if (count == 0) return array;
+    std::vector<float*> rows(count);
+    for (size_t j = 0; j < count; j++) rows[j] = out + j * dim;
+    Memory scratch(kernels().attention->scratch_bytes(int(count), kv.head_dim));
+    kernels().attention->attend(kv, table, kv_head, int(count), queries, dim, first, num, scale, rows.data(),
+                                scratch.data());
+    return array;
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    nb::class_<KvCache>(m, "KvCache", "Keys and values of all layers, in pages of page_len tokens; zeros at first.")
+        .def(
+            "__init__",
+            [](KvCache* self, int num_layers, int num_pages, int page_len, int kv_heads, int head_dim,
+               const std::string& dtype) {
+                new (self) KvCache(num_layers, num_pages, page_len, kv_heads, head_dim, type_named(dtype));
+            },
+            nb::arg("num_layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("kv_heads"), nb::arg("head_dim"),
+            nb::arg("dtype"), "dtype: float32, bfloat16 or int8. Raises ValueError, MemoryError.")
+        .def_prop_ro("nbytes", &KvCache::nbytes)
+        .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
+    m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
+          nb::arg("key"), nb::arg("value"), "key, value: float32 [head_dim].");
+    m.def("kv_load", load, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
+          "-> key, value: float32 [head_dim].");
+    m.def("kv_fill", fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");
+    m.def("attend", attend, nb::arg("cache"), nb::arg("layer"), nb::arg("pages"), nb::arg("kv_head"), nb::arg("q"),
+          nb::arg("first_key"), nb::arg("num_keys"), nb::arg("scale"),
+          "q: float32 [count, head_dim]; pages: int32; first_key, num_keys: int32 [count] -> [count, head_dim].");
+}
+
+}  // namespace tureen

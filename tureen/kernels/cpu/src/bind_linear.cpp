@@ -1,0 +1,226 @@
+// Pool and Matrix; and linear products and row kernels on numpy arrays, for tests.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "activations.h"
+#include "arrays.h"
+#include "bind.h"
+#include "kernels.h"
+#include "pack.h"
+
+namespace tureen {
+
+namespace {
+
+using MaybeArray = std::optional<AnyArray>;
+using FloatArray = nb::ndarray<nb::numpy, float>;
+
+std::shared_ptr<PackedMatrix> pack_array(Pool& pool, const AnyArray& stored, const std::string& encoding,
+                                         const std::string& format, int rows, int cols, const MaybeArray& row_order) {
+    const uint8_t* bytes = checked<const uint8_t>(stored, "stored", {ANY});
+    const int64_t* order = row_order ? checked<const int64_t>(*row_order, "row_order", {rows}) : nullptr;
+    nb::gil_scoped_release release;
+    return pack(pool, bytes, stored.size(), encoding, format_named(format.c_str()), rows, cols, order);
+}
+
+FloatArray unpack_matrix(const PackedMatrix& packed) {
+    const Matrix& matrix = packed.matrix;
+    float* out;
+    auto array = make_array<float>({size_t(matrix.rows), size_t(matrix.cols)}, &out);
+    nb::gil_scoped_release release;
+    for (int row = 0; row < matrix.rows; row++) {
+        kernels().linear->unpack_row(matrix, row, out + size_t(row) * size_t(matrix.cols));
+    }
+    return array;
+}
+
+const float* checked_bias(const MaybeArray& bias, int rows) {
+    return bias ? checked<const float>(*bias, "bias", {rows}) : nullptr;
+}
+
+ActivationBuffer quantized(const float* x, int rows, int cols, Inputs kind) {
+    ActivationBuffer buffer(kind, cols);
+    buffer.reserve(rows);
+    Activations view = buffer.view(rows);
+    for (int m = 0; m < rows; m++) kernels().rows->quantize(x + size_t(m) * size_t(cols), cols, view, m);
+    return buffer;
+}
+
+FloatArray linear(Pool& pool, const AnyArray& x, const PackedMatrix& packed, const MaybeArray& bias) {
+    const Matrix& w = packed.matrix;
+    const float* inputs = checked<const float>(x, "x", {ANY, w.cols});
+    const float* added = checked_bias(bias, w.rows);
+    int rows = int(x.shape(0));
+    float* out;
+    auto array = make_array<float>({x.shape(0), size_t(w.rows)}, &out);
+    nb::gil_scoped_release release;
+    ActivationBuffer buffer = quantized(inputs, rows, w.cols, inputs_of(w.format));
+    Activations view = buffer.view(rows);
+    pool.run([&](int thread) {
+        // Tiles are shared; where they are too few, rows.
+        bool by_tile = w.tiles >= pool.threads();
+        int64_t count = by_tile ? w.tiles : rows, threads = pool.threads();
+        int begin = int(count * thread / threads), end = int(count * (thread + 1) / threads);
+        kernels().linear->multiply(w, view, by_tile ? 0 : begin, by_tile ? rows : end, by_tile ? begin : 0,
+                                   by_tile ? end : w.tiles, out, size_t(w.rows), false, added);
+    });
+    return array;
+}
+
+struct Range {
+    int begin, end;
+};
+
+Range checked_range(const char* name, const nb::tuple& range, int limit) {
+    if (range.size() != 2) throw nb::value_error((std::string(name) + " is not a pair").c_str());
+    Range given{nb::cast<int>(range[0]), nb::cast<int>(range[1])};
+    if (given.begin < 0 || given.begin > given.end || given.end > limit) {
+        throw nb::value_error((std::string(name) + " is not within 0 and " + std::to_string(limit)).c_str());
+    }
+    return given;
+}
+
+void linear_range(const AnyArray& x, const PackedMatrix& packed, const WritableArray& out, const nb::tuple& m_range,
+                  const nb::tuple& tile_range, bool add, const MaybeArray& bias) {
+    const Matrix& w = packed.matrix;
+    const float* inputs = checked<const float>(x, "x", {ANY, w.cols});
+    int rows = int(x.shape(0));
+    float* to = checked<float>(out, "out", {rows, w.rows});
+    const float* added = checked_bias(bias, w.rows);
+    Range m = checked_range("m_range", m_range, rows), tiles = checked_range("tile_range", tile_range, w.tiles);
+    nb::gil_scoped_release release;
+    ActivationBuffer buffer = quantized(inputs, rows, w.cols, inputs_of(w.format));
+    kernels().linear->multiply(w, buffer.view(rows), m.begin, m.end, tiles.begin, tiles.end, to, size_t(w.rows), add,
+                               added);
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> copied(const T* from, size_t rows, size_t cols) {
+    T* to;
+    auto array = make_array<T>({rows, cols}, &to);
+    std::memcpy(to, from, rows * cols * sizeof(T));
+    return array;
+}
+
+nb::dict quantize(const AnyArray& x, const std::string& kind) {
+    const float* inputs = checked<const float>(x, "x", {ANY, ANY});
+    static const std::pair<const char*, Inputs> KINDS[] = {
+        {"F32", Inputs::F32}, {"BF16", Inputs::BF16}, {"INT8_GROUP", Inputs::INT8_GROUP}};
+    const Inputs* wanted = nullptr;
+    for (const auto& known : KINDS) wanted = kind == known.first ? &known.second : wanted;
+    if (wanted == nullptr) throw nb::value_error("kind is none of F32, BF16, INT8_GROUP");
+    size_t rows = x.shape(0);
+    ActivationBuffer buffer = quantized(inputs, int(rows), int(x.shape(1)), *wanted);
+    Activations view = buffer.view(int(rows));
+    size_t stride = size_t(view.stride);
+    nb::dict arrays;
+    if (view.kind == Inputs::F32) {
+        arrays["f32"] = copied(view.f32, rows, stride);
+    } else if (view.kind == Inputs::BF16) {
+        arrays["bf16"] = copied(view.bf16, rows, stride);
+    } else {
+        arrays["q"] = copied(view.q, rows, stride);
+        arrays["scale"] = copied(view.scale, rows, stride / GROUP);
+        arrays["scaled_sum"] = copied(view.scaled_sum, rows, stride / GROUP);
+        arrays["sum"] = copied(view.sum, rows, stride / GROUP);
+        arrays["half_sum"] = copied(view.half_sum, rows, stride / (GROUP / 2));
+    }
+    return arrays;
+}
+
+// body(row index, row of the result) for every row of the new array [rows of x, cols of x].
+template <class Body>
+FloatArray by_row(const AnyArray& x, Body body) {
+    float* out;
+    auto array = make_array<float>({x.shape(0), x.shape(1)}, &out);
+    for (size_t row = 0; row < x.shape(0); row++) body(row, out + row * x.shape(1));
+    return array;
+}
+
+FloatArray rms_norm(const AnyArray& x, const AnyArray& weight, float eps) {
+    const float* inputs = checked<const float>(x, "x", {ANY, ANY});
+    size_t cols = x.shape(1);
+    const float* weights = checked<const float>(weight, "weight", {int64_t(cols)});
+    return by_row(x, [&](size_t row, float* out) {
+        kernels().rows->rms_norm(inputs + row * cols, weights, int(cols), eps, out);
+    });
+}
+
+using Product = void (*)(const float* gate, const float* up, int cols, float* out);
+
+FloatArray gated(Product product, const AnyArray& gate, const AnyArray& up) {
+    const float* gates = checked<const float>(gate, "gate", {ANY, ANY});
+    size_t cols = gate.shape(1);
+    const float* ups = checked<const float>(up, "up", {int64_t(gate.shape(0)), int64_t(cols)});
+    return by_row(gate, [&](size_t row, float* out) { product(gates + row * cols, ups + row * cols, int(cols), out); });
+}
+
+FloatArray add(const AnyArray& x, const AnyArray& y) {
+    const float* xs = checked<const float>(x, "x", {ANY, ANY});
+    size_t cols = x.shape(1);
+    const float* ys = checked<const float>(y, "y", {int64_t(x.shape(0)), int64_t(cols)});
+    return by_row(x, [&](size_t row, float* out) {
+        std::memcpy(out, ys + row * cols, cols * sizeof(float));
+        kernels().rows->add(xs + row * cols, int(cols), out);
+    });
+}
+
+FloatArray rotate(const AnyArray& x, const AnyArray& cos, const AnyArray& sin) {
+    const float* xs = checked<const float>(x, "x", {ANY, ANY});
+    size_t head_dim = x.shape(1);
+    int64_t rows = int64_t(x.shape(0)), pairs = int64_t(head_dim / 2);
+    const float* cosines = checked<const float>(cos, "cos", {rows, pairs});
+    const float* sines = checked<const float>(sin, "sin", {rows, pairs});
+    return by_row(x, [&](size_t row, float* out) {
+        std::memcpy(out, xs + row * head_dim, head_dim * sizeof(float));
+        kernels().rows->rotate(out, cosines + row * size_t(pairs), sines + row * size_t(pairs), int(head_dim));
+    });
+}
+
+void bind_classes(nb::module_& m) {
+    nb::class_<Pool>(m, "Pool",
+                     "Threads that share the work of a call, the calling one among them. For one call at a time.")
+        .def(nb::init<int>(), nb::arg("threads"))
+        .def_prop_ro("threads", &Pool::threads);
+    nb::class_<PackedMatrix>(m, "Matrix", "Weights [rows, cols] laid out for the kernels.")
+        .def_static(
+            "pack", &pack_array, nb::arg("pool"), nb::arg("stored"), nb::arg("encoding"), nb::arg("format"),
+            nb::arg("rows"), nb::arg("cols"), nb::arg("row_order") = nb::none(),
+            "stored uint8 [bytes]: rows in a GGUF encoding. row_order int64 [rows]: the stored row of each. Raises "
+            "ValueError.")
+        .def("unpack", &unpack_matrix, "Values, float32 [rows, cols].")
+        .def_prop_ro("rows", [](const PackedMatrix& w) { return w.matrix.rows; })
+        .def_prop_ro("cols", [](const PackedMatrix& w) { return w.matrix.cols; })
+        .def_prop_ro("format", [](const PackedMatrix& w) { return name_of(w.matrix.format); })
+        .def_prop_ro("nbytes", [](const PackedMatrix& w) { return w.bytes(); });
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+    bind_classes(m);
+    m.def("linear", &linear, nb::arg("pool"), nb::arg("x"), nb::arg("matrix"), nb::arg("bias") = nb::none(),
+          "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows].");
+    m.def("linear_range", &linear_range, nb::arg("x"), nb::arg("matrix"), nb::arg("out"), nb::arg("m_range"),
+          nb::arg("tile_range"), nb::arg("add") = false, nb::arg("bias") = nb::none(),
+          "Rows m_range and columns of tiles tile_range of the product into (add: onto) out float32 [m, rows].");
+    m.def("quantize", &quantize, nb::arg("x"), nb::arg("kind"),
+          "x float32 [m, cols] -> the arrays of matrix.h's Activations.");
+    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"));
+    m.def(
+        "silu_mul", [](const AnyArray& gate, const AnyArray& up) { return gated(kernels().rows->silu_mul, gate, up); },
+        nb::arg("gate"), nb::arg("up"));
+    m.def(
+        "gelu_tanh_mul",
+        [](const AnyArray& gate, const AnyArray& up) { return gated(kernels().rows->gelu_tanh_mul, gate, up); },
+        nb::arg("gate"), nb::arg("up"));
+    m.def("add", &add, nb::arg("x"), nb::arg("y"), "x + y, float32 [m, cols].");
+    m.def("rotate", &rotate, nb::arg("x"), nb::arg("cos"), nb::arg("sin"),
+          "x float32 [m, head_dim] turned by the angles whose cos and sin are [m, head_dim / 2].");
+}
+
+}  // namespace tureen

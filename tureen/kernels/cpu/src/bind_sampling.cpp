@@ -1,0 +1,376 @@
+// Rows of logits to tokens. What the instruction set does not matter for is here: draws and the ranking.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "kernels.h"
+#include "pool.h"
+#include "sampling.h"
+
+namespace nb = nanobind;
+
+namespace tureen {
+
+namespace {
+
+using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = Vector<uint32_t>;
+template <class T>
+using Result = nb::ndarray<nb::numpy, T>;
+
+constexpr double WEIGHT_COST = 10.0;  // of a weight, in logits that are searched for the peak
+constexpr double RANK_COST = 8.0;
+constexpr double SHORT_WORK = 5e5;  // logits searched in some 30 microseconds
+
+constexpr int64_t NOT_SOUND = -1, NOTHING_ALLOWED = -2;  // in place of a token
+
+enum class Operation : int { ADD, WEAKEN, FORBID };
+
+// body(i) for i < count, each by one thread. Short work is done here at once: threads may have to be woken for it, and
+// the interpreter may be taken by another thread for much longer.
+template <class Body>
+void share(Pool& pool, int64_t count, double work_each, const Body& body) {
+    if (double(count) * work_each < SHORT_WORK) {
+        for (int64_t i = 0; i < count; i++) body(i);
+        return;
+    }
+    nb::gil_scoped_release released;
+    if (count == 1) {
+        body(0);
+        return;
+    }
+    int64_t threads = pool.threads();
+    pool.run([&](int thread) {
+        for (int64_t i = thread; i < count; i += threads) body(i);
+    });
+}
+
+template <class T>
+class Table {  // an array [rows, columns] that becomes Python's
+public:
+    Table(size_t rows, size_t columns)
+        : rows_(rows), columns_(columns), data_(new T[std::max<size_t>(1, rows * columns)]) {}
+
+    T* operator[](int64_t row) { return data_.get() + size_t(row) * columns_; }
+
+    // [rows, columns]
+    Result<T> give() { return give_as({rows_, columns_}); }
+
+    // [rows * columns]
+    Result<T> give_column() { return give_as({rows_ * columns_}); }
+
+private:
+    Result<T> give_as(std::initializer_list<size_t> shape) {
+        T* data = data_.release();
+        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+        return Result<T>(data, shape, owner);
+    }
+
+    size_t rows_, columns_;
+    std::unique_ptr<T[]> data_;
+};
+
+int width_of(const Logits& logits) {
+    if (logits.shape(1) < 1 || logits.shape(1) > INT32_MAX) throw nb::value_error("a row needs 1 to 2^31 - 1 logits");
+    return int(logits.shape(1));
+}
+
+const int64_t* checked_rows(const Logits& logits, const Vector<int64_t>& rows) {
+    for (size_t i = 0; i < rows.shape(0); i++) {
+        if (rows.data()[i] < 0 || rows.data()[i] >= int64_t(logits.shape(0))) throw nb::index_error("no such row");
+    }
+    return rows.data();
+}
+
+// Rows whose softmax is wanted: peaks [rows] are the largest logits, temperatures [rows] more than 0.
+struct Softmaxes {
+    Softmaxes(const Logits& logits, const Vector<int64_t>& rows, const Vector<float>& peaks,
+              const Vector<double>& temperatures)
+        : count(int64_t(rows.shape(0))),
+          n(width_of(logits)),
+          logits_(logits.data()),
+          rows_(checked_rows(logits, rows)),
+          peaks_(peaks.data()),
+          temperatures_(temperatures.data()) {
+        if (peaks.shape(0) != rows.shape(0) || temperatures.shape(0) != rows.shape(0))
+            throw nb::value_error("rows, peaks and temperatures must be as many");
+    }
+
+    const float* row(int64_t i) const { return logits_ + rows_[i] * n; }
+    double peak(int64_t i) const { return peaks_[i]; }
+    double scale(int64_t i) const { return std::min(1.0 / temperatures_[i], DBL_MAX); }
+
+    // Sums of the weights of every 256 tokens, until the next call on this thread.
+    const std::vector<double>& sums(int64_t i) const {
+        static thread_local std::vector<double> sums;
+        sums.resize((size_t(n) + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK);
+        kernels().sampling->weight_sums(row(i), n, peak(i), scale(i), sums.data());
+        return sums;
+    }
+
+    const int64_t count;
+    const int n;
+
+private:
+    const float* logits_;
+    const int64_t* rows_;
+    const float* peaks_;
+    const double* temperatures_;
+};
+
+double total_of(const std::vector<double>& sums) {
+    double total = 0.0;
+    for (double sum : sums) total += sum;
+    return total;
+}
+
+// The first place with a weight at which the running sum, which is `before` at first, exceeds the target; else the last
+// place with a weight. `before` becomes the sum before that place.
+int64_t first_above(const double* weights, int64_t count, double target, double* before) {
+    int64_t last = 0;
+    double running = *before;
+    for (int64_t i = 0; i < count; i++) {
+        if (!(weights[i] > 0.0)) continue;
+        last = i;
+        *before = running;
+        running += weights[i];
+        if (running > target) break;
+    }
+    return last;
+}
+
+int64_t draw(const Softmaxes& softmaxes, int64_t i, double uniform) {
+    const std::vector<double>& sums = softmaxes.sums(i);
+    double target = uniform * total_of(sums), before = 0.0;
+    int64_t begin = first_above(sums.data(), int64_t(sums.size()), target, &before) * WEIGHT_BLOCK;
+    int count = int(std::min<int64_t>(WEIGHT_BLOCK, softmaxes.n - begin));
+    double weights[WEIGHT_BLOCK];
+    kernels().sampling->weights(softmaxes.row(i) + begin, count, softmaxes.peak(i), softmaxes.scale(i), weights);
+    return begin + first_above(weights, count, target, &before);
+}
+
+// Integers whose ascending order is that of the ranking: the higher logit first, then the lower index.
+uint64_t rank_key(const float* logits, int64_t index) {
+    float with_one_zero = logits[index] + 0.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &with_one_zero, sizeof bits);
+    uint32_t descending = bits >> 31 ? bits : ~bits & 0x7fffffffu;
+    return uint64_t(descending) << 32 | uint64_t(index);
+}
+
+// Keys of tokens among which are the `width` best, and few others; none where it is better to sort all.
+void find_candidates(const float* logits, int n, int width, std::vector<uint64_t>& keys) {
+    static thread_local std::vector<float> peaks, ordered;
+    keys.clear();
+    peaks.resize((size_t(n) + PEAK_BLOCK - 1) / PEAK_BLOCK);
+    if (size_t(width) * 2 > peaks.size()) return;
+    kernels().sampling->block_peaks(logits, n, peaks.data());
+    ordered = peaks;
+    std::nth_element(ordered.begin(), ordered.begin() + (width - 1), ordered.end(), std::greater<float>());
+    float least = ordered[width - 1];  // as many blocks have a logit that is not less
+    for (size_t b = 0; b < peaks.size(); b++) {
+        if (!(peaks[b] >= least)) continue;
+        int64_t end = std::min<int64_t>(n, int64_t(b + 1) * PEAK_BLOCK);
+        for (int64_t i = int64_t(b) * PEAK_BLOCK; i < end; i++) {
+            if (logits[i] >= least) keys.push_back(rank_key(logits, i));
+        }
+    }
+    if (keys.size() < size_t(width)) keys.clear();  // NaN was passed over
+}
+
+// By their upper halves, 11 bits at a time; keys with equal ones stay in the order they have.
+void radix_sort(std::vector<uint64_t>& keys) {
+    constexpr int BITS = 11, BUCKETS = 1 << BITS, ROUNDS = 3;
+    auto bucket = [](uint64_t key, int round) { return key >> (32 + round * BITS) & (BUCKETS - 1); };
+    static thread_local std::vector<uint64_t> sorted;
+    sorted.resize(keys.size());
+    uint32_t places[ROUNDS][BUCKETS] = {};
+    for (uint64_t key : keys) {
+        for (int round = 0; round < ROUNDS; round++) places[round][bucket(key, round)]++;
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t begin = 0;
+        for (uint32_t& place : places[round]) begin += std::exchange(place, begin);
+        for (uint64_t key : keys) sorted[places[round][bucket(key, round)]++] = key;
+        keys.swap(sorted);
+    }
+}
+
+// The `width` best tokens of a row, best first.
+void best_tokens(const float* logits, int n, int width, int64_t* out) {
+    static thread_local std::vector<uint64_t> keys;
+    find_candidates(logits, n, width, keys);
+    if (keys.empty()) {
+        keys.resize(size_t(n));
+        for (int64_t i = 0; i < n; i++) keys[size_t(i)] = rank_key(logits, i);
+        radix_sort(keys);
+    } else {
+        if (keys.size() > 2 * size_t(width)) std::nth_element(keys.begin(), keys.begin() + width, keys.end());
+        std::sort(keys.begin(), keys.begin() + std::min(keys.size(), 2 * size_t(width)));
+    }
+    for (int i = 0; i < width; i++) out[i] = int64_t(keys[i] & 0xffffffffu);
+}
+
+int clamp_width(int64_t width, int n) {
+    if (width < 1) throw nb::value_error("width must be at least 1");
+    return int(std::min<int64_t>(width, n));
+}
+
+nb::tuple bind_peaks(Pool& pool, Logits logits) {
+    size_t rows = logits.shape(0);
+    int n = width_of(logits);
+    Table<float> values(rows, 1);
+    Table<int64_t> indices(rows, 1);
+    share(pool, int64_t(rows), n,
+          [&](int64_t i) { kernels().sampling->peak(logits.data() + i * n, nullptr, n, values[i], indices[i]); });
+    return nb::make_tuple(values.give_column(), indices.give_column());
+}
+
+void check_mask(const Mask& mask, int n) {
+    if (mask.shape(0) * 32 < size_t(n)) throw nb::value_error("a mask has too few words");
+}
+
+std::vector<int64_t> bind_greedy(Pool& pool, Logits logits, std::vector<std::optional<Mask>> masks) {
+    std::vector<int64_t> tokens(logits.shape(0));
+    int n = width_of(logits);
+    if (!masks.empty() && masks.size() != tokens.size()) throw nb::value_error("rows and masks must be as many");
+    for (const auto& mask : masks) {
+        if (mask) check_mask(*mask, n);
+    }
+    share(pool, int64_t(tokens.size()), masks.empty() ? n : 2.0 * n, [&](int64_t i) {
+        const uint32_t* mask = masks.empty() || !masks[i] ? nullptr : masks[i]->data();
+        float value;
+        kernels().sampling->peak(logits.data() + i * n, mask, n, &value, &tokens[i]);
+        if (!std::isfinite(value)) tokens[i] = std::isnan(value) ? NOT_SOUND : NOTHING_ALLOWED;
+    });
+    return tokens;
+}
+
+nb::tuple bind_forbid(Pool& pool, Logits logits, Vector<int64_t> rows, std::vector<Mask> masks) {
+    int n = width_of(logits);
+    const int64_t* row = checked_rows(logits, rows);
+    if (masks.size() != rows.shape(0)) throw nb::value_error("rows and masks must be as many");
+    for (const Mask& mask : masks) check_mask(mask, n);
+    Table<float> values(masks.size(), 1);
+    Table<int64_t> indices(masks.size(), 1);
+    share(pool, int64_t(masks.size()), 2.0 * n, [&](int64_t i) {
+        float* mine = logits.data() + row[i] * n;
+        kernels().sampling->peak(mine, masks[i].data(), n, values[i], indices[i]);
+        kernels().sampling->forbid(mine, masks[i].data(), n, mine);
+    });
+    return nb::make_tuple(values.give_column(), indices.give_column());
+}
+
+void bind_change(Logits logits, int64_t row, Operation operation, Vector<int64_t> token_ids, Vector<double> values) {
+    int n = width_of(logits);
+    if (row < 0 || row >= int64_t(logits.shape(0))) throw nb::index_error("no such row");
+    if (token_ids.shape(0) != values.shape(0)) throw nb::value_error("token ids and values must be as many");
+    const int64_t* ids = token_ids.data();
+    for (size_t i = 0; i < token_ids.shape(0); i++) {
+        if (ids[i] < 0 || ids[i] >= n) throw nb::index_error("no such token");
+    }
+    for (size_t i = 0; i < token_ids.shape(0); i++) {
+        float& logit = logits.data()[row * n + ids[i]];
+        double old = logit, value = values.data()[i];
+        if (operation == Operation::FORBID) {
+            logit = -INFINITY;
+        } else if (operation == Operation::ADD) {
+            logit = float(old + value);
+        } else {
+            double weaker = old > 0 ? old / value : old * value;
+            logit = float(weaker > FLT_MAX ? FLT_MAX : weaker);
+        }
+    }
+}
+
+Result<double> bind_totals(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks,
+                           Vector<double> temperatures) {
+    Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    Table<double> totals(rows.shape(0), 1);
+    share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n,
+          [&](int64_t i) { *totals[i] = total_of(softmaxes.sums(i)); });
+    return totals.give_column();
+}
+
+Result<int64_t> bind_draw(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks,
+                          Vector<double> temperatures, Vector<double> uniforms) {
+    Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    if (uniforms.shape(0) != rows.shape(0)) throw nb::value_error("rows and uniform numbers must be as many");
+    Table<int64_t> tokens(rows.shape(0), 1);
+    share(pool, softmaxes.count, WEIGHT_COST * softmaxes.n,
+          [&](int64_t i) { *tokens[i] = draw(softmaxes, i, uniforms.data()[i]); });
+    return tokens.give_column();
+}
+
+Result<int64_t> bind_best(Pool& pool, Logits logits, Vector<int64_t> rows, int64_t width) {
+    int n = width_of(logits), columns = clamp_width(width, n);
+    const int64_t* row = checked_rows(logits, rows);
+    Table<int64_t> tokens(rows.shape(0), size_t(columns));
+    share(pool, int64_t(rows.shape(0)), RANK_COST * n,
+          [&](int64_t i) { best_tokens(logits.data() + row[i] * n, n, columns, tokens[i]); });
+    return tokens.give();
+}
+
+nb::tuple bind_rank(Pool& pool, Logits logits, Vector<int64_t> rows, Vector<float> peaks, Vector<double> temperatures,
+                    int64_t width) {
+    Softmaxes softmaxes(logits, rows, peaks, temperatures);
+    int columns = clamp_width(width, softmaxes.n);
+    Table<int64_t> tokens(rows.shape(0), size_t(columns));
+    Table<double> weights(rows.shape(0), size_t(columns)), totals(rows.shape(0), 1);
+    share(pool, softmaxes.count, (RANK_COST + WEIGHT_COST) * softmaxes.n, [&](int64_t i) {
+        static thread_local std::vector<float> ranked;
+        ranked.resize(size_t(columns));
+        best_tokens(softmaxes.row(i), softmaxes.n, columns, tokens[i]);
+        for (int j = 0; j < columns; j++) ranked[size_t(j)] = softmaxes.row(i)[tokens[i][j]];
+        kernels().sampling->weights(ranked.data(), columns, softmaxes.peak(i), softmaxes.scale(i), weights[i]);
+        *totals[i] = total_of(softmaxes.sums(i));
+    });
+    return nb::make_tuple(tokens.give(), weights.give(), totals.give_column());
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+    nb::enum_<Operation>(m, "Operation", "What becomes of a logit and a number.")
+        .value("ADD", Operation::ADD)
+        .value("WEAKEN", Operation::WEAKEN)
+        .value("FORBID", Operation::FORBID);
+    auto logits = nb::arg("logits").noconvert();
+    m.def(
+        "peaks", bind_peaks, nb::arg("pool"), logits,
+        "The largest logit [rows] float32 and the lowest token [rows] int64 that has it, of logits [rows, vocabulary] "
+        "float32. NaN and 0 where a row has NaN or +inf, or -inf alone.");
+    m.def("greedy", bind_greedy, nb::arg("pool"), logits, nb::arg("masks"),
+          "The token of `peaks` for each row, among those that its mask allows; -1 where there is none, -2 where only "
+          "the mask is why. masks: none at all, or one for each row, or None for it.");
+    m.def("forbid", bind_forbid, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("masks"),
+          "logits[rows[i], token] = -inf wherever masks[i] [words] uint32 has no bit. Returns the peaks of these rows; "
+          "-inf and 0 where only the mask is why there is none.");
+    m.def("change", bind_change, logits, nb::arg("row"), nb::arg("operation"), nb::arg("token_ids"), nb::arg("values"),
+          "Changes logits[row, token_ids], in float64: ADD the value; WEAKEN divides what is positive by the value and "
+          "multiplies the rest, up to the largest float32; FORBID makes it -inf.");
+    m.def("totals", bind_totals, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
+          "[k] float64: sums of exp((logit - peak) / temperature) over rows [k].");
+    m.def("draw", bind_draw, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
+          nb::arg("uniforms"),
+          "[k] int64: in token order, the first whose running weight exceeds uniform * total of its row.");
+    m.def("best", bind_best, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("width"),
+          "[k, width] int64: the tokens with the largest logits, best first, lower ids first among equals.");
+    m.def("rank", bind_rank, nb::arg("pool"), logits, nb::arg("rows"), nb::arg("peaks"), nb::arg("temperatures"),
+          nb::arg("width"), "`best`, their weights [k, width] float64, and `totals`.");
+}
+
+}  // namespace tureen

@@ -1,0 +1,91 @@
+// What each instruction set offers: plain functions that run on the calling thread and allocate nothing.
+//
+// linear.cpp, rowwise.cpp, attention.cpp and sampling.cpp are compiled once for each instruction set, in a namespace of
+// its name (VARIANT). They may include nothing that puts shared inline code into the object files (no std:: containers
+// or algorithms): the linker would keep one copy for all, compiled for the newest processor.
+//
+// Every result is a function of its own row alone, computed in one order whatever the other rows, the number of rows
+// and the range of tiles are: no bit depends on them.
+#pragma once
+
+#include "matrix.h"
+
+namespace tureen {
+
+struct LinearKernels {
+    // out[m * out_stride + r] (+)= x[m] · w[r] + bias[r] for m in [m_begin, m_end) and rows r of tiles [tile_begin,
+    // tile_end). add: to what is there, else it is overwritten. bias: [w.rows] or null. Rows r >= w.rows are not
+    // written.
+    void (*multiply)(const Matrix& w, const Activations& x, int m_begin, int m_end, int tile_begin, int tile_end,
+                     float* out, size_t out_stride, bool add, const float* bias);
+    // Values of one row of w as float32: out [w.cols].
+    void (*unpack_row)(const Matrix& w, int row, float* out);
+};
+
+struct RowKernels {
+    // x [cols] -> row m of `out`, in the form of out.kind; the padding is zeroed. A value that is not finite makes all
+    // products of its row (with INT8_GROUP: of its group) NaN. int8: what is all below 1e-33 counts as 0, with scale 0.
+    void (*quantize)(const float* x, int cols, const Activations& out, int m);
+    // y = x / sqrt(mean(x²) + eps) * weight, over [cols]. y may be x.
+    void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* y);
+    void (*add)(const float* x, int cols, float* y);  // y += x
+    void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
+    void (*gelu_tanh_mul)(const float* gate, const float* up, int cols, float* out);
+    // x [head_dim] -> each pair (x[i], x[i + head_dim / 2]) turned: cos and sin [head_dim / 2]. In place.
+    void (*rotate)(float* x, const float* cos, const float* sin, int head_dim);
+};
+
+enum class KvType : int { F32, BF16, INT8 };
+
+// Where one layer's keys and values lie: [page][kv_head][block of 16 tokens]; kv_block.h says what a block is. Where
+// page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim is even, at most 256.
+struct KvLayer {
+    KvType type;
+    int kv_heads, head_dim;
+    int page_len;        // tokens a page holds
+    int page_blocks;     // ceil(page_len / 16)
+    size_t block_bytes;  // of one kv head's 16 keys (or values), a multiple of 64
+    uint8_t* keys;
+    uint8_t* values;
+
+    size_t page_bytes;  // from one page to the next: all layers' keys and values lie between
+
+    size_t block_at(int page, int kv_head, int block) const {
+        return page * page_bytes + (size_t(kv_head) * page_blocks + block) * block_bytes;
+    }
+};
+
+constexpr int PIECE = 512;  // keys attended together; what comes of the pieces is merged in their order
+
+struct AttentionKernels {
+    size_t (*block_bytes)(KvType type, int head_dim);
+    // Store the key and value [head_dim] (float32, rotated) of one token and kv head at offset `at` in `page`.
+    void (*store)(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value);
+    // Read them back as float32 (tests, and the reference).
+    void (*load)(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value);
+    // Attention of one kv head: query vector j (of `count`) sees the keys at positions [first_key[j], num_keys[j]) of
+    // the sequence whose pages these are, at least one. q [count][head_dim], q_stride floats apart; scale > 0; out
+    // [count] pointers to [head_dim]. scratch: as many bytes as scratch_bytes(count, head_dim) says. Pieces are keys
+    // [512 p, 512 (p + 1)). Pages wholly before first_key are not looked at. Query vectors that see nearly the same
+    // keys should be neighbours: it is faster.
+    void (*attend)(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const float* q, size_t q_stride,
+                   const int32_t* first_key, const int32_t* num_keys, float scale, float* const* out, void* scratch);
+    size_t (*scratch_bytes)(int count, int head_dim);
+    int best_count;  // query vectors to give it at once, where there are as many
+};
+
+struct SamplingKernels;  // sampling.h
+
+struct Kernels {
+    const char* name;  // avx512, avx2, neon or portable
+    const LinearKernels* linear;
+    const RowKernels* rows;
+    const AttentionKernels* attention;
+    const SamplingKernels* sampling;
+};
+
+// The best that this processor runs, or the one that the environment variable TUREEN_CPU_ISA names. Throws
+// std::runtime_error naming it when that is unknown or cannot run here.
+const Kernels& kernels();
+
+}  // namespace tureen

@@ -1,0 +1,42 @@
+// Memory that is aligned, and lies in huge pages where the system has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+namespace tureen {
+
+// Zeroed pages straight from the system: those that nobody touches take no memory. Throws std::bad_alloc.
+class Memory {
+public:
+    explicit Memory(size_t bytes, bool huge = true);
+    ~Memory();
+    Memory(Memory&& other) noexcept;
+    Memory& operator=(Memory&& other) noexcept;
+    Memory(const Memory&) = delete;
+
+    uint8_t* data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+private:
+    void* base_ = nullptr;
+    size_t mapped_ = 0;
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// Memory for many things that live long, in huge pages that they share. A block goes when the last thing in it does.
+class Arena {
+public:
+    // 64-byte aligned zeros. Throws std::bad_alloc. Any thread may call it.
+    std::shared_ptr<uint8_t> take(size_t bytes);
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<Memory> block_;
+    size_t used_ = 0;
+};
+
+}  // namespace tureen

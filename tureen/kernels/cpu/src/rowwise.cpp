@@ -1,0 +1,138 @@
+// Arithmetic on single rows. Compiled once for each instruction set; see kernels.h.
+#include "kernels.h"
+#include "vec16.h"
+
+namespace tureen {
+namespace VARIANT {
+
+namespace {
+
+// out[i] = value(at) for i in [0, cols), 16 at a time; at(x) is x[i]. Lanes beyond the last see zeros.
+template <typename Value>
+TUREEN_INLINE void map(int cols, float* out, Value value) {
+    int i = 0;
+    for (; i + 16 <= cols; i += 16) store(out + i, value([&](const float* x) { return load(x + i); }));
+    if (int rest = cols - i) store(out + i, value([&](const float* x) { return load(x + i, rest); }), rest);
+}
+
+void add(const float* x, int cols, float* y) {
+    map(cols, y, [&](auto at) { return at(y) + at(x); });
+}
+
+void silu_mul(const float* gate, const float* up, int cols, float* out) {
+    map(cols, out, [&](auto at) {
+        vec16 g = at(gate);
+        return g / (broadcast(1.0f) + exp(zeros() - g)) * at(up);
+    });
+}
+
+// The tanh form of GELU (Hendrycks & Gimpel, arXiv:1606.08415): g / 2 * (1 + tanh u) = g / (1 + e^-2u) with
+// u = sqrt(2 / pi) * (g + 0.044715 g³).
+void gelu_tanh_mul(const float* gate, const float* up, int cols, float* out) {
+    constexpr float TWICE_ROOT = 1.59576912f;  // 2 sqrt(2 / pi)
+    map(cols, out, [&](auto at) {
+        vec16 g = at(gate);
+        vec16 u = g * fma(g * g, broadcast(-TWICE_ROOT * 0.044715f), broadcast(-TWICE_ROOT));
+        return g / (broadcast(1.0f) + exp(u)) * at(up);
+    });
+}
+
+void rotate(float* x, const float* cos, const float* sin, int head_dim) {
+    int half = head_dim / 2;
+    auto turn = [&](int i, auto get, auto put) {
+        vec16 a = get(x + i), b = get(x + half + i), c = get(cos + i), s = get(sin + i);
+        put(x + i, a * c - b * s);
+        put(x + half + i, b * c + a * s);
+    };
+    int i = 0;
+    for (; i + 16 <= half; i += 16)
+        turn(i, [](const float* p) { return load(p); }, [](float* p, vec16 y) { store(p, y); });
+    if (int rest = half - i)
+        turn(i, [&](const float* p) { return load(p, rest); }, [&](float* p, vec16 y) { store(p, y, rest); });
+}
+
+// Four sums side by side, so that no addition waits for the one before.
+float sum_of_squares(const float* x, int cols) {
+    vec16 sums[4] = {zeros(), zeros(), zeros(), zeros()};
+    int i = 0;
+    for (; i + 64 <= cols; i += 64)
+        for (int j = 0; j < 4; j++) {
+            vec16 v = load(x + i + 16 * j);
+            sums[j] = fma(v, v, sums[j]);
+        }
+    for (; i < cols; i += 16) {
+        vec16 v = load(x + i, cols - i < 16 ? cols - i : 16);
+        sums[0] = fma(v, v, sums[0]);
+    }
+    return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+void rms_norm(const float* x, const float* weight, int cols, float eps, float* y) {
+    vec16 scale = broadcast(1.0f / __builtin_sqrtf(sum_of_squares(x, cols) / float(cols) + eps));
+    map(cols, y, [&](auto at) { return at(x) * scale * at(weight); });
+}
+
+// -- quantize ---------------------------------------------------------------------------------------------------------
+
+constexpr int CHUNK = 256;  // inputs done together: 8 groups, or 16 halves of groups
+
+struct Row {  // of Activations
+    int8_t* q;
+    float *scale, *scaled_sum;
+    int32_t *sum, *half_sum;
+};
+
+// Inputs [begin, begin + CHUNK), whose groups have these scales (lane g: group g).
+void quantize_chunk(const float* x, int cols, int begin, const Scales& s, const Row& row) {
+    float scale[16], inverse[16];
+    store(scale, s.scale);
+    store(inverse, s.inverse);
+    vec16 q[16];
+    TUREEN_UNROLL
+    for (int h = 0; h < 16; h++) {
+        float factor = inverse[h / 2];
+        q[h] = factor == 0.0f ? zeros() : round(lanes_at(x, cols, begin + 16 * h) * broadcast(factor));
+        store_int8(row.q + begin + 16 * h, q[h]);
+    }
+    int32_t* halves = row.half_sum + begin / 16;
+    store_int32(halves, reduce_each(q, Sum{}));
+    for (int g = 0; g < CHUNK / GROUP; g++) {
+        int at = begin / GROUP + g;
+        row.scale[at] = scale[g];
+        row.sum[at] = halves[2 * g] + halves[2 * g + 1];
+        row.scaled_sum[at] = scale[g] * float(row.sum[at]);
+    }
+}
+
+void quantize_by_group(const float* x, int cols, int stride, const Row& row) {
+    for (int begin = 0; begin < stride; begin += CHUNK) {
+        vec16 largest[16];  // of group g, twice
+        TUREEN_UNROLL
+        for (int g = 0; g < 8; g++) {
+            vec16 low = lanes_at(x, cols, begin + 32 * g), high = lanes_at(x, cols, begin + 32 * g + 16);
+            largest[g] = largest[g + 8] = max_of_abs(abs(low), abs(high));
+        }
+        quantize_chunk(x, cols, begin, scales_of(reduce_each(largest, LargerOfAbs{}), 127.0f), row);
+    }
+}
+
+void quantize(const float* x, int cols, const Activations& out, int m) {
+    size_t begin = size_t(m) * out.stride;
+    if (out.kind == Inputs::F32) {
+        for (int i = 0; i < out.stride; i += 16) store(out.f32 + begin + i, lanes_at(x, cols, i));
+    } else if (out.kind == Inputs::BF16) {
+        for (int i = 0; i < out.stride; i += 16) store_bf16(out.bf16 + begin + i, lanes_at(x, cols, i));
+    } else {
+        Row row{out.q + begin, out.scale + begin / 32, out.scaled_sum + begin / 32, out.sum + begin / 32,
+                out.half_sum + begin / 16};
+        quantize_by_group(x, cols, out.stride, row);
+    }
+}
+
+}  // namespace
+
+extern const RowKernels row_kernels;
+const RowKernels row_kernels{quantize, rms_norm, add, silu_mul, gelu_tanh_mul, rotate};
+
+}  // namespace VARIANT
+}  // namespace tureen

@@ -1,0 +1,90 @@
+// One row of a matrix as float32; the same for every instruction set.
+#pragma once
+
+#include "formats.h"
+
+namespace tureen {
+namespace {
+
+// The 32 integers of row r in a group.
+template <int BITS>
+void integers_of_row(const uint8_t* group, int r, uint8_t* q) {
+    for (int i = 0; i < GROUP; i++) {
+        int quad = i / 4, lane = 4 * r + i % 4;
+        if constexpr (BITS == 8) {
+            q[i] = group[quad * 64 + lane];
+            continue;
+        }
+        int value = group[quad / 2 * 64 + lane] >> (quad % 2 * 4) & 15;
+        for (int bit = 4; bit < BITS; bit++) {
+            const uint8_t* bits = group + 256 + (bit - 4) * 64 + quad * 8;
+            value |= (bits[lane / 8] >> lane % 8 & 1) << bit;
+        }
+        q[i] = uint8_t(value);
+    }
+}
+
+// What the integers of row r in half `half` of a group are multiplied with. `scales`: those of the tile.
+template <Format FORMAT>
+inline float scale_at(const uint8_t* scales, int group, int half, int r) {
+    if constexpr (FORMAT == Format::Q8_ROW) return load<float>(scales + 4 * r);
+    const uint8_t* own = scales + size_t(is_super(FORMAT) ? group / GROUPS : group) * size_t(scale_bytes(FORMAT));
+    float d = half_at(own + 2 * r);
+    if constexpr (!is_super(FORMAT)) return d;
+    return d * float(int8_t(own[sub_scale_at<FORMAT>(group % GROUPS, half) + r]));
+}
+
+// What is added then.
+template <Format FORMAT>
+inline float offset_at(const uint8_t* scales, int group, int r) {
+    const uint8_t* own = scales + size_t(is_super(FORMAT) ? group / GROUPS : group) * size_t(scale_bytes(FORMAT));
+    float m = half_at(own + 2 * TILE + 2 * r);
+    if constexpr (!is_super(FORMAT)) return m;
+    return -(m * float(own[sub_scale_at<FORMAT>(group % GROUPS, 0) + TILE + r]));
+}
+
+template <Format FORMAT>
+void unpack_integers(const Matrix& w, const uint8_t* tile, int r, float* out) {
+    constexpr int BITS = bits_of(FORMAT);
+    const uint8_t* scales = tile + w.scales_offset;
+    for (int begin = 0, group = 0; begin < w.cols; begin += GROUP, group++) {
+        uint8_t q[GROUP];
+        integers_of_row<BITS>(tile + size_t(group) * group_bytes(BITS), r, q);
+        float offset = 0;
+        if constexpr (has_offsets(FORMAT)) offset = offset_at<FORMAT>(scales, group, r);
+        for (int half = 0; half < 2; half++) {
+            float d = scale_at<FORMAT>(scales, group, half, r);
+            for (int i = half * 16; i < half * 16 + 16 && begin + i < w.cols; i++) {
+                float value = d * float(int(q[i]) - zero_of(FORMAT));
+                out[begin + i] = has_offsets(FORMAT) ? value + offset : value;
+            }
+        }
+    }
+}
+
+void unpack_row(const Matrix& w, int row, float* out) {
+    const uint8_t* tile = w.tile(row / TILE);
+    int r = row % TILE;
+    switch (w.format) {
+        case Format::F32:
+            for (int i = 0; i < w.cols; i++) out[i] = load<float>(tile + (size_t(i) * TILE + r) * 4);
+            return;
+        case Format::BF16:
+            for (int i = 0; i < w.cols; i++) {
+                out[i] = bf16_to_float(load<uint16_t>(tile + ((size_t(i / 2) * TILE + r) * 2 + i % 2) * 2));
+            }
+            return;
+        case Format::Q8_ROW: return unpack_integers<Format::Q8_ROW>(w, tile, r, out);
+        case Format::Q8_0: return unpack_integers<Format::Q8_0>(w, tile, r, out);
+        case Format::Q6_K: return unpack_integers<Format::Q6_K>(w, tile, r, out);
+        case Format::Q5_K: return unpack_integers<Format::Q5_K>(w, tile, r, out);
+        case Format::Q5_1: return unpack_integers<Format::Q5_1>(w, tile, r, out);
+        case Format::Q5_0: return unpack_integers<Format::Q5_0>(w, tile, r, out);
+        case Format::Q4_K: return unpack_integers<Format::Q4_K>(w, tile, r, out);
+        case Format::Q4_1: return unpack_integers<Format::Q4_1>(w, tile, r, out);
+        case Format::Q4_0: return unpack_integers<Format::Q4_0>(w, tile, r, out);
+    }
+}
+
+}  // namespace
+}  // namespace tureen

@@ -1,0 +1,45 @@
+"""Which forward pass runs a model: native kernels or torch."""
+
+from __future__ import annotations
+
+import importlib
+
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo, resolve_device
+from tureen.errors import StartupError
+from tureen.kernels.cpu import native
+from tureen.log import Progress, get_logger, no_progress
+from tureen.runner.model_runner import ModelRunner
+from tureen.weights.source import ModelSource
+
+log = get_logger("runner")
+
+
+def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
+    """Load a model that is on disk, for the device and the kernels that the settings ask for. Raises StartupError."""
+    device = resolve_device(config.device, config.num_threads)
+    name = "tureen.runner.native" if _uses_native(config, device) else "tureen.runner.torch_forward"
+    runner: ModelRunner = importlib.import_module(name).load_runner(source, config, device, progress)
+    return runner
+
+
+def _uses_native(config: Config, device: DeviceInfo) -> bool:
+    """Raises StartupError when native kernels are asked for and cannot be had."""
+    fault = _native_fault(config, device)
+    if config.kernels == "native" and fault:
+        raise StartupError(f"--kernels native: {fault}", field="kernels")
+    if fault == native.MISSING and config.kernels == "auto":
+        log.warning("computing with torch, several times slower: %s", fault)
+    return config.kernels != "torch" and not fault
+
+
+def _native_fault(config: Config, device: DeviceInfo) -> str:
+    """Why the native kernels cannot be used; empty when they can. Raises StartupError when they are there but fail."""
+    if device.type != "cpu":
+        return f"they run on a CPU, not on {device.name}; use --device cpu"
+    if config.dtype == "float16":
+        return "they have no float16; use --dtype auto, bfloat16 or float32"
+    try:
+        return native.MISSING if native.load() is None else ""
+    except (ImportError, RuntimeError) as error:
+        raise StartupError(f"the native CPU kernels cannot run: {error}") from None

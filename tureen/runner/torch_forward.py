@@ -1,0 +1,116 @@
+"""The forward pass in plain torch: any device, and the reference that every faster one is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tureen.attention.base import AttentionBackend
+from tureen.attention.reference import ReferenceAttention
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo
+from tureen.devices.dtypes import default_dtype
+from tureen.errors import StartupError
+from tureen.log import Progress
+from tureen.models.config import ModelConfig
+from tureen.models.torch_decoder import DecoderModel, layer_shape
+from tureen.runner import loading, torch_pool
+from tureen.runner.base import Batch
+from tureen.runner.inputs import make_input
+from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.sampling.torch_arithmetic import TorchArithmetic
+from tureen.weights.source import ModelSource, model_config
+
+
+class TorchForward:
+    """A model, its attention and the device that they are on."""
+
+    def __init__(
+        self, model: DecoderModel, attention: AttentionBackend, page_size: int, device: DeviceInfo, dtype: torch.dtype
+    ) -> None:
+        self.dtype = _name(dtype)
+        self.device_name = device.name
+        self._model = model
+        self._attention = attention
+        self._page_size = page_size
+        self._device = torch.device(device.name)
+        self._hidden = torch.empty(0)  # of the last step: [tokens, hidden_size], before the final norm
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor | None:
+        inputs = make_input(batch, self._page_size, self._device)
+        self._attention.plan(inputs)
+        self._hidden = self._model.forward(inputs, self._attention)
+        return None if inputs.sampled is None else self._model.logits(self._hidden.index_select(0, inputs.sampled))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        return self._model.logits(self._hidden[list(tokens)])
+
+    @torch.inference_mode()
+    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        states: NDArray[np.float32] = self._model.last_hidden(self._hidden[list(tokens)]).cpu().numpy()
+        return states
+
+    def are_finite(self, logits: Tensor) -> bool:
+        return bool(torch.isfinite(logits).all())
+
+    def keep(self, logits: Tensor) -> Tensor:
+        return logits  # a new tensor at every call
+
+
+def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
+    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    torch.set_num_threads(device.num_threads)
+    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    _refuse_native_settings(config, dtype)
+    hf = model_config(source)
+    shape = loading.describe(hf)
+    weight_bytes = _weight_bytes(shape, dtype, device)
+    loading.require_memory(weight_bytes, _name(dtype), device)
+    token_bytes = torch_pool.bytes_per_token(shape, dtype)
+    capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
+    torch_device = torch.device(device.name)
+    with torch_device:
+        model = DecoderModel(shape, dtype)
+    model.load(loading.weights(source, hf, shape, load_format=config.load_format, progress=progress))
+    model.finish(capacity.context_len, torch_device)
+    pool = torch_pool.allocate(shape, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device)
+    layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
+    attention = ReferenceAttention(layers, pool.keys, pool.values)
+    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch_device))
+    return ModelRunner(TorchForward(model, attention, capacity.page_size, device, dtype), sampler, capacity)
+
+
+def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:
+    """Raises StartupError for what only the native kernels can do."""
+    if config.quantization is not None:
+        raise StartupError(
+            f"--quantization {config.quantization}: torch computes with weights in --dtype; leave it out, or use the "
+            "native kernels (--device cpu --kernels native)",
+            field="quantization",
+        )
+    if config.kv_cache_dtype not in ("auto", _name(dtype)):
+        raise StartupError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: torch keeps the KV cache in --dtype, here {_name(dtype)}; "
+            "leave it out, or use the native kernels (--device cpu --kernels native)",
+            field="kv_cache_dtype",
+        )
+
+
+def _weight_bytes(shape: ModelConfig, dtype: torch.dtype, device: DeviceInfo) -> int:
+    with torch.device("meta"):
+        weights = DecoderModel(shape, dtype).weights()
+    total = sum(tensor.nbytes for tensor in weights.values())
+    if shape.tie_embeddings and device.type == "cpu":
+        total += shape.vocab_size * shape.hidden_size * dtype.itemsize  # the head keeps its own layout
+    return total
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

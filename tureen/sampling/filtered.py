@@ -1,0 +1,58 @@
+"""Draws from what the cuts keep. The most probable tokens are ranked on the host, as far down as the cuts reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tureen.sampling.arithmetic import Arithmetic, Ids, Ranking, Softmaxes, Values
+from tureen.sampling.params import SamplingParams
+from tureen.sampling.processors import num_kept
+
+RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary
+RANKED_TOGETHER = 1 << 16  # tokens; what is computed of them stays in a cache
+
+
+def draw_filtered(
+    arithmetic: Arithmetic, softmaxes: Softmaxes, params: Sequence[SamplingParams], uniforms: Values
+) -> Ids:
+    """[r]: in the order of ids, the first kept token whose running share of what is kept exceeds uniform [r]."""
+    vocab_size = softmaxes.logits.shape[1]
+    tokens: Ids = np.zeros(len(params), dtype=np.int64)
+    waiting: Sequence[int] = range(len(params))
+    for width in (*RANKING_WIDTHS, vocab_size):
+        reaching: list[int] = []
+        for part in _parts(waiting, max(1, RANKED_TOGETHER // width)):
+            ranking = arithmetic.rank(softmaxes.of(part), width)
+            kept = num_kept(ranking.weights, ranking.totals, [params[place] for place in part])
+            is_settled = (kept < width) | (width >= vocab_size)
+            settled = np.array(part)[is_settled]
+            if len(settled):
+                found = Ranking(*(values[is_settled] for values in ranking))
+                tokens[settled] = _draw(found, kept[is_settled], uniforms[settled])
+            reaching += np.array(part)[~is_settled].tolist()
+        if not reaching:
+            break
+        waiting = reaching
+    return tokens
+
+
+def _draw(ranking: Ranking, kept: Ids, uniforms: Values) -> Ids:
+    """[r]: from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
+    width = int(kept.max())
+    token_ids, is_kept = ranking.token_ids[:, :width], np.arange(width) < kept[:, None]
+    rows, order = np.arange(len(kept)), np.argsort(token_ids, axis=1)
+    weights = np.where(is_kept, ranking.weights[:, :width], 0.0)[rows[:, None], order]
+    ends = np.cumsum(weights, axis=1)
+    possible = weights > 0
+    reached = (ends > (uniforms * ends[:, -1])[:, None]) & possible
+    last = width - 1 - possible[:, ::-1].argmax(axis=1)  # where rounding leaves the last sum at the target
+    place = np.where(reached.any(axis=1), reached.argmax(axis=1), last)
+    tokens: Ids = token_ids[rows, order[rows, place]]
+    return tokens
+
+
+def _parts(places: Sequence[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(places), size):
+        yield list(places[start : start + size])

@@ -1,0 +1,153 @@
+"""Rows of logits as tensors, on any device that torch has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tureen.grammar.base import Mask
+from tureen.sampling import grammar_mask
+from tureen.sampling.arithmetic import (
+    NOT_SOUND,
+    NOTHING_ALLOWED,
+    Change,
+    Ids,
+    Operation,
+    Peaks,
+    Ranking,
+    Softmaxes,
+    Values,
+)
+from tureen.sampling.probability import (
+    Weights,
+    best_keys,
+    draw,
+    key_tokens,
+    peak_tokens,
+    rank_keys,
+    softmax_weights,
+)
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class TorchArithmetic:
+    """Of a row's softmax all weights are computed, in float64."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+
+    @torch.inference_mode()
+    def prepare(self, logits: Tensor) -> Tensor:
+        return logits.float()
+
+    @torch.inference_mode()
+    def copy(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        return logits[self._index(rows)]
+
+    @torch.inference_mode()
+    def greedy(self, logits: Tensor, masks: Sequence[Mask | None]) -> list[int]:
+        values = logits.amax(dim=1)
+        sound = values.isfinite()
+        given = {row: mask for row, mask in enumerate(masks) if mask is not None}
+        if given:
+            grammar_mask.apply(logits, list(given), list(given.values()))
+            values = logits.amax(dim=1)
+        best = torch.where(values == -torch.inf, NOTHING_ALLOWED, peak_tokens(logits, values))
+        tokens: list[int] = torch.where(sound, best, NOT_SOUND).tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def peaks(self, logits: Tensor) -> Peaks:
+        values = logits.amax(dim=1)
+        return Peaks(*(_on_host(one) for one in (values, peak_tokens(logits, values))))
+
+    @torch.inference_mode()
+    def change(self, logits: Tensor, operation: Operation, rows: Sequence[int], changes: Sequence[Change]) -> None:
+        lengths = [len(token_ids) for token_ids, _ in changes]
+        row = self._sent(np.repeat(rows, lengths))
+        token = self._sent(np.concatenate([token_ids for token_ids, _ in changes]))
+        value = self._sent(np.concatenate([values for _, values in changes]))
+        logits[row, token] = _changed(operation, logits[row, token].double(), value).float()
+
+    @torch.inference_mode()
+    def forbid(self, logits: Tensor, peaks: Peaks, rows: Sequence[int], masks: Sequence[Mask]) -> None:
+        grammar_mask.apply(logits, rows, masks)
+        index = np.array(rows)
+        peaks.values[index], peaks.token_ids[index] = self.peaks(self._taken(logits, index))
+
+    @torch.inference_mode()
+    def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
+        _, weights = self._weights(softmaxes)
+        return _on_host(draw(weights, self._sent(uniforms)))
+
+    @torch.inference_mode()
+    def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
+        logits, weights = self._weights(softmaxes)
+        token_ids = _best(logits, width)
+        ranked = weights.at(torch.arange(len(logits), device=self._device), token_ids)
+        return Ranking(*(_on_host(one) for one in (token_ids, ranked, weights.totals)))
+
+    @torch.inference_mode()
+    def best(self, logits: Tensor, rows: Ids, width: int) -> Ids:
+        return _on_host(_best(self._taken(logits, rows), width))
+
+    @torch.inference_mode()
+    def log_softmax(self, softmaxes: Softmaxes, token_ids: Ids) -> Values:
+        logits, weights = self._weights(softmaxes)
+        peaks, temperatures = self._sent(softmaxes.peaks), self._sent(softmaxes.temperatures)
+        above = logits.gather(1, self._sent(token_ids)).double().sub_(peaks.double()[:, None])
+        return _on_host(above.div_(temperatures[:, None]) - weights.totals.log()[:, None])
+
+    @torch.inference_mode()
+    def host_row(self, logits: Tensor, row: int) -> NDArray[np.float32]:
+        return _on_host(logits[row])
+
+    @torch.inference_mode()
+    def tensor(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        return self.copy(logits, rows)
+
+    @torch.inference_mode()
+    def adopt(self, rows: NDArray[np.float32] | Tensor) -> Tensor:
+        return (torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows).to(self._device)
+
+    @torch.inference_mode()
+    def replace(self, logits: Tensor, row: int, other: Tensor, other_row: int) -> None:
+        logits[row].copy_(other[other_row])
+
+    def _weights(self, softmaxes: Softmaxes) -> tuple[Tensor, Weights]:
+        """The rows' own logits, and their weights."""
+        logits = self._taken(softmaxes.logits, softmaxes.rows)
+        peaks, temperatures = self._sent(softmaxes.peaks), self._sent(softmaxes.temperatures)
+        return logits, softmax_weights(logits, peaks, temperatures)
+
+    def _taken(self, logits: Tensor, rows: Ids) -> Tensor:
+        return logits if len(rows) == len(logits) else logits[self._sent(rows)]
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+    def _sent(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _changed(operation: Operation, old: Tensor, value: Tensor) -> Tensor:
+    if operation is Operation.ADD:
+        return old + value
+    if operation is Operation.WEAKEN:
+        return torch.where(old > 0, old / value, old * value).clamp(max=FLOAT32_MAX)
+    return torch.full_like(old, -torch.inf)
+
+
+def _best(logits: Tensor, width: int) -> Tensor:
+    return key_tokens(best_keys(rank_keys(logits), width), logits.shape[1])
+
+
+def _on_host(values: Tensor) -> NDArray[Any]:
+    host: NDArray[Any] = values.cpu().numpy()
+    return host

@@ -1,0 +1,71 @@
+"""A file of tensors, mapped into memory: their bytes can be had without a copy and given back to the system."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.errors import StartupError
+
+
+class Encoding(NamedTuple):
+    """How a tensor's values are stored: `num_bytes` per block of `block_len` values."""
+
+    name: str
+    block_len: int
+    num_bytes: int
+
+
+class TensorInfo(NamedTuple):
+    """`shape` is outermost dimension first; `offset` counts from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: Encoding
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.num_bytes // self.encoding.num_bytes * self.encoding.block_len
+
+
+class MappedFile:
+    """A file, mapped as long as this object or any view of its bytes lives.
+
+    Raises StartupError naming it when it is empty or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: dict[str, TensorInfo] = {}
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise unusable(path, "corrupt: the file is empty") from None
+        except FileNotFoundError:
+            raise StartupError(f"model {path}: there is no such file; download the model again") from None
+        except OSError as error:
+            raise StartupError(f"model {path}: cannot read it: {error.strerror}") from None
+
+    def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
+        """The stored bytes, read-only, not copied."""
+        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+
+    def release(self, tensor: TensorInfo) -> None:
+        """Give the tensor's pages back to the system, so that they do not count as resident; they can be read again."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def unusable(path: Path, fault: str) -> StartupError:
+    return StartupError(f"model {path}: {fault}; download or convert the file again")

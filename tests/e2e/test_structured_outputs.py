@@ -98,7 +98,7 @@ KINDS = {
     "regex": ("The moon landing was on ", {"regex": DATE}, lambda text: re.fullmatch(DATE, text)),
     "ebnf": ("A sum: ", {"ebnf": SUMS}, lambda text: re.fullmatch(r"[1-9]\d{0,2}( \+ [1-9]\d{0,2}){1,3} = \d+", text)),
     "choice": ("The sky is", {"choice": [" blue", " green", " blueish grey"]}, lambda text: text.startswith(" ")),
-    "old-tags": (WEATHER, {"structural_tag": OLD_TAGS}, is_tagged),
+    "old-tags": (WEATHER, {"structural_tag": OLD_TAGS, "stop": "\n"}, is_tagged),
     "new-tags": (WEATHER, {"structural_tag": json.dumps(NEW_TAGS)}, is_tagged),
     "int": ("The answer is ", {"dtype": "int"}, lambda text: isinstance(int(text), int)),
     "float": ("The value of pi is ", {"dtype": "float"}, lambda text: math.isfinite(float(text))),

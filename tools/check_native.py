@@ -35,8 +35,6 @@ def main() -> int:
     sets = [name for name in INSTRUCTION_SETS if _runs_here(name)]
     if not sets:
         sys.exit("check-native: the native kernels are not installed: make native")
-    if not sets:
-        sys.exit("check-native: the native kernels are not installed: make native")
     failures = [f"{name}, checked" for name in sets if not _passes(name, _checked())]
     failures += [name for name in sets[1:] if not _passes(name, {})]  # the first is what `make test` runs
     print(f"check-native: failed: {'; '.join(failures)}" if failures else f"check-native: {', '.join(sets)} all good")

@@ -11,11 +11,10 @@ namespace tureen {
 
 namespace {
 
-constexpr int REPEATED_ROWS =
-    4;                          // so few rows are normed and quantised by every thread for itself: a barrier costs more
-constexpr int FEW_ROWS = 8;     // up to this many, each thread takes one share of a product
-constexpr int PANEL_TILES = 3;  // tiles that kernels like to have together where there are many rows
-constexpr int SHARES = 4;       // else so many a thread, so that a slow one holds up less
+constexpr int REPEATED_ROWS = 4;  // so few rows every thread norms and quantises for itself: a barrier costs more
+constexpr int FEW_ROWS = 8;       // up to this many, each thread takes one share of a product
+constexpr int PANEL_TILES = 3;    // tiles that kernels like to have together where there are many rows
+constexpr int SHARES = 4;         // else so many a thread, so that a slow one holds up less
 constexpr int SCRATCH_FLOATS = 1 << 17;  // of a thread, at least
 constexpr int BLOCK_ROWS = 256;          // of gate and up computed together
 constexpr int MOST_VECTORS = 96;         // query vectors attended together

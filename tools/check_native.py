@@ -78,6 +78,7 @@ def _runs_here(instruction_set: str) -> bool:
 def _passes(instruction_set: str, environment: dict[str, str]) -> bool:
     print(f"check-native: {instruction_set}{', checked' if environment else ''}", flush=True)
     command = [sys.executable, "-m", "pytest", "tests/kernels/cpu", *sys.argv[1:]]
+    command += ["--capture=sys"] if environment else []  # what a check finds goes to the real stderr
     environment = os.environ | environment | {"TUREEN_CPU_ISA": instruction_set}
     return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0
 

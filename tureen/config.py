@@ -51,8 +51,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "float32", "bfloat16", "float16"],
         _meta(
             "model",
-            "Type of weights and activations. auto = native kernels: weights as stored; torch: bfloat16 where the "
-            "device is good at it, else float32.",
+            "Type of weights and activations. auto = native kernels: block formats as stored, all else "
+            "bfloat16; torch: bfloat16 where the device is good at it, else float32.",
         ),
     ] = "auto"
     quantization: Annotated[

@@ -183,6 +183,12 @@ def test_replacing_drops_what_came_after_and_keeps_the_rest(app: App):
     app.generate(**ask(session, "x", after="alone"))
 
 
+def test_a_turn_is_streamed_as_often_as_any_other_request(slow: App):
+    params = {"temperature": 0, "max_new_tokens": 9, "stream_interval": 4}
+    events = slow.events(**ask(open_session(slow), "turn", params=params))
+    assert [event["meta_info"]["completion_tokens"] for event in events] == [1, 5, 9]
+
+
 def test_a_replacement_that_is_refused_replaces_nothing(app: App):
     session = open_session(app)
     app.generate(**ask(session, "root", rid="root"))

@@ -114,8 +114,12 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     config = state.context.config
     run = Run(state, plan.plan)
     with _taking_turns(plan, run, state) as end_turn:
-        async with contextlib.aclosing(run.updates()) as updates:
+        # a session's output is looked at by who replaces it before it ends
+        has_turns = any(plan.turns)
+        async with contextlib.aclosing(run.updates(1 if has_turns else None)) as updates:
             async for output in updates:
+                if has_turns and not _is_due(output, config.stream_interval):
+                    continue
                 one = render(output, plan, state.context, only_new=config.incremental_streaming_output)
                 if plan.is_list:
                     one["index"] = output.index
@@ -123,6 +127,13 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
                 if output.finish is not None:
                     end_turn(output)  # before the client hears of it: it may continue at once
                 yield one
+
+
+def _is_due(output: Output, stream_interval: int) -> bool:
+    """Whether there is enough for an event: the first and the last are always sent."""
+    interval = output.request.params.stream_interval or stream_interval
+    num_new = len(output.token_ids) - output.sent_tokens
+    return output.finish is not None or output.sent_tokens == 0 or num_new >= interval
 
 
 @contextlib.contextmanager

@@ -25,12 +25,14 @@ def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_
 
 def _uses_native(config: Config, device: DeviceInfo) -> bool:
     """Raises StartupError when native kernels are asked for and cannot be had."""
+    if config.kernels == "torch":
+        return False
     fault = _native_fault(config, device)
     if config.kernels == "native" and fault:
         raise StartupError(f"--kernels native: {fault}", field="kernels")
-    if fault == native.MISSING and config.kernels == "auto":
-        log.warning("computing with torch, several times slower: %s", fault)
-    return config.kernels != "torch" and not fault
+    if fault and device.type == "cpu":
+        log.warning("computing with torch, several times slower than with native kernels: %s", fault)
+    return not fault
 
 
 def _native_fault(config: Config, device: DeviceInfo) -> str:
@@ -42,4 +44,6 @@ def _native_fault(config: Config, device: DeviceInfo) -> str:
     try:
         return native.MISSING if native.load() is None else ""
     except (ImportError, RuntimeError) as error:
-        raise StartupError(f"the native CPU kernels cannot run: {error}") from None
+        raise StartupError(
+            f"the native CPU kernels cannot run: {error}; use --kernels torch", field="kernels"
+        ) from None

@@ -11,6 +11,7 @@ import numpy as np
 
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
+from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
 from tureen.models.config import ModelConfig
@@ -30,6 +31,7 @@ BITS = {
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 GROUP = 32  # inputs that share a scale
+MAX_HEAD_DIM = 256
 NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -38,7 +40,13 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     kernels = native.require()
     hf = model_config(source)
     model = loading.describe(hf)
-    pool = kernels.Pool(device.num_threads)
+    if model.head_dim > MAX_HEAD_DIM:
+        raise StartupError(
+            f"the native kernels take heads of at most {MAX_HEAD_DIM}, the model's have {model.head_dim}; "
+            "use --kernels torch",
+            field="kernels",
+        )
+    pool = _pool(kernels, device.num_threads)
     weight_bytes = _weight_bytes(source, config, hf, model)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
@@ -55,6 +63,15 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(TapeForward(tape, formats.most_common(1)[0][0].lower()), sampler, capacity)
+
+
+def _pool(kernels: ModuleType, num_threads: int) -> Any:
+    try:
+        return kernels.Pool(num_threads)
+    except RuntimeError:
+        raise StartupError(
+            f"--num-threads {num_threads}: the system does not start so many; lower it", field="num_threads"
+        ) from None
 
 
 def _weight_bytes(source: ModelSource, config: Config, hf: Any, model: ModelConfig) -> int:

@@ -35,8 +35,8 @@ Step step_of(const Tape& tape, nb::handle rows, const std::vector<int32_t>& samp
     int page_len = cache.layer(0).page_len;
     int given = 0;
     for (nb::handle row : rows) {
-        nb::tuple parts = nb::borrow<nb::tuple>(row);
-        nb::tuple tokens = nb::borrow<nb::tuple>(parts[0]), pages = nb::borrow<nb::tuple>(parts[2]);
+        nb::tuple parts = nb::cast<nb::tuple>(row);
+        nb::tuple tokens = nb::cast<nb::tuple>(parts[0]), pages = nb::cast<nb::tuple>(parts[2]);
         Span span{step.tokens(), int(tokens.size()), nb::cast<int>(parts[1]), step.pages.size(), pages.size()};
         if (span.length < 1 || span.start < 0 || size_t(span.start) + span.length > span.num_pages * page_len)
             throw std::invalid_argument("a row's tokens do not fit its pages");
@@ -68,6 +68,11 @@ Step step_of(const Tape& tape, nb::handle rows, const std::vector<int32_t>& samp
     }
     step.sampled = sampled;
     return step;
+}
+
+void check_tokens(const Tape& tape, const std::vector<int32_t>& tokens) {
+    for (int32_t token : tokens)
+        if (token < 0 || token >= tape.tokens()) throw std::invalid_argument("a token is not in the last step");
 }
 
 // A view of the tape's own array, overwritten by its next call.
@@ -131,6 +136,7 @@ void bind_tape(nb::module_& m) {
             "score",
             [](nb::handle self, std::vector<int32_t> tokens) {
                 Tape& tape = nb::cast<Tape&>(self);
+                check_tokens(tape, tokens);
                 {
                     nb::gil_scoped_release release;
                     tape.score(tokens);
@@ -142,6 +148,7 @@ void bind_tape(nb::module_& m) {
         .def(
             "last_hidden",
             [](Tape& tape, std::vector<int32_t> tokens) {
+                check_tokens(tape, tokens);
                 auto out = std::make_unique<float[]>(tokens.size() * tape.hidden());
                 tape.last_hidden(tokens, out.get());
                 size_t shape[2] = {tokens.size(), size_t(tape.hidden())};

@@ -314,6 +314,10 @@ void Tape::attention(int layer, Norm norm, Linear qkv, Norm q_norm, Norm k_norm,
     int width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, mixed = shape.num_heads * shape.head_dim;
     require(qkv.cols() == hidden_ && qkv.rows() == width, "q, k and v have another shape than the attention");
     require(out.cols() == mixed && out.rows() == hidden_, "the output projection has another shape than the attention");
+    require(layer >= 0 && layer < cache_->num_layers(), "the KV cache has no such layer");
+    require(cache_->layer(layer).head_dim == shape.head_dim && cache_->layer(layer).kv_heads == shape.num_kv_heads &&
+                int(shape.frequencies.size()) * 2 == shape.head_dim,
+            "the KV cache or the rope has another shape than the attention");
     buffers_->qkv_width = std::max(buffers_->qkv_width, width);
     buffers_->mixed_width = std::max(buffers_->mixed_width, mixed);
     size_t rope = rope_of(shape.frequencies), kind = kind_of(shape);

@@ -90,6 +90,7 @@ public:
 
     int hidden() const { return hidden_; }
     int vocab() const { return vocab_; }
+    int tokens() const { return step_.tokens(); }  // of the last step
     const KvCache& cache() const { return *cache_; }
     double seconds() const { return seconds_; }  // spent in run and score
 

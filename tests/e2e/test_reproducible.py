@@ -104,10 +104,10 @@ def test_among_thirty_others(server, alone):
 
 
 def test_preempted_and_computed_again_in_small_pieces_in_the_other_engine_mode(crowded_server, alone):
-    with concurrent.futures.ThreadPoolExecutor(3 * len(KINDS)) as pool:
-        futures = [(kind, pool.submit(generate, crowded_server, asked(kind))) for _ in range(3) for kind in KINDS]
-        for kind, future in futures:
-            assert result(future.result()) == alone[kind]
+    bodies = [asked(kind) for _ in range(3) for kind in KINDS]
+    together = {"text": [PROMPT] * len(bodies), "sampling_params": [body["sampling_params"] for body in bodies]}
+    answers = generate(crowded_server, together | {"return_logprob": True})
+    assert [result(answer) for answer in answers] == [*alone.values()] * 3
     [stats] = httpx.get(f"{crowded_server.url}/server_info").json()["internal_states"]
     assert stats["total_preemptions"] >= 1
 

@@ -2,7 +2,10 @@
 
 #include "kernels.h"
 
+namespace nb = nanobind;
+
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a server that ends need not take its model apart
     m.doc() = "Kernels of the CPU. Results are numpy arrays; long calls release the GIL.";
     m.def("isa", [] { return tureen::kernels().name; }, "The instruction set in use: avx512, avx2, neon or portable.");
     tureen::bind_linear(m);

@@ -176,10 +176,16 @@ const float* normed(const Frame& frame, const Norm& norm, const float* x, int co
     return to;
 }
 
-// x += norm(branch), row by row
-void add_normed(Frame& frame, int thread, int counter, const Norm& norm, int cols) {
+// x += norm(inputs · weights); uses two counters
+void add_branch(Frame& frame, int thread, int counter, const Linear& linear, const View& inputs, const Norm& norm) {
+    int cols = linear.rows();
+    bool is_normed = !norm.weight.empty();
+    float* out = is_normed ? frame.buffers.branch.data() : frame.buffers.x.data();
+    multiply(frame, counter, linear, inputs, frame.tokens, out, !is_normed);
+    frame.pool.barrier();
+    if (!is_normed) return;
     float* row = frame.buffers.scratch[thread].data();
-    frame.deal(counter, frame.tokens, [&](int m) {
+    frame.deal(counter + 1, frame.tokens, [&](int m) {
         const float* values = normed(frame, norm, frame.buffers.branch.data() + size_t(m) * cols, cols, row);
         frame.kernels.rows->add(values, cols, frame.buffers.x.data() + size_t(m) * cols);
     });
@@ -345,10 +351,7 @@ void Tape::attention(int layer, Norm norm, Linear qkv, Norm q_norm, Norm k_norm,
         frame.pool.barrier();
         inputs = make_inputs(frame, thread, first + 4, into_out, rows, mixed,
                              [&](int m, float*) { return b.mixed.data() + size_t(m) * mixed; });
-        bool is_normed = !post.weight.empty();
-        multiply(frame, first + 5, out, inputs, rows, is_normed ? b.branch.data() : b.x.data(), !is_normed);
-        frame.pool.barrier();
-        if (is_normed) add_normed(frame, thread, first + 6, post, hidden_);
+        add_branch(frame, thread, first + 5, out, inputs, post);
     });
 }
 
@@ -373,10 +376,7 @@ void Tape::mlp(Norm norm, Linear gate, Linear up, Gate activation, Linear down, 
         frame.pool.barrier();
         inputs = make_inputs(frame, thread, first + 2, into_down, rows, inner,
                              [&](int m, float*) { return b.inner.data() + size_t(m) * inner; });
-        bool is_normed = !post.weight.empty();
-        multiply(frame, first + 3, down, inputs, rows, is_normed ? b.branch.data() : b.x.data(), !is_normed);
-        frame.pool.barrier();
-        if (is_normed) add_normed(frame, thread, first + 4, post, hidden_);
+        add_branch(frame, thread, first + 3, down, inputs, post);
     });
 }
 

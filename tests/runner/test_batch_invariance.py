@@ -29,7 +29,7 @@ def forward(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write(folder, "gemma3" if request.param == "bfloat16" else "llama")
     config = Config(kernels="native", num_threads=2, page_size=PAGE, max_total_tokens=32768, **KINDS[request.param])
-    return load_runner(folder_source(folder), config)._forward
+    return load_runner(folder_source(folder), config).forward
 
 
 def _make_mates(count, seed=0):

@@ -11,6 +11,7 @@ import pytest
 import tiny_gguf
 import tiny_models
 import torch
+from mapped_pages import resident_kib
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -144,22 +145,11 @@ def test_the_default_model_has_every_weight_of_its_architecture(default_model_so
 @pytest.mark.model
 def test_pages_of_the_default_model_are_given_back_after_reading(default_model_source):
     file = GgufFile(default_model_source.path)
-    before = _mapped_resident_kib(default_model_source.path)
+    before = resident_kib(default_model_source.path)
     for info in file.tensors.values():
         file.raw(info).sum()
         file.release(info)
-    assert _mapped_resident_kib(default_model_source.path) - before < 4096
-
-
-def _mapped_resident_kib(path):
-    total, inside = 0, False
-    with open("/proc/self/smaps") as smaps:
-        for line in smaps:
-            if "-" in line.split(" ")[0]:
-                inside = line.rstrip().endswith(str(path))
-            elif inside and line.startswith("Rss:"):
-                total += int(line.split()[1])
-    return total
+    assert resident_kib(default_model_source.path) - before < 4096
 
 
 # folders

@@ -9,6 +9,7 @@ import tiny_gguf
 import tiny_models
 import torch
 from gguf.quants import quantize
+from mapped_pages import resident_kib
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -94,19 +95,8 @@ def test_pages_of_a_folder_are_given_back_after_reading(tmp_path):
     most = 0
     for stored in iter_stored(source, {}):
         assert stored.data.sum() > 0
-        most = max(most, _resident_kib(tmp_path / "m" / "model.safetensors"))
+        most = max(most, resident_kib(tmp_path / "m" / "model.safetensors"))
     assert 4000 < most < 3 * 4096
-
-
-def _resident_kib(path):
-    total, inside = 0, False
-    with open("/proc/self/smaps") as smaps:
-        for line in smaps:
-            if "-" in line.split(" ")[0]:
-                inside = line.rstrip().endswith(str(path))
-            elif inside and line.startswith("Rss:"):
-                total += int(line.split()[1])
-    return total
 
 
 def _values_or_fault(source):

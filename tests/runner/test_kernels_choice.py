@@ -61,8 +61,16 @@ def test_heads_too_large_for_the_native_kernels_are_refused_by_name(folder, tmp_
     config = json.loads((folder / "config.json").read_text()) | {"head_dim": 320}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    with pytest.raises(StartupError, match=r"at most 256, the model's have 320; use --kernels torch"):
+    with pytest.raises(StartupError, match=r"head_dim is 320, not 2 … 256; use --kernels torch"):
         _load(tmp_path)
+
+
+@pytest.mark.parametrize(("page_size", "is_told"), [(16, False), (32, False), (10, True)])
+def test_page_sizes_that_waste_memory_are_told(folder, caplog, page_size, is_told):
+    pytest.importorskip("tureen.kernels.cpu._native")
+    with caplog.at_level(logging.WARNING):
+        _load(folder, page_size=page_size)
+    assert (f"--page-size {page_size}: a multiple of 16" in caplog.text) is is_told
 
 
 def test_a_tape_refuses_tokens_and_pages_that_are_not_there(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
-from tureen.log import Progress, no_progress
+from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
@@ -23,16 +22,13 @@ from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
 
-BITS = {
-    "F32": 32, "BF16": 16, "Q8_ROW": 8, "Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.625, "Q5_1": 6, "Q5_0": 5.5,
-    "Q4_K": 4.625, "Q4_1": 5, "Q4_0": 4.5,
-}  # fmt: skip
-"""Of a weight, in each packed format, its share of the scales included."""
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 GROUP = 32  # inputs that share a scale
-MAX_HEAD_DIM = 256
+BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
+
+log = get_logger("runner")
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
@@ -40,18 +36,12 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     kernels = native.require()
     hf = model_config(source)
     model = loading.describe(hf)
-    if model.head_dim > MAX_HEAD_DIM:
-        raise StartupError(
-            f"the native kernels take heads of at most {MAX_HEAD_DIM}, the model's have {model.head_dim}; "
-            "use --kernels torch",
-            field="kernels",
-        )
+    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
+    token_bytes = _token_bytes(kernels, model.num_layers, shape)
     pool = _pool(kernels, device.num_threads)
-    weight_bytes = _weight_bytes(source, config, hf, model)
+    weight_bytes = _weight_bytes(kernels, source, config, model)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
-    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
-    token_bytes = kernels.KvCache(model.num_layers, 1, *shape).bytes_per_token
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
     weights = {
         stored.name: _packed(kernels, pool, stored, config) if len(stored.shape) == 2 else to_float32(stored)
@@ -65,6 +55,19 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     return ModelRunner(TapeForward(tape, formats.most_common(1)[0][0].lower()), sampler, capacity)
 
 
+def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:
+    """What a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
+    if shape[0] % BLOCK:
+        log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", shape[0], BLOCK)
+    try:
+        token_bytes: int = kernels.KvCache(num_layers, 1, *shape).bytes_per_token
+    except ValueError as error:
+        raise StartupError(
+            f"the native kernels cannot hold this model's keys: {error}; use --kernels torch", field="kernels"
+        ) from None
+    return token_bytes
+
+
 def _pool(kernels: ModuleType, num_threads: int) -> Any:
     try:
         return kernels.Pool(num_threads)
@@ -74,18 +77,20 @@ def _pool(kernels: ModuleType, num_threads: int) -> Any:
         ) from None
 
 
-def _weight_bytes(source: ModelSource, config: Config, hf: Any, model: ModelConfig) -> int:
+def _weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig) -> int:
     if config.load_format == "dummy":
         stored = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
     else:
-        stored = list(loading.weights(source, hf, model, load_format="auto", progress=no_progress))
-    return sum(int(math.prod(one.shape) * BITS[_format_of(one, config)] / 8) for one in stored)
+        found = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
+        stored = list(found)
+    total: int = sum(4 * one.shape[0] for one in stored if len(one.shape) == 1)
+    matrices = (one for one in stored if len(one.shape) == 2)
+    total += sum(kernels.packed_bytes(_format_of(one, config), *one.shape) for one in matrices)
+    return total
 
 
 def _format_of(stored: Stored, config: Config) -> str:
-    """What a weight is packed as."""
-    if len(stored.shape) == 1:
-        return "F32"
+    """What a matrix is packed as."""
     if config.quantization == "int8":
         return "Q8_ROW"
     if config.quantization == "int4":

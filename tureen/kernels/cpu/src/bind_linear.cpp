@@ -203,6 +203,13 @@ void bind_classes(nb::module_& m) {
 
 void bind_linear(nb::module_& m) {
     bind_classes(m);
+    m.def(
+        "packed_bytes",
+        [](const std::string& format, int rows, int cols) {
+            Matrix matrix = layout_of(format_named(format.c_str()), rows, cols);
+            return size_t(matrix.tiles) * matrix.tile_bytes;
+        },
+        nb::arg("format"), nb::arg("rows"), nb::arg("cols"), "What a matrix takes once it is packed.");
     m.def("linear", &linear, nb::arg("pool"), nb::arg("x"), nb::arg("matrix"), nb::arg("bias") = nb::none(),
           "x float32 [m, cols] -> x @ matrix.T + bias, float32 [m, rows].");
     m.def("linear_range", &linear_range, nb::arg("x"), nb::arg("matrix"), nb::arg("out"), nb::arg("m_range"),

@@ -189,6 +189,20 @@ def test_a_turn_is_streamed_as_often_as_any_other_request(slow: App):
     assert [event["meta_info"]["completion_tokens"] for event in events] == [1, 5, 9]
 
 
+def test_what_a_streamed_turn_has_put_out_is_known_before_its_events_are_due(slow: App):
+    session = open_session(slow)
+
+    async def scenario():
+        params = ENDLESS | {"stream_interval": 1000}
+        body = ask(session, "turn", rid="turn", params=params, stream=True)
+        task = asyncio.create_task(slow.http.post("/generate", json=body))
+        await asyncio.wait_for(put_out(slow, session, "turn", 3), 10)
+        await slow.http.post("/abort_request", json={"rid": "turn"})
+        await task
+
+    slow.run(scenario())
+
+
 def test_a_replacement_that_is_refused_replaces_nothing(app: App):
     session = open_session(app)
     app.generate(**ask(session, "root", rid="root"))

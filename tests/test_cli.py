@@ -135,6 +135,13 @@ def test_an_abbreviated_flag_is_not_taken_for_the_whole_one():
         cli.main(["serve", "--por", "1"])
 
 
+@pytest.mark.parametrize(("name", "words"), [("quantization", ("int4", "int8")), ("dtype", ("auto", "float32"))])
+def test_a_word_that_a_setting_does_not_know_is_answered_with_those_it_does(name, words):
+    with pytest.raises(StartupError, match=f"--{name}`; it may be ") as refused:
+        load({}, environment={f"TUREEN_{name.upper()}": "nonsense"})
+    assert all(word in str(refused.value) for word in words)
+
+
 def test_a_setting_out_of_range_is_one_line_and_status_1(capsys):
     assert cli.main(["serve", "--port", "99999"]) == 1
     printed = capsys.readouterr().err

@@ -238,6 +238,20 @@ def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
     try:
         msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise StartupError(f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")) from None
+        fault = f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")
+        raise StartupError(fault + _allowed(str(error))) from None
     types = {field.name: field.type for field in msgspec.structs.fields(Config)}
     return {name: msgspec.convert(value, types[name], strict=False) for name, value in values.items()}
+
+
+def _allowed(fault: str) -> str:
+    """What the setting that a fault of msgspec's names may be, where it is one of a few words; else empty."""
+    for field in msgspec.structs.fields(Config):
+        if f"`$.{field.name}`" in fault:
+            kind = msgspec.inspect.type_info(field.type)
+            while isinstance(kind, msgspec.inspect.Metadata):
+                kind = kind.type
+            kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+            words = [word for one in kinds if isinstance(one, msgspec.inspect.LiteralType) for word in one.values]
+            return f"; it may be {', '.join(map(str, words))}" if words else ""
+    return ""

@@ -123,6 +123,6 @@ def test_mindie_over_tls_with_a_client_certificate(default_model_source, tmp_pat
             "https://localhost:30000": f"https://localhost{url}",
         }
         lines = run("mindie_stream_tls.sh", tmp_path, changes).splitlines()
-        assert "by client" in server.output
+    assert "by client" in server.output
     assert len(lines) > 3
     assert all(list(json.loads(line)) == ["text"] for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
+from tureen.registry import find_quantisation
 from tureen.weights.gguf import ENCODINGS, GgufFile
 from tureen.weights.gguf_config import ROPE_FACTORS
 from tureen.weights.gguf_quants import dequantize
 from tureen.weights.mapped import TensorInfo
+from tureen.weights.modules import Module, modules
 from tureen.weights.safetensors import SafetensorsFile, weight_files
 from tureen.weights.source import ModelSource
 
@@ -49,8 +51,12 @@ RENAMES: Final = (
     ("language_model.lm_head.", "lm_head."),
 )
 """Prefixes of checkpoint names -> what they are called here; for language models inside larger ones."""
-IGNORED: Final = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
-"""Prefixes of a checkpoint's weights that a text model has no use for."""
+VISION: Final = tuple(
+    f"{prefix}{part}"
+    for prefix in ("", "model.")
+    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "image_newline")
+)
+"""Prefixes of the weights of the part that sees, which a text model has no use for."""
 BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()}
 
 
@@ -60,9 +66,14 @@ class Stored(NamedTuple):
     name: str  # Hugging Face's
     shape: tuple[int, ...]
     encoding: str  # F32, F16, BF16, or a block format of GGUF: Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
-    data: NDArray[np.uint8]  # the stored bytes, row after row: a view of the mapped file, not a copy
+    content: NDArray[np.uint8] | Callable[[], NDArray[np.uint8]]  # see `data`
     row_order: NDArray[np.int64] | None = None  # [shape[0]]: the stored row of each row; None = as stored
     offset: float = 0.0
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, row after row: a view of the mapped file, or made anew at each call."""
+        return self.content() if callable(self.content) else self.content
 
 
 def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stored]:
@@ -71,14 +82,21 @@ def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stor
     Nothing is read before `data` is; its pages are given back when the next weight is asked for.
     Raises StartupError naming the file and the fault.
     """
-    if source.format == "gguf":
-        return _of_gguf(source.gguf, config)
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if config.get("quantization_config"):
-        raise StartupError(
-            f"model {source.path}: weights quantised with {echo(method)} are not supported; use a GGUF file"
-        )
-    return _of_folder(source.path)
+    if source.gguf is not None:
+        return _of_gguf(source.gguf, config.get("text_config", config))
+    settings = _quantisation(config) or _quantisation(config.get("text_config") or {})
+    convert = find_quantisation(settings.get("quant_method")).reader(settings) if settings else None
+    return _of_folder(source.path, convert)
+
+
+def iter_vision(source: ModelSource) -> Iterator[Stored]:
+    """Every weight of the part that sees, by the file's own names. As `iter_stored`."""
+    for path in weight_files(source.path):
+        file = SafetensorsFile(path)
+        for info in file.tensors.values():
+            if info.name.startswith(VISION):
+                yield _plain(file, info, info.name)
+                file.release(info)
 
 
 def to_float32(stored: Stored) -> NDArray[np.float32]:
@@ -99,22 +117,39 @@ def in_order(stored: Stored) -> NDArray[np.uint8]:
     return stored.data.reshape(stored.shape[0], -1)[stored.row_order].reshape(-1)
 
 
-def _of_folder(folder: Path) -> Iterator[Stored]:
-    for path in weight_files(folder):
-        file = SafetensorsFile(path)
-        for info in file.tensors.values():
-            if info.name.startswith(IGNORED) or info.name.endswith("rotary_emb.inv_freq"):
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(found, dict):
+        raise StartupError(f"config.json: quantization_config: must be an object, got {echo(found)}")
+    return found
+
+
+def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) -> Iterator[Stored]:
+    """`convert` makes a module's weight of the tensors that it takes; the others are plain."""
+    for module in modules(folder):
+        if f"{module.name}.".startswith(VISION):
+            continue
+        weight = convert(module) if convert else None
+        if weight is not None:
+            yield weight._replace(name=local_name(weight.name))
+        for file, info in module.parts.values():
+            if info.name.startswith(VISION) or info.name.endswith("rotary_emb.inv_freq"):
                 continue
-            if info.encoding.name not in BY_NAME:
-                raise StartupError(
-                    f"model {path}: tensor {echo(info.name)} has type {info.encoding.name}, which cannot be read "
-                    "(F32, F16 and BF16 can); use a checkpoint in one of these, or a GGUF file"
-                )
-            yield Stored(_local_name(info.name), info.shape, info.encoding.name, file.raw(info))
+            yield _plain(file, info, local_name(info.name))
             file.release(info)
+        module.release()
 
 
-def _local_name(name: str) -> str:
+def _plain(file: SafetensorsFile, info: TensorInfo, name: str) -> Stored:
+    if info.encoding.name not in BY_NAME:
+        raise StartupError(
+            f"model {file.path}: tensor {echo(info.name)} has type {info.encoding.name}, which cannot be read "
+            "(F32, F16 and BF16 can); use a checkpoint in one of these, or a GGUF file"
+        )
+    return Stored(name, info.shape, info.encoding.name, file.raw(info))
+
+
+def local_name(name: str) -> str:
     for prefix, ours in RENAMES:
         if name.startswith(prefix):
             return ours + name.removeprefix(prefix)

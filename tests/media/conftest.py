@@ -1,0 +1,74 @@
+"""A loader whose pictures are decoded in real processes, for a family that takes them as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from pathlib import Path
+
+import pytest
+from darkroom_double import PlainFamily
+
+from tureen.media.loader import MediaLoader
+
+DOUBLE = str(Path(__file__).with_name("darkroom_double.py"))
+
+
+def stored(picture, kind="PNG", **options):
+    """A picture's bytes, as a file has them."""
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def base64_of(data):
+    return base64.b64encode(data).decode()
+
+
+class Studio:
+    """A loader with an event loop of its own, which goes on between calls."""
+
+    def __init__(self, hf=None, preprocessor=None, media_path=None, allowed_domains=()):
+        self._runner = asyncio.Runner()
+        self.loader = MediaLoader(hf or {}, preprocessor or {}, media_path=media_path, allowed_domains=allowed_domains)
+
+    def run(self, coroutine):
+        return self._runner.run(coroutine)
+
+    def load(self, *references, modality="image", field="image_data"):
+        return self.run(self.loader.load(references, modality, field))
+
+    def close(self):
+        self._runner.run(self.loader.close())
+        self._runner.close()
+
+
+@pytest.fixture(scope="package")
+def plain_family():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tureen.media.loader.PROGRAM", (DOUBLE,))
+        patch.setattr("tureen.media.loader.find_family", lambda hf, preprocessor: PlainFamily())
+        yield
+
+
+@pytest.fixture(scope="package")
+def studio(plain_family):
+    """Takes base64 only."""
+    made = Studio()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_studio(plain_family):
+    """Others, closed at the end."""
+    made = []
+
+    def make(**options):
+        made.append(Studio(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,132 @@
+"""A picture's bytes become RGB. Runs in a process of its own: see darkroom.py."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, ImageFile
+
+MAX_PIXELS = 64 << 20
+MAX_SIDE = 32_768
+MAX_RATIO = 200
+"""Of the longer side to the shorter one, which families enlarge to hundreds of pixels."""
+
+ORIENTATION = 0x0112  # EXIF
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+UNREADABLE = (SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
+"""What Pillow raises for metadata that are none."""
+
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+"""Pillow looks too, wherever it allocates something of a picture's size."""
+
+
+class Refused(Exception):
+    """Why it is not taken, in words for the client."""
+
+
+def kind_of(data: bytes) -> str | None:
+    """Pillow's name of the format that it begins as; None = none of those taken."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return "WEBP" if data.startswith(b"RIFF") and data[8:12] == b"WEBP" else None
+
+
+def decode(data: bytes) -> Image.Image:
+    """The first frame: RGB, the right way up, on white where it is transparent. Raises Refused, MemoryError."""
+    image = open_picture(data)
+    with pillow_may_fail():
+        picture = to_rgb(image)
+    turn = TURNS.get(_orientation(image))
+    return picture if turn is None else picture.transpose(turn)
+
+
+def open_picture(data: bytes) -> ImageFile.ImageFile:
+    """Its header is read, and its size is one that is taken. Raises Refused, MemoryError."""
+    kind = kind_of(data)
+    if kind is None:
+        raise Refused("is none of PNG, JPEG, WEBP and GIF")
+    with pillow_may_fail():
+        image = Image.open(io.BytesIO(data), formats=[kind])
+    check_size(*image.size)
+    return image
+
+
+def check_size(width: int, height: int) -> None:
+    """Raises Refused."""
+    short, long = sorted((width, height))
+    if short < 1 or long > MAX_SIDE:
+        raise Refused(f"has {width} x {height} pixels; a side may have 1 to {MAX_SIDE}")
+    if width * height > MAX_PIXELS:
+        raise Refused(f"has {width} x {height} pixels; it may have {MAX_PIXELS} in all: make it smaller")
+    if long > MAX_RATIO * short:
+        raise Refused(f"has {width} x {height} pixels; one side may be at most {MAX_RATIO} times the other")
+
+
+@contextlib.contextmanager
+def pillow_may_fail() -> Iterator[None]:
+    """Whatever Pillow raises for a client's bytes, but for want of memory, becomes Refused."""
+    try:
+        yield
+    except (Refused, MemoryError):
+        raise
+    except Image.DecompressionBombError:
+        raise Refused(f"has more than {MAX_PIXELS} pixels: make it smaller") from None
+    except Exception:  # noqa: BLE001 - its decoders raise dozens of kinds, with words and addresses in them
+        raise Refused("is damaged or incomplete") from None
+
+
+def to_rgb(image: ImageFile.ImageFile) -> Image.Image:
+    """A copy of the frame that it is at. Raises whatever Pillow raises."""
+    _fit_transparency(image)
+    image.load()
+    if image.mode == "I;16":
+        return _from_16_bits(image)
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    drawn = image if image.mode == "RGBA" else image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(drawn, (0, 0), drawn)
+    return white
+
+
+def _fit_transparency(image: ImageFile.ImageFile) -> None:
+    """Pillow brings a PNG's samples to 8 bits, but leaves the one colour that is transparent as the file has it."""
+    stored, colour = image.tile[0].args if image.tile else None, image.info.get("transparency")
+    if stored == "L;2" and isinstance(colour, int):
+        image.info["transparency"] = colour % 4 * 85
+    elif stored == "L;4" and isinstance(colour, int):
+        image.info["transparency"] = colour % 16 * 17
+    elif stored == "RGB;16B" and isinstance(colour, tuple):
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    """Grey. The upper 8 bits, as Pillow takes of colours; its own conversion makes nearly everything white."""
+    values = np.asarray(image)
+    grey = (values >> 8).astype(np.uint8)
+    if "transparency" in image.info:
+        grey[values == image.info["transparency"]] = 255
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    found = 1
+    with contextlib.suppress(*UNREADABLE):
+        found = image.getexif().get(ORIENTATION, 1)
+    return found if isinstance(found, int) else 1

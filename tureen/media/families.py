@@ -1,0 +1,23 @@
+"""Which family of multi-modal models a checkpoint belongs to."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from tureen.errors import StartupError
+from tureen.media.base import Family
+from tureen.registry import declared
+
+
+def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:
+    """Of config.json and preprocessor_config.json. Raises StartupError naming what is known, or a key at fault."""
+    known = declared("tureen.media", "MODEL_TYPES")
+    model_type = str(hf.get("model_type", ""))
+    if model_type not in known:
+        raise StartupError(
+            f"config.json: model_type {model_type or '(none)'} takes no pictures here; {', '.join(sorted(known))} do"
+        )
+    family: Family = importlib.import_module(known[model_type]).parse(hf, preprocessor)
+    return family

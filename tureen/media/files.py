@@ -1,0 +1,87 @@
+"""Pictures that are files on the server's machine. Only below one folder, and only what is plainly a file there."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from tureen.errors import StartupError
+from tureen.media.references import MAX_BYTES, MAX_NAME_CHARS
+
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""What has become a pipe or a device since it was looked at neither blocks nor takes over a terminal."""
+
+
+def media_root(given: str | None, host: str) -> Path | None:
+    """The folder below which clients may name files, for the settings `media_path` and `host`; None = they may not.
+
+    Without a setting it is the current directory where only this machine reaches the server, unless that is `/`: a
+    service that was started nowhere in particular shows nothing. Raises StartupError.
+    """
+    if given == "":
+        return None
+    if given is None:
+        here = Path.cwd()
+        return here if _is_loopback(host) and here != Path("/") else None
+    folder = Path(given).expanduser().absolute()
+    if not folder.is_dir():
+        raise StartupError(
+            f"--media-path {given}: there is no such folder; give one with pictures in it, or '' for none"
+        )
+    return folder
+
+
+def read_below(root: Path, name: str) -> bytes | None:
+    """A regular file of at most MAX_BYTES. `name`: relative to the folder, or absolute, beginning with the folder's.
+
+    None when it is not there or may not be read, whatever the reason: a client cannot tell what else there is. No
+    symbolic link is followed below the root, so what is found cannot lie elsewhere, even while somebody renames things.
+    """
+    with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
+        *folders, last = _parts(root, name)
+        folder = os.open(root, OPEN_FOLDER & ~os.O_NOFOLLOW)
+        for part in folders:
+            with _closing(folder):
+                folder = os.open(part, OPEN_FOLDER, dir_fd=folder)
+        opened.enter_context(_closing(folder))
+        if not stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
+            return None
+        file = opened.enter_context(open(os.open(last, OPEN_FILE, dir_fd=folder), "rb"))
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+            return None
+        data = file.read(MAX_BYTES + 1)
+        return data if len(data) <= MAX_BYTES else None
+    return None
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _parts(root: Path, name: str) -> tuple[str, ...]:
+    """Names of folders below the root, and last of a file. Raises ValueError."""
+    if len(name) > MAX_NAME_CHARS:
+        raise ValueError("the name is too long")
+    path = PurePosixPath(name)
+    if path.is_absolute():
+        base = root if path.is_relative_to(root) else root.resolve()
+        path = path.relative_to(base)
+    if ".." in path.parts:
+        raise ValueError("the name leads upwards")
+    return path.parts
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

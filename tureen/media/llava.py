@@ -1,0 +1,49 @@
+"""LLaVA-1.5 (arXiv:2310.03744): a picture is one tile of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tureen.media.base import Modality, Prepared
+from tureen.media.resizing import FILE, PictureSettings, fit, picture_settings
+from tureen.media.settings import Settings
+from tureen.media.vision_config import CLIP_LARGE, VisionConfig, parse_vision
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MODEL_TYPES = ("llava",)
+PROCESSORS = ("CLIPImageProcessor", "SiglipImageProcessor", "BitImageProcessor", "LlavaImageProcessor")
+
+
+class Llava:
+    placeholder = "<image>"
+    video_placeholder = None
+    video_placeholder_id = None
+
+    def __init__(self, placeholder_id: int | None, vision: VisionConfig, settings: PictureSettings) -> None:
+        self.placeholder_id = placeholder_id
+        self._settings = settings
+        self._num_tokens = vision.num_features(*settings.output_size)
+
+    def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
+        return [Prepared(fit(picture, self._settings)[None], self._num_tokens) for picture in pictures]
+
+
+def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Llava:
+    """Raises StartupError naming the key that is missing, wrong or not supported."""
+    config = Settings("config.json", hf)
+    placeholder_id = None
+    if not config.has("image_token_index") or config.get("image_token_index") is not None:  # null: no token of its own
+        placeholder_id = config.integer("image_token_index", 32000)
+    vision, settings = vision_config(hf), picture_settings(preprocessor, *PROCESSORS)
+    size = vision.tower.image_size
+    if not vision.tower.stretches and settings.output_size != (size, size):
+        raise Settings(FILE, preprocessor).fault("size", f"must make pictures as the tower takes them: {size} x {size}")
+    return Llava(placeholder_id, vision, settings)
+
+
+def vision_config(hf: Mapping[str, Any]) -> VisionConfig:
+    """Raises StartupError naming the key at fault."""
+    return parse_vision(hf, CLIP_LARGE, layer=-2, strategy="default", has_newline=False)

@@ -1,0 +1,325 @@
+"""From the strings of `image_data` and `video_data` to pixels as the model's encoder takes them.
+
+The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
+(darkroom.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tureen.errors import Forbidden, InvalidRequest, RequestFailed, Unavailable
+from tureen.grammar import helper
+from tureen.log import get_logger
+from tureen.media.base import Modality, Prepared
+from tureen.media.families import find_family
+from tureen.media.fetch import Fetcher
+from tureen.media.files import read_below
+from tureen.media.references import MAX_BYTES, Inline, Reference, Remote, parse_reference
+from tureen.media.wire import BEGUN, MAX_REPLY_BYTES, SIZE, Item, Job, Refusal, Reply, Setup
+
+PROGRAM = ("-m", "tureen.media.darkroom")
+MAX_REFERENCES = 64
+MAX_PROMPT_BYTES = 64 << 20
+"""Of all pictures of a prompt together, as they are stored."""
+
+MAX_DECODES = 2
+MAX_FETCHES = 8
+"""Prompts at once that are decoded, and whose pictures the server reads or fetches; the next ones wait."""
+
+MAX_WAIT_S = 30.0
+MAX_GATHER_S = 20.0
+REPLY_TIMEOUT_S = 90.0  # longer than a process of the darkroom lives
+MAX_TOKENS = 1 << 20
+MAX_MESSAGE_CHARS = 400
+PIECE_BYTES = 256 << 10
+MAX_ATTEMPTS = 2  # a darkroom that ends is none of the client's doing
+
+_reply = msgspec.msgpack.Decoder(Reply)
+log = get_logger("media")
+
+
+class Source(NamedTuple):
+    """A picture as it is stored, or that in base64."""
+
+    data: bytes
+    is_base64: bool
+
+
+class Lost(Exception):
+    """The process that decoded ended without a reply. `has_begun`: it had what it needs."""
+
+    def __init__(self, *, has_begun: bool) -> None:
+        super().__init__("no reply")
+        self.has_begun = has_begun
+
+
+class Darkroom:
+    """The helper process, as the front sees it."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Raises OSError. Does not wait."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        with theirs, open(helper.memory_with(msgspec.msgpack.encode(setup)), "rb") as memory:
+            self._process = helper.start(PROGRAM, [theirs.fileno(), memory.fileno()])
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    async def develop(self, job: Job, sources: Sequence[Source]) -> bytes:
+        """The reply of a process for this job, not to be trusted. Raises Lost."""
+        has_begun = False
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S), self._child() as (reader, writer):
+                has_begun = await reader.readexactly(len(BEGUN)) == BEGUN
+                message = msgspec.msgpack.encode(job)
+                for data in (SIZE.pack(len(message)), message, *(source.data for source in sources)):
+                    for start in range(0, len(data), PIECE_BYTES):
+                        writer.write(data[start : start + PIECE_BYTES])
+                        await writer.drain()
+                size = SIZE.unpack(await reader.readexactly(SIZE.size))[0]
+                return await reader.readexactly(size) if size <= MAX_REPLY_BYTES else b""
+        except (OSError, EOFError, TimeoutError):
+            raise Lost(has_begun=has_begun) from None
+
+    async def close(self) -> None:
+        """Its children end with it."""
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    @contextlib.asynccontextmanager
+    async def _child(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b" "], [theirs.fileno()])
+                reader, writer = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+
+class MediaLoader:
+    """Loads the pictures of one prompt after the other, some at once. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        hf: Mapping[str, Any],
+        preprocessor: Mapping[str, Any],
+        *,
+        media_path: Path | None,
+        allowed_domains: tuple[str, ...],
+    ) -> None:
+        """config.json and preprocessor_config.json of the model; see files.media_root. Raises StartupError."""
+        self.family = find_family(hf, preprocessor)
+        self._setup = Setup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor))
+        self._root = media_path
+        self._fetcher = Fetcher(allowed_domains)
+        self._darkroom: Darkroom | None = None
+        self._decodes = asyncio.Semaphore(MAX_DECODES)
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._tasks: set[asyncio.Task[list[Prepared]]] = set()
+        self._is_closed = False
+
+    async def load(self, references: Sequence[str], modality: Modality, field: str) -> list[Prepared]:
+        """One Prepared a picture; for a video one in all: of one film, or of pictures that are its frames.
+
+        `field` is what the client called them. Raises InvalidRequest (400 `invalid_image`, `media_fetch_failed`),
+        Forbidden (403 `local_media_disabled`, `media_url_forbidden`), Unavailable, RequestFailed.
+        """
+        self._check(len(references), modality, field)
+        names = [_name(field, len(references), index) for index in range(len(references))]
+        found = [parse_reference(text, name) for text, name in zip(references, names, strict=True)]
+        for one, name in zip(found, names, strict=True):
+            if isinstance(one, Remote):
+                self._fetcher.check(one.url, name)
+        async with contextlib.AsyncExitStack() as held:
+            if not all(isinstance(one, Inline) for one in found):
+                await _enter(self._fetches, field)
+                held.callback(self._fetches.release)
+            sources = await self._gather(found, names, field)
+            await _enter(self._decodes, field)
+            task = asyncio.create_task(self._decode(sources, modality, field))
+            self._tasks.add(task)
+            task.add_done_callback(self._end)
+            return await asyncio.shield(task)  # a client that goes away frees no place before its process has ended
+
+    async def close(self) -> None:
+        """End the helper process. What is under way fails."""
+        self._is_closed = True
+        if self._darkroom is not None:
+            await self._darkroom.close()
+            self._darkroom = None
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _check(self, count: int, modality: Modality, field: str) -> None:
+        if not 1 <= count <= MAX_REFERENCES:
+            raise InvalidRequest(
+                f"{field} has {count} pictures; a prompt may have 1 to {MAX_REFERENCES}",
+                field=field,
+                code="invalid_image",
+            )
+        if modality == "video" and self.family.video_placeholder is None:
+            raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
+
+    async def _gather(self, references: Sequence[Reference], names: Sequence[str], field: str) -> list[Source]:
+        """All that a prompt refers to. Raises InvalidRequest, Forbidden."""
+        sources: list[Source] = []
+        room = MAX_PROMPT_BYTES
+        try:
+            async with asyncio.timeout(MAX_GATHER_S):
+                for one, name in zip(references, names, strict=True):
+                    source = await self._obtain(one, name)
+                    room -= len(source.data) * 3 // 4 if source.is_base64 else len(source.data)
+                    if room < 0:
+                        raise InvalidRequest(
+                            f"{field}: the pictures of a prompt may have {MAX_PROMPT_BYTES >> 20} MiB in all; send "
+                            "fewer or smaller ones",
+                            field=field,
+                            code="invalid_image",
+                        )
+                    sources.append(source)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"{field} could not be fetched: the pictures were not all there within {MAX_GATHER_S:g} s",
+                field=field,
+                code="media_fetch_failed",
+            ) from None
+        return sources
+
+    async def _obtain(self, reference: Reference, name: str) -> Source:
+        if isinstance(reference, Inline):
+            return Source(reference.base64.encode("ascii", "replace"), is_base64=True)
+        if isinstance(reference, Remote):
+            return Source(await self._fetcher.fetch(reference.url, name), is_base64=False)
+        data = None if self._root is None else await asyncio.to_thread(read_below, self._root, reference.name)
+        if data is None:
+            raise Forbidden(_no_file(name, has_root=self._root is not None), field=name, code="local_media_disabled")
+        return Source(data, is_base64=False)
+
+    async def _decode(self, sources: Sequence[Source], modality: Modality, field: str) -> list[Prepared]:
+        job = Job(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
+        has_begun = False
+        for _ in range(MAX_ATTEMPTS):
+            darkroom = self._open()
+            try:
+                data = await darkroom.develop(job, sources)
+            except Lost as lost:
+                has_begun = lost.has_begun
+                if darkroom.is_alive() and has_begun:
+                    break
+                self._bury(darkroom)
+            else:
+                return _checked(data, modality, field, len(sources))
+        if has_begun:
+            raise InvalidRequest(
+                f"{field} took too much time or memory, or broke its decoder; make it smaller, or save it anew",
+                field=field,
+                code="invalid_image",
+            )
+        raise RequestFailed(f"{field} could not be decoded: no process could be started for it", field=field)
+
+    def _open(self) -> Darkroom:
+        if self._is_closed:
+            raise Unavailable("the server is closing")
+        if self._darkroom is None:
+            self._darkroom = Darkroom(self._setup)
+        return self._darkroom
+
+    def _bury(self, darkroom: Darkroom) -> None:
+        if self._darkroom is darkroom:
+            log.warning("the process that decodes pictures ended; another one is started")
+            darkroom.kill()
+            self._darkroom = None
+
+    def _end(self, task: asyncio.Task[list[Prepared]]) -> None:
+        self._decodes.release()
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # somebody has looked at it, even where nobody waits any more
+
+
+async def _enter(semaphore: asyncio.Semaphore, field: str) -> None:
+    """Raises Unavailable."""
+    try:
+        async with asyncio.timeout(MAX_WAIT_S):
+            await semaphore.acquire()
+    except TimeoutError:
+        raise Unavailable(
+            f"{field}: other pictures came first for {MAX_WAIT_S:g} s; try again", field=field, code="media_queue_full"
+        ) from None
+
+
+def _no_file(name: str, *, has_root: bool) -> str:
+    """The same for whatever is not there and whatever may not be read."""
+    if not has_root:
+        return (
+            f"{name} is taken for a file name, and this server reads no files; send base64 or a data: URL, or have it "
+            "started with --media-path"
+        )
+    return (
+        f"{name} is taken for a file name, and no such file may be read: it must be a regular file of at most "
+        f"{MAX_BYTES >> 20} MiB below --media-path, reached without .. and without symbolic links"
+    )
+
+
+def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> list[Prepared]:
+    """What a reply says. Raises InvalidRequest, RequestFailed."""
+    try:
+        reply = _reply.decode(data)
+    except msgspec.DecodeError:
+        reply = Reply()
+    if reply.refusal is not None:
+        raise _refused(reply.refusal, field, num_sources)
+    if len(reply.items) != (1 if modality == "video" else num_sources) or not all(map(_is_sound, reply.items)):
+        raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
+    return [
+        Prepared(np.frombuffer(one.pixels, np.uint8).reshape(one.shape), one.num_tokens, one.layout)
+        for one in reply.items
+    ]
+
+
+def _is_sound(item: Item) -> bool:
+    return (
+        min(item.shape) > 0
+        and item.shape[3] == 3
+        and math.prod(item.shape) == len(item.pixels)
+        and 0 < item.num_tokens <= MAX_TOKENS
+    )
+
+
+def _refused(refusal: Refusal, field: str, num_sources: int) -> InvalidRequest | RequestFailed:
+    name = _name(field, num_sources, refusal.index)
+    message = f"{name} {''.join(ch if ch.isprintable() else '?' for ch in refusal.message[:MAX_MESSAGE_CHARS])}"
+    if refusal.is_ours:
+        return RequestFailed(message, field=name)
+    return InvalidRequest(message, field=name, code="invalid_image")
+
+
+def _name(field: str, count: int, index: int | None) -> str:
+    return field if count == 1 or index is None or not 0 <= index < count else f"{field}[{index}]"

@@ -1,0 +1,61 @@
+"""Values of a model's JSON files, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tureen.errors import StartupError, echo
+
+
+class Settings:
+    """An object of a JSON file. A key that is missing or null takes the default, where there is one.
+
+    Each method raises StartupError naming the file and the key.
+    """
+
+    def __init__(self, file: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise StartupError(f"{file}: must be an object, got {echo(values)}")
+        self.file = file
+        self._values = values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def part(self, key: str) -> Settings:
+        """The object under the key; an empty one if there is none."""
+        return Settings(f"{self.file}: {key}", self.get(key, {}))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A count of at least 1."""
+        value = self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise self.fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """More than 0."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise self.fault(key, "is missing" if value is None else f"must be a positive number, got {echo(value)}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fault(key, f"must be true or false, got {echo(value)}")
+        return value
+
+    def word(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        value = self.get(key, default)
+        if value not in allowed:
+            raise self.fault(key, f"{echo(value)} is not supported; known: {', '.join(allowed)}")
+        return str(value)
+
+    def fault(self, key: str, what: str) -> StartupError:
+        return StartupError(f"{self.file}: {key}: {what}", field=key)

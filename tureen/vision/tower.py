@@ -1,0 +1,126 @@
+"""A vision transformer's hidden states, computed piece by piece: CLIP, SigLIP and DINOv2 differ in a few flags.
+
+A piece is some rows of a product, or some heads; the generators give the floating-point operations of each piece after
+it is done. How a picture is divided depends on the model and `piece` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.media.vision_config import TowerConfig
+
+MIN_ROWS: Final = 64  # of a product: fewer spend their time on reading the matrix
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),  # arXiv:1606.08415
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+Work = Generator[int, None, Tensor]
+
+
+class Tower:
+    """weights: those of `TowerConfig.weights`; piece: floating-point operations that may be done at once, about."""
+
+    def __init__(self, config: TowerConfig, weights: Mapping[str, Tensor], piece: int) -> None:
+        self.config = config
+        self._weights = weights
+        self._piece = piece
+        self._activate = ACTIVATIONS[config.activation]
+
+    def states(self, pixels: Tensor, layers: tuple[int, ...]) -> Work:
+        """[3, height, width], normalised -> [tokens, hidden_size * len(layers)]: the outputs of these, side by side.
+
+        Layer 0 is the input of the first.
+        """
+        hidden = yield from self._embed(pixels)
+        found = {0: hidden.clone()} if 0 in layers else {}
+        for layer in range(self.config.num_layers):
+            yield from self._run_layer(hidden, f"layers.{layer}")
+            if layer + 1 in layers:
+                found[layer + 1] = hidden.clone()
+        return torch.cat([found[layer] for layer in layers], dim=-1)
+
+    def _embed(self, pixels: Tensor) -> Work:
+        config, weights = self.config, self._weights
+        kernel, bias = weights["patches.weight"], weights.get("patches.bias")
+        patches = functional.conv2d(pixels[None], kernel, bias, stride=config.patch_size)[0]
+        hidden = patches.flatten(1).T
+        if config.has_class_token:
+            hidden = torch.cat([weights["class_token"][None], hidden])
+        hidden = hidden + self._positions(pixels.shape[1], pixels.shape[2])
+        if config.has_input_norm:
+            hidden = self._norm(hidden, "input_norm")
+        yield 2 * len(hidden) * kernel.numel()
+        return hidden.contiguous()
+
+    def _positions(self, height: int, width: int) -> Tensor:
+        positions, size = self._weights["positions"], self.config.image_size
+        if height == width and self.config.num_patches(height, width) == self.config.num_patches(size, size):
+            return positions
+        first = int(self.config.has_class_token)
+        side, patch = size // self.config.patch_size, self.config.patch_size
+        square = positions[first:].float().T.reshape(1, -1, side, side)
+        stretched = functional.interpolate(square, (height // patch, width // patch), mode="bicubic")
+        return torch.cat([positions[:first], stretched[0].flatten(1).T.to(positions.dtype)])
+
+    def _run_layer(self, hidden: Tensor, name: str) -> Iterator[int]:
+        """Adds to `hidden` in place."""
+        size, config = len(hidden), self.config
+        mixed = yield from self._attend(hidden, name)
+        row_flops = 2 * sum(self._weights[f"{name}.{part}.weight"].numel() for part in ("out", "fc1", "fc2"))
+        for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
+            part = hidden[rows]
+            part += self._scaled(self._linear(mixed[rows], f"{name}.out"), f"{name}.scale1")
+            inner = self._linear(self._norm(part, f"{name}.norm2"), f"{name}.fc1")
+            if config.has_gated_mlp:
+                gate, up = inner.chunk(2, dim=-1)
+                inner = functional.silu(gate) * up
+            else:
+                inner = self._activate(inner)
+            part += self._scaled(self._linear(inner, f"{name}.fc2"), f"{name}.scale2")
+            yield len(part) * row_flops
+
+    def _attend(self, hidden: Tensor, name: str) -> Work:
+        """Every token sees every other -> [tokens, hidden_size], the heads side by side."""
+        size, width = hidden.shape
+        num_heads = self.config.num_heads
+        projected = [torch.empty_like(hidden) for _ in "qkv"]
+        row_flops = 6 * width * width
+        for rows in blocks(size, row_flops, self._piece, MIN_ROWS):
+            normed = self._norm(hidden[rows], f"{name}.norm1")
+            for out, part in zip(projected, "qkv", strict=True):
+                out[rows] = self._linear(normed, f"{name}.{part}")
+            yield len(normed) * row_flops
+        q, k, v = (one.view(size, num_heads, -1).transpose(0, 1)[None] for one in projected)
+        mixed = torch.empty_like(hidden)
+        heads = mixed.view(size, num_heads, -1).transpose(0, 1)
+        head_flops = 4 * size * size * (width // num_heads)
+        for group in blocks(num_heads, head_flops, self._piece, 1):
+            heads[group] = functional.scaled_dot_product_attention(q[:, group], k[:, group], v[:, group])[0]
+            yield len(heads[group]) * head_flops
+        return mixed
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        return functional.layer_norm(x, (x.shape[-1],), weight, bias, self.config.norm_eps)
+
+    def _scaled(self, x: Tensor, name: str) -> Tensor:
+        return x * self._weights[name] if self.config.has_layer_scales else x
+
+
+def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:
+    """`count` rows of so many operations each, in blocks of about a piece, but of no fewer rows than `least`."""
+    rows = max(least, piece // max(1, flops))
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))

@@ -1,0 +1,230 @@
+"""Packed weights kept on disk, so that the next start reads them instead of fitting scales again. No torch.
+
+A file: MAGIC, the length of the header (8 bytes, little-endian), its CRC-32 (4 bytes), the header (JSON), and from the
+next multiple of ALIGNMENT on the weights' bytes, each from a multiple of it. Whatever is wrong with one is a warning:
+the weights are packed again and the file is replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.config import Config, cache_dir
+from tureen.log import Progress, get_logger
+from tureen.weights.source import ModelSource
+
+MAGIC: Final = b"tureen packed 1\n"  # to be raised when this file's form, or what Python makes of a model, changes
+ALIGNMENT: Final = 64
+MAX_HEADER: Final = 1 << 26
+SUFFIX: Final = ".packed"
+PART: Final = ".part"
+KEPT: Final = 4  # files; the one read or written longest ago goes first
+STALE_SECONDS: Final = 3600
+LEAST_BYTES: Final = 192 << 20  # of weights: fewer are packed again in the time that a person does not notice
+
+log = get_logger("runner")
+
+
+class Planned(NamedTuple):
+    """A weight as it is to be in memory; `format`: of a native matrix, or "" for an array of float32."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    origin: str
+    weights: list[Planned]
+    checksums: list[int]
+
+
+class _Unusable(Exception):
+    """Why a file is not read."""
+
+
+class PackedCopy:
+    """The file of one model with one set of settings. `weights`: all of them, in the order of the file."""
+
+    def __init__(self, source: ModelSource, config: Config, kernels: ModuleType, weights: Sequence[Planned]) -> None:
+        settings = (config.dtype, config.quantization or "")
+        place = hashlib.sha256(repr((str(source.path.resolve()), settings)).encode()).hexdigest()[:16]
+        self.path = cache_dir(config) / "packed" / f"{source.name}-{place}{SUFFIX}"
+        self._origin = _origin(source, settings, kernels)
+        self._weights = list(weights)
+        self._kernels = kernels
+
+    def read(self, num_threads: int, progress: Progress) -> dict[str, Any] | None:
+        """The weights by name, or None when there is no file or it cannot be used."""
+        try:
+            with open(self.path, "rb", buffering=0, opener=_open_own) as file:
+                found = self._read(file, num_threads, progress)
+            os.utime(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (_Unusable, OSError) as fault:
+            reason = fault.strerror if isinstance(fault, OSError) else fault
+            log.warning("not using the packed copy %s: %s; packing the weights again", self.path, reason)
+            return None
+        return found
+
+    def write(self, weights: Mapping[str, Any]) -> None:
+        """Keep the weights for the next start; a fault is a warning."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_leftovers(folder)
+            self._write(folder, [_bytes_of(weights[one.name]) for one in self._weights])
+            _remove_oldest(folder)
+        except OSError as error:
+            reason = error.strerror or error
+            log.warning("cannot keep packed weights in %s: %s; --no-packed-cache does not try", folder, reason)
+
+    def _read(self, file: BinaryIO, num_threads: int, progress: Progress) -> dict[str, Any]:
+        header, start = _read_header(file)
+        if header.origin != self._origin or header.weights != self._weights:
+            raise _Unusable("it was made of other files, or by another version")
+        made = [self._blank(one) for one in self._weights]
+        targets = [_bytes_of(weight) for weight in made]
+        *offsets, end = _offsets(start, targets)
+        if os.fstat(file.fileno()).st_size != end or len(header.checksums) != len(made):
+            raise _Unusable("it is cut short or too long")
+
+        def fill(target: NDArray[np.uint8], offset: int, checksum: int) -> bool:
+            _read_into(file.fileno(), target, offset)
+            return _checksum(target) == checksum
+
+        with ThreadPoolExecutor(num_threads) as threads:
+            for done, is_whole in enumerate(threads.map(fill, targets, offsets, header.checksums), 1):
+                if not is_whole:
+                    raise _Unusable("its bytes are not those that were written")
+                progress("load weights (packed copy)", done, len(made))
+        return {one.name: weight for one, weight in zip(self._weights, made, strict=True)}
+
+    def _blank(self, one: Planned) -> Any:
+        if one.format:
+            return self._kernels.Matrix.blank(one.format, *one.shape)
+        return np.empty(one.shape, np.float32)
+
+    def _write(self, folder: Path, data: Sequence[NDArray[np.uint8]]) -> None:
+        header = _Header(self._origin, self._weights, [_checksum(one) for one in data])
+        text = msgspec.json.encode(header)
+        head = MAGIC + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little") + text
+        *offsets, end = _offsets(len(head), data)
+        if end > shutil.disk_usage(folder).free:
+            raise OSError(f"{end >> 20} MiB are needed, more than the disk has free")
+        descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=folder)  # nobody else may read it
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(head)
+                for one, offset in zip(data, offsets, strict=True):
+                    file.seek(offset)
+                    file.write(one.data)
+                file.truncate(end)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.path)  # others see the whole file or none
+        except BaseException:
+            os.unlink(part)
+            raise
+
+
+def _origin(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType) -> str:
+    """Names everything that the packed bytes depend on. They are the same with every instruction set."""
+    files = [source.path] if source.path.is_file() else [file for file in source.path.iterdir() if file.is_file()]
+    facts = [(str(file.resolve()), *_facts(file)) for file in sorted(files)]
+    return hashlib.sha256(repr((facts, settings, _facts(Path(str(kernels.__file__))))).encode()).hexdigest()
+
+
+def _facts(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Opens a plain file that nobody else can have written. Raises _Unusable, OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return descriptor
+    os.close(descriptor)
+    raise _Unusable("it is not a file that only this user may write")
+
+
+def _read_header(file: BinaryIO) -> tuple[_Header, int]:
+    """The header, and where it ends."""
+    fixed = file.read(len(MAGIC) + 12)
+    if len(fixed) < len(MAGIC) + 12 or not fixed.startswith(MAGIC):
+        raise _Unusable("it is not of this version")
+    length, checksum = int.from_bytes(fixed[-12:-4], "little"), int.from_bytes(fixed[-4:], "little")
+    text = file.read(length) if length <= MAX_HEADER else b""
+    if len(text) != length or zlib.crc32(text) != checksum:
+        raise _Unusable("its header is damaged")
+    try:
+        return msgspec.json.decode(text, type=_Header), len(fixed) + length
+    except msgspec.MsgspecError:
+        raise _Unusable("its header is damaged") from None
+
+
+def _bytes_of(weight: Any) -> NDArray[np.uint8]:
+    """The memory of a matrix or an array, not copied."""
+    data: NDArray[np.uint8] = weight.reshape(-1).view(np.uint8) if isinstance(weight, np.ndarray) else weight.data
+    return data
+
+
+def _offsets(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
+    """Where each begins after the `start` bytes of the header, and where the file ends."""
+    for one in data:
+        start = -(-start // ALIGNMENT) * ALIGNMENT
+        yield start
+        start += one.nbytes
+    yield start
+
+
+def _read_into(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
+    rest = target.data
+    while rest:
+        count = os.preadv(descriptor, [rest], offset)
+        if count == 0:
+            raise _Unusable("it is cut short")
+        rest, offset = rest[count:], offset + count
+
+
+def _checksum(data: NDArray[np.uint8]) -> int:
+    """The sum of its 64-bit words: as fast as memory, where a CRC takes as long as the reading."""
+    whole = data.nbytes // 8 * 8
+    words = int(data[:whole].view(np.uint64).sum(dtype=np.uint64))
+    return (words + int.from_bytes(data[whole:].tobytes(), "little")) % (1 << 64)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What killed processes left behind."""
+    for part in folder.glob(f".*{PART}"):
+        with suppress(FileNotFoundError):
+            if time.time() - part.stat().st_mtime > STALE_SECONDS:
+                part.unlink()
+
+
+def _remove_oldest(folder: Path) -> None:
+    ages = {}
+    for file in folder.glob(f"*{SUFFIX}"):
+        with suppress(FileNotFoundError):  # another server removes as well
+            ages[file] = file.stat().st_mtime_ns
+    for file in sorted(ages, key=ages.__getitem__)[:-KEPT]:
+        file.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Logits are the same to the last bit whatever else is computed, and however it is cut into steps."""
 
+import functools
 import random
 
 import numpy as np
@@ -8,6 +9,7 @@ from runner_driver import folder_source
 from tiny_models import write
 
 from tureen.config import Config
+from tureen.lora.adapter import Factors
 from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
 
@@ -20,16 +22,40 @@ KINDS = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "bfloat16 cache": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
     "int4, int8 cache": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "experts": {"quantization": "int8"},
+    "softcaps": {"dtype": "bfloat16"},
+    "adapters": {"quantization": "int8"},
 }
+VARIANTS = {"bfloat16": "gemma3", "experts": "qwen2-moe", "softcaps": "gemma2-softcaps"}  # others: llama
+ADAPTERS = (0, 0, 1, 2)
+"""Of rows; the row that is looked at has the last where there are any."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def forward(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    write(folder, "gemma3" if request.param == "bfloat16" else "llama")
+    write(folder, VARIANTS.get(request.param, "llama"))
     config = Config(kernels="native", num_threads=2, page_size=PAGE, max_total_tokens=32768, **KINDS[request.param])
-    return load_runner(folder_source(folder), config).forward
+    forward = load_runner(folder_source(folder), config).forward
+    for number, rank in ((1, 3), (2, 8)):
+        forward.load_adapter(number, _make_adapter(number, rank) if request.param == "adapters" else {})
+    return forward
+
+
+def _make_adapter(seed, rank):
+    """For the tiny llama: its hidden size is 64, its mlp's 96, and q has 64 outputs, k 32."""
+    rng = np.random.default_rng(seed)
+    sizes = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (64, 32), "mlp.up_proj": (64, 96)}
+    sizes |= {"self_attn.o_proj": (64, 64), "mlp.down_proj": (96, 64)}
+    return {
+        f"model.layers.{layer}.{name}": Factors(
+            rng.standard_normal((rank, inputs), np.float32) * 0.1, rng.standard_normal((outputs, rank), np.float32)
+        )
+        for layer in range(2)
+        for name, (inputs, outputs) in sizes.items()
+    }
 
 
 def _make_mates(count, seed=0):
@@ -38,7 +64,8 @@ def _make_mates(count, seed=0):
     for index in range(count):
         start, length = rng.randrange(60), rng.choice((1, 1, 1, 2, 7, 16, 30))
         pages = tuple(range(100 + 8 * index, 108 + 8 * index))
-        yield Row(1 + index, tuple(rng.randrange(256) for _ in range(length)), start, pages, bool(index % 3))
+        token_ids = tuple(rng.randrange(256) for _ in range(length))
+        yield Row(1 + index, token_ids, start, pages, bool(index % 3), ADAPTERS[index % len(ADAPTERS)])
 
 
 def _compute(forward, cuts, *, mates=0, pages=tuple(range(10)), at=0, token_ids=PROMPT):
@@ -46,9 +73,10 @@ def _compute(forward, cuts, *, mates=0, pages=tuple(range(10)), at=0, token_ids=
     found, start = [], 0
     for end in (*cuts, len(token_ids)):
         others = list(_make_mates(mates, seed=end))
-        rows = [*others[:at], Row(0, token_ids[start:end], start, pages, True), *others[at:]]
+        rows = [*others[:at], Row(0, token_ids[start:end], start, pages, True, ADAPTERS[-1]), *others[at:]]
         first = sum(len(row.token_ids) for row in rows[:at])
-        sampled = forward.run(Batch(tuple(rows)))[sum(row.sample for row in rows[:at])].copy()
+        forward.run(Batch(tuple(rows)))
+        sampled = forward.sampled()[0][sum(row.sample for row in rows[:at])].copy()
         scored = forward.logits(range(first, first + end - start)).copy()
         assert np.array_equal(scored[-1], sampled)
         found.append(scored)
@@ -72,6 +100,15 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut_into_chunks(forward, alone,
     assert np.array_equal(_compute(forward, range(chunk, len(PROMPT), chunk)), alone)
 
 
+def test_logits_of_a_long_sequence_are_the_same_where_threads_share_its_keys(forward):
+    """Alone, one token's attention is dealt out in pieces of 512 keys; in company, and in a long chunk, it is not."""
+    token_ids = tuple(random.Random(4).randrange(256) for _ in range(1300))
+    compute = functools.partial(_compute, forward, pages=tuple(range(700, 782)), token_ids=token_ids)
+    at_once = compute(())
+    assert np.array_equal(compute((1297, 1298, 1299)), at_once)
+    assert np.array_equal(compute((1200, 1299), mates=20), at_once)
+
+
 def test_logits_do_not_depend_on_which_pages_are_used(forward, alone):
     assert np.array_equal(_compute(forward, (40,), pages=(7, 90, 3, 55, 21, 8), mates=5), alone)
 
@@ -80,7 +117,7 @@ def test_logits_do_not_depend_on_which_pages_are_used(forward, alone):
 def test_logits_after_a_prefix_that_another_sequence_computed_are_the_same(forward, alone, shared):
     _compute(forward, (), pages=tuple(range(20, 30)), token_ids=PROMPT[:shared])
     pages = tuple(range(20, 20 + shared // PAGE)) + tuple(range(40, 50))
-    row = Row(0, PROMPT[shared:], shared, pages, True)
+    row = Row(0, PROMPT[shared:], shared, pages, True, ADAPTERS[-1])
     forward.run(Batch((row, *_make_mates(3))))
     assert np.array_equal(forward.logits(range(len(row.token_ids))), alone[shared:])
 

@@ -55,9 +55,14 @@ def test_a_missing_weight_is_named(folder):
 
 
 def test_an_unknown_weight_is_named(folder):
-    change_weights(folder, lambda weights: weights.update({"model.layers.1.self_attn.q_proj.bias": torch.zeros(64)}))
+    change_weights(folder, lambda weights: weights.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}))
     with pytest.raises(StartupError, match=r"model\.layers\.1\.self_attn\.q_proj\.bias"):
         load(folder)
+
+
+def test_an_unknown_bias_that_adds_nothing_is_no_fault(folder):
+    change_weights(folder, lambda weights: weights.update({"model.layers.1.self_attn.q_proj.bias": torch.zeros(64)}))
+    load(folder)
 
 
 def test_a_misshapen_weight_is_named_with_both_shapes(folder):

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.layers.rope import frequencies
+from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
-from tureen.runner.base import Batch
+from tureen.runner.base import Batch, Row
+from tureen.sampling.arithmetic import Peaks
 from tureen.types import NO_TOKEN
 
 Floats = NDArray[np.float32]
@@ -36,18 +38,17 @@ class TapeForward:
         spent: float = self._tape.seconds
         return spent
 
-    def run(self, batch: Batch) -> Floats | None:
-        rows = batch.rows
-        sampled: list[int] = []
-        end = 0
-        for row in rows:
-            end += len(row.token_ids)
-            if row.sample:
-                sampled.append(end - 1)
-        logits: Floats = self._tape.run(
-            [(row.token_ids, row.start, row.pages) for row in rows], sampled, _embedded(batch)
-        )
-        return logits if sampled else None
+    def run(self, batch: Batch) -> None:
+        given = [row for row in batch.rows if row.embeds]
+        self._tape.run(batch.rows, _embedded(given) if given else None)
+
+    def best(self) -> list[int]:
+        tokens: list[int] = self._tape.best()
+        return tokens
+
+    def sampled(self) -> tuple[Floats, Peaks]:
+        logits, values, token_ids = self._tape.sampled()
+        return logits, Peaks(values, token_ids)
 
     def logits(self, tokens: Sequence[int]) -> Floats:
         logits: Floats = self._tape.score(list(tokens))
@@ -57,6 +58,13 @@ class TapeForward:
         states: Floats = self._tape.last_hidden(list(tokens))
         return states
 
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        for module, factors in adapter.items():
+            self._tape.load_adapter(number, module, *map(np.ascontiguousarray, factors))
+
+    def unload_adapter(self, number: int) -> None:
+        self._tape.unload_adapter(number)
+
     def are_finite(self, logits: Floats) -> bool:
         return bool(np.isfinite(logits).all())
 
@@ -64,26 +72,29 @@ class TapeForward:
         return logits.copy()
 
 
-def _embedded(batch: Batch) -> Floats | None:
+def _embedded(given: list[Row]) -> Floats:
     """float32 [tokens that are given as embeddings, hidden_size], in the order of the step's tokens."""
-    given = [row for row in batch.rows if row.embeds]
-    if not given:
-        return None
     counts = [sum(token == NO_TOKEN for token in row.token_ids) for row in given]
     values = [np.frombuffer(row.embeds, np.float32) for row in given]
     return np.concatenate([value.reshape(count, -1) for value, count in zip(values, counts, strict=True)])
 
 
-def record(tape: Any, config: ModelConfig, weights: Mapping[str, Any]) -> None:
+def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[str, Any]) -> None:
     """Record the decoder that `config` describes. weights: checkpoint name -> packed matrix, or float32 [n]."""
     embedding = weights["model.embed_tokens.weight"]
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
     for layer in range(config.num_layers):
         own = _Part(weights, f"model.layers.{layer}.")
-        _record_attention(tape, config, layer, own)
-        _record_mlp(tape, config, own)
+        _record_attention(tape, config, layer, context_len, own)
+        _record_mlp(tape, config, layer, own)
     head = embedding if config.tie_embeddings else weights["lm_head.weight"]
-    tape.head(norm=weights["model.norm.weight"], eps=config.norm_eps, matrix=head)
+    tape.head(
+        norm=weights["model.norm.weight"],
+        eps=config.norm_eps,
+        matrix=head,
+        scale=config.logit_scale,
+        softcap=config.logit_softcap or 0.0,
+    )
 
 
 class _Part:
@@ -91,19 +102,27 @@ class _Part:
 
     def __init__(self, weights: Mapping[str, Any], prefix: str) -> None:
         self._weights = weights
-        self._prefix = prefix
+        self.prefix = prefix
 
     def __getitem__(self, name: str) -> Any:
-        return self._weights[self._prefix + name]
+        return self._weights[self.prefix + name]
 
     def floats(self, *names: str, wanted: bool = True) -> Floats:
         """Vectors one after another; none where they are not wanted."""
         return np.concatenate([self[name] for name in names]) if wanted else NOTHING
 
+    def gated(self, name: str, config: ModelConfig) -> tuple[Any, ...]:
+        """An mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
+        parts = [f"{name}.{part}_proj" for part in ("gate", "up", "down")]
+        pairs = [(self[f"{part}.weight"], self.floats(f"{part}.bias", wanted=config.mlp_bias)) for part in parts]
+        return config.activation, *(one for pair in pairs for one in pair)
 
-def _record_attention(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
+
+def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
+    rope = config.ropes[layer]
     names = [f"self_attn.{name}_proj" for name in "qkv"]
     tape.attention(
+        module=f"{own.prefix}self_attn",
         layer=layer,
         norm=own["input_layernorm.weight"],
         eps=config.norm_eps,
@@ -115,24 +134,40 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, own: _Part) ->
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         scale=config.attention_scale,
+        softcap=config.attention_softcap or 0.0,
         window=config.windows[layer] or 0,
-        frequencies=frequencies(config.ropes[layer], config.head_dim),
+        frequencies=NOTHING if rope is None else frequencies(rope, config.head_dim, context_len),
+        magnitude=1.0 if rope is None else rope.magnitude,
         out=own["self_attn.o_proj.weight"],
         out_bias=own.floats("self_attn.o_proj.bias", wanted=config.out_bias),
         post=own.floats("post_attention_layernorm.weight", wanted=config.post_norms),
+        residual_scale=config.residual_scale,
     )
 
 
-def _record_mlp(tape: Any, config: ModelConfig, own: _Part) -> None:
-    tape.mlp(
-        norm=own["pre_feedforward_layernorm.weight" if config.post_norms else "post_attention_layernorm.weight"],
+def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
+    norm = own["pre_feedforward_layernorm.weight" if config.post_norms else "post_attention_layernorm.weight"]
+    experts = config.experts_of(layer)
+    if experts is None:
+        tape.mlp(
+            module=f"{own.prefix}mlp",
+            norm=norm,
+            eps=config.norm_eps,
+            gated=own.gated("mlp", config),
+            post=own.floats("post_feedforward_layernorm.weight", wanted=config.post_norms),
+            residual_scale=config.residual_scale,
+        )
+        return
+    has_shared = experts.shared_size > 0
+    tape.experts(
+        module=f"{own.prefix}mlp",
+        norm=norm,
         eps=config.norm_eps,
-        gate=own["mlp.gate_proj.weight"],
-        gate_bias=own.floats("mlp.gate_proj.bias", wanted=config.mlp_bias),
-        up=own["mlp.up_proj.weight"],
-        up_bias=own.floats("mlp.up_proj.bias", wanted=config.mlp_bias),
-        activation=config.activation,
-        down=own["mlp.down_proj.weight"],
-        down_bias=own.floats("mlp.down_proj.bias", wanted=config.mlp_bias),
-        post=own.floats("post_feedforward_layernorm.weight", wanted=config.post_norms),
+        router=own["mlp.gate.weight"],
+        each=[own.gated(f"mlp.experts.{index}", config) for index in range(experts.count)],
+        num_chosen=experts.num_chosen,
+        is_normalised=experts.is_normalised,
+        shared=[own.gated("mlp.shared_expert", config)] if has_shared else [],
+        shared_gate=own["mlp.shared_expert_gate.weight"] if has_shared else None,
+        residual_scale=config.residual_scale,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +20,15 @@ from tureen.runner import loading
 from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
 
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
+ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+"""Small, and what they decide is not to change."""
 GROUP = 32  # inputs that share a scale
 BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
@@ -39,20 +44,27 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
     token_bytes = _token_bytes(kernels, model.num_layers, shape)
     pool = _pool(kernels, device.num_threads)
-    weight_bytes = _weight_bytes(kernels, source, config, model)
+    planned = _plan(source, config, model)
+    weight_bytes = sum(_bytes_of(kernels, one) for one in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    weights = {
-        stored.name: _packed(kernels, pool, stored, config) if len(stored.shape) == 2 else to_float32(stored)
-        for stored in loading.weights(source, hf, model, load_format=config.load_format, progress=progress)
-    }
+    copy = PackedCopy(source, config, kernels, planned) if _is_copied(config, weight_bytes) else None
+    weights = copy.read(device.num_threads, progress) if copy else None
+    if weights is None:
+        found = loading.weights(source, hf, model, load_format=config.load_format, progress=progress)
+        weights = {
+            stored.name: _packed(kernels, pool, stored, config) if len(stored.shape) == 2 else to_float32(stored)
+            for stored in found
+        }
+        if copy:
+            copy.write(weights)
     cache = kernels.KvCache(model.num_layers, capacity.num_pages, *shape)
     tape = kernels.Tape(pool, cache, model.hidden_size, model.vocab_size)
-    record(tape, model, weights)
+    record(tape, model, capacity.context_len, weights)
     formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
-    return ModelRunner(TapeForward(tape, formats.most_common(1)[0][0].lower()), sampler, capacity)
+    return ModelRunner(TapeForward(tape, formats.most_common(1)[0][0].lower()), sampler, capacity, model)
 
 
 def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:
@@ -77,20 +89,30 @@ def _pool(kernels: ModuleType, num_threads: int) -> Any:
         ) from None
 
 
-def _weight_bytes(kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig) -> int:
+def _plan(source: ModelSource, config: Config, model: ModelConfig) -> list[Planned]:
+    """Every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
+    found: Iterable[Stored]
     if config.load_format == "dummy":
-        stored = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
+        found = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
     else:
         found = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
-        stored = list(found)
-    total: int = sum(4 * one.shape[0] for one in stored if len(one.shape) == 1)
-    matrices = (one for one in stored if len(one.shape) == 2)
-    total += sum(kernels.packed_bytes(_format_of(one, config), *one.shape) for one in matrices)
-    return total
+    return [Planned(one.name, one.shape, _format_of(one, config) if len(one.shape) == 2 else "") for one in found]
+
+
+def _bytes_of(kernels: ModuleType, planned: Planned) -> int:
+    return kernels.packed_bytes(planned.format, *planned.shape) if planned.format else 4 * math.prod(planned.shape)
+
+
+def _is_copied(config: Config, weight_bytes: int) -> bool:
+    """Stored formats are packed nearly as fast as a copy is read: docs/decisions/0022-packed-copy.md."""
+    is_made = config.quantization is not None and config.load_format != "dummy"
+    return config.packed_cache and is_made and weight_bytes >= LEAST_BYTES
 
 
 def _format_of(stored: Stored, config: Config) -> str:
     """What a matrix is packed as."""
+    if stored.name.endswith(ROUTERS):
+        return "F32"
     if config.quantization == "int8":
         return "Q8_ROW"
     if config.quantization == "int4":
@@ -111,4 +133,4 @@ def _packed(kernels: ModuleType, pool: Any, stored: Stored, config: Config) -> A
 def _kv_dtype(config: Config) -> str:
     if config.kv_cache_dtype != "auto":
         return config.kv_cache_dtype
-    return "float32" if config.dtype == "float32" else "bfloat16"
+    return "float32" if config.dtype == "float32" else "int16"

@@ -12,9 +12,9 @@ native = pytest.importorskip("tureen.kernels.cpu._native")
 
 Array = np.ndarray[Any, Any]
 
-DTYPES = ["float32", "bfloat16", "int8"]
+DTYPES = ["float32", "bfloat16", "int16", "int8"]
 # Largest error, in units of the largest value: float32 arithmetic; int8 rounds weights to 15 bits.
-TOLERANCE = {"float32": 4e-6, "bfloat16": 4e-6, "int8": 3e-4}
+TOLERANCE = {"float32": 4e-6, "bfloat16": 4e-6, "int16": 3e-4, "int8": 3e-4}
 POISON = 0xFF  # every byte: NaN as float32, as bfloat16 and as the scales of int8
 
 
@@ -57,12 +57,19 @@ def _make_sequence(
 
 
 def _make_attention(
-    stored: _Stored, q: Array, num_keys: Any, *, first_key: Any = 0, scale: float = 0.125, kv_head: int = 0
+    stored: _Stored,
+    q: Array,
+    num_keys: Any,
+    *,
+    first_key: Any = 0,
+    scale: float = 0.125,
+    kv_head: int = 0,
+    each_piece: bool = False,
 ) -> Array:
     count = len(q)
     first = np.broadcast_to(np.asarray(first_key, np.int32), count).copy()
     num = np.broadcast_to(np.asarray(num_keys, np.int32), count).copy()
-    out: Array = native.attend(stored.cache, 1, stored.pages, kv_head, q, first, num, scale)
+    out: Array = native.attend(stored.cache, 1, stored.pages, kv_head, q, first, num, scale, each_piece)
     return out
 
 
@@ -101,17 +108,18 @@ def test_bfloat16_keys_and_values_are_rounded_to_nearest_even(head_dim: int) -> 
     assert np.array_equal(stored.values, torch.from_numpy(values).bfloat16().double().numpy())
 
 
+@pytest.mark.parametrize(("dtype", "levels"), [("int16", 8191), ("int8", 127)])
 @pytest.mark.parametrize("head_dim", [2, 16, 38, 64, 256])
-def test_int8_keys_and_values_are_off_by_half_a_step_at_most(head_dim: int) -> None:
+def test_integer_keys_and_values_are_off_by_half_a_step_at_most(head_dim: int, dtype: str, levels: int) -> None:
     rng = np.random.default_rng(0)
     keys, values = _make_normal(rng, 37, 2, head_dim), _make_normal(rng, 37, 2, head_dim)
     keys[5] *= 1e-20
     values[6] *= 1e20
     keys[7] = 0
-    stored = _make_stored(keys, values, "int8", page_len=10)
+    stored = _make_stored(keys, values, dtype, page_len=10)
     for got, wanted in ((stored.keys, keys), (stored.values, values)):
-        step = np.abs(wanted).max(axis=2, keepdims=True) / 127
-        assert np.all(np.abs(got - wanted) <= step * 0.50001)
+        step = np.abs(wanted).max(axis=2, keepdims=True) / levels
+        assert np.all(np.abs(got - wanted) <= step * 0.501)
 
 
 def test_what_is_stored_last_in_a_place_is_what_is_read() -> None:
@@ -217,6 +225,20 @@ def test_a_query_vector_gets_the_same_bits_alone_and_among_others(dtype: str, pa
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_pieces_computed_apart_and_merged_give_the_same_bits(dtype: str) -> None:
+    """So threads may share the keys of one sequence."""
+    stored = _make_sequence(2100, 64, dtype)
+    rng = np.random.default_rng(1)
+    q = _make_normal(rng, 14, 64)
+    num = np.concatenate([[1, 512, 513, 1025, 2048, 2100], rng.integers(1, 2101, 8)])
+    for window in (700, 3000):
+        first = np.maximum(num - window, 0)
+        wanted = _make_attention(stored, q, num, first_key=first)
+        assert _same_bits(_make_attention(stored, q, num, first_key=first, each_piece=True), wanted)
+        assert np.isfinite(wanted).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_what_lies_in_places_of_others_does_not_show(dtype: str) -> None:
     rng = np.random.default_rng(0)
     keys, values = _make_normal(rng, 530, 1, 64), _make_normal(rng, 530, 1, 64)
@@ -282,20 +304,46 @@ def test_query_vectors_and_values_of_zeros_are_no_special_case(dtype: str) -> No
     assert np.abs(_make_attention(stored, np.zeros((2, 16), np.float32), 50) - mean).max() <= 1e-4
 
 
-def test_int8_keeps_weights_that_are_small_beside_the_largest() -> None:
+@pytest.mark.parametrize("dtype", ["int16", "int8"])
+def test_integers_keep_weights_that_are_small_beside_the_largest(dtype: str) -> None:
     """One key takes most of the attention, as first tokens do; a thousand others share the rest."""
     rng = np.random.default_rng(0)
     keys, values = _make_normal(rng, 512, 1, 64) * np.float32(0.1), _make_normal(rng, 512, 1, 64) + np.float32(3)
     q = np.ones((1, 64), np.float32)
     keys[0] = 6.0 / 8  # e^6 times the weight of the others
     values[0] = 0.01
-    stored = _make_stored(keys, values, "int8")
+    stored = _make_stored(keys, values, dtype)
     wanted = _brute_force(stored, q, 512)
     assert np.abs(_make_attention(stored, q, 512) - wanted).max() <= 2e-3 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("dtype", ["int16", "int8"])
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_sums_of_the_largest_integers_do_not_overflow(dtype: str, head_dim: int) -> None:
+    """All products have one sign and the largest size, in the scores and in the sums of 512 values."""
+    for sign in (1, -1):
+        keys = np.full((512, 1, head_dim), sign, np.float32)
+        stored = _make_stored(keys, keys, dtype)
+        q = np.ones((2, head_dim), np.float32)
+        wanted = _brute_force(stored, q, 512)
+        assert np.abs(_make_attention(stored, q, 512) - wanted).max() <= 1e-3
+
+
+def test_a_score_of_int16_is_as_exact_as_13_bits_allow() -> None:
+    """Two keys, told apart by what bfloat16 would round away."""
+    keys = np.ones((2, 1, 64), np.float32)
+    keys[1, 0, 1:] += 1 / 1024
+    values = np.zeros((2, 1, 64), np.float32)
+    values[1] = 1
+    q = np.full((1, 64), 8, np.float32)
+    stored = _make_stored(keys, values, "int16")
+    score = 63 * 8 / 1024 / 8
+    got = _make_attention(stored, q, 2)
+    assert np.abs(got - 1 / (1 + np.exp(-score))).max() <= 4e-3
+
+
 def test_bytes_per_token_count_keys_and_values_of_all_layers() -> None:
-    for dtype, size in (("float32", 2 * 5 * 3 * 64 * 4), ("bfloat16", 2 * 5 * 3 * 64 * 2), ("int8", 2 * 5 * 3 * 68)):
+    for dtype, size in (("float32", 2 * 5 * 3 * 64 * 4), ("int16", 2 * 5 * 3 * 66 * 2), ("int8", 2 * 5 * 3 * 68)):
         cache = native.KvCache(5, 7, 16, 3, 64, dtype)
         assert cache.bytes_per_token == size
         assert cache.nbytes == size * 7 * 16

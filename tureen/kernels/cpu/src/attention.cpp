@@ -5,8 +5,9 @@
 //   of a piece           e[t] = 2^((s[t] - max s) * c) with c = scale * log2 e; sum of e[t], lane by lane, block after
 //                        block; sum of e[t] v[t] over t in order
 //   of all               the pieces' sums, rescaled to the larger maximum, in the order of the pieces
-// INT8: q becomes 15-bit integers with one scale, and so do the weights e[t] * (scale of v[t]) of a piece, so q · k and
-// the sum over t are exact integers: at most 32767 * 127 * 512 < 2^31.
+// INT16 and INT8: q becomes integers of 15 bits or a little less with one scale, and so do the weights e[t] * (scale of
+// v[t]) of a piece. The sum of their magnitudes times `levels_of` the cache is less than 2^31, so q · k and the sum
+// over t are exact in 32 bits.
 //
 // Blocks hold places that are not (or not yet) the sequence's. They may contain NaN: their scores are replaced, and
 // their values are never multiplied (or, as integers, multiplied by 0).
@@ -20,24 +21,32 @@ namespace VARIANT {
 
 namespace {
 
-void merge(const Group& g, int width) {
-    for (int n = 0; n < g.count; n++) {
-        State& state = *g.state[n];
-        const float* sums = g.sums + n * width;
-        vec16 new_max = broadcast(g.max[n]), new_sum = broadcast(g.sum[n]);
-        if (!state.begun) {
-            state.begun = true;
-            store(state.max, new_max);
-            store(state.sum, new_sum);
-            for (int i = 0; i < width; i += 16) store(state.out + i, load(sums + i));
-            continue;
-        }
-        vec16 old_max = load(state.max), larger = max(old_max, new_max), c = broadcast(state.c);
-        vec16 keep = exp2_of_negative((old_max - larger) * c), take = exp2_of_negative((new_max - larger) * c);
-        store(state.max, larger);
-        store(state.sum, fma(load(state.sum), keep, new_sum * take));
-        for (int i = 0; i < width; i += 16) store(state.out + i, fma(load(state.out + i), keep, load(sums + i) * take));
+// What `scale_within` needs so that the integers, up to 512 of them and each off by a half, times the cache's integers
+// add up to less than 2^31.
+float share_of_sum(KvType type) {
+    float levels = levels_of(type);
+    return LEVELS * levels / (2147483648.0f - PIECE * levels);
+}
+
+inline size_t state_floats(int head_dim) { return size_t(STATE_HEAD + padded_dim(head_dim)); }
+
+// Nothing is seen yet. (Once something is, the sum is not 0: the largest weight is 1.)
+void clear(float* kept) { kept[SUM] = 0.0f; }
+
+void merge(float* kept, float new_max, float new_sum, const float* new_out, int width) {
+    float* out = kept + STATE_HEAD;
+    if (kept[SUM] == 0.0f) {
+        kept[MAX] = new_max;
+        kept[SUM] = new_sum;
+        for (int i = 0; i < width; i += 16) store(out + i, load(new_out + i));
+        return;
     }
+    vec16 old_max = broadcast(kept[MAX]), added_max = broadcast(new_max), larger = max(old_max, added_max);
+    vec16 c = broadcast(kept[FACTOR]);
+    vec16 keep = exp2_of_negative((old_max - larger) * c), take = exp2_of_negative((added_max - larger) * c);
+    store(kept + MAX, larger, 1);
+    store(kept + SUM, fma(broadcast(kept[SUM]), keep, broadcast(new_sum) * take), 1);
+    for (int i = 0; i < width; i += 16) store(out + i, fma(load(out + i), keep, load(new_out + i) * take));
 }
 
 // One call's memory, cut from `base`; with null it only counts.
@@ -46,7 +55,6 @@ struct Scratch {
     size_t used = 0;
     State* states;
     int16_t* words;         // [count][width]: q as integers
-    float* running;         // [count][32 + width]: max, sum, out
     float* scores;          // [MOST][PIECE]
     int16_t* weight_words;  // [MOST][PIECE]
     float* sums;            // [MOST][width]
@@ -57,7 +65,6 @@ struct Scratch {
         size_t block = size_t(BLOCK) * size_t(width) * sizeof(float);
         states = take<State>(size_t(count));
         words = take<int16_t>(size_t(count) * size_t(width));
-        running = take<float>(size_t(count) * size_t(32 + width));
         scores = take<float>(MOST * PIECE);
         weight_words = take<int16_t>(MOST * PIECE);
         sums = take<float>(size_t(MOST) * size_t(width));
@@ -87,8 +94,8 @@ void find_blocks(const KvLayer& kv, const int32_t* pages, int kv_head, int begin
         if (whole) token = token_at(kv, pages[position / kv.page_len], position % kv.page_len, kv_head);
         piece.keys[b] = token.key_block;
         piece.values[b] = token.value_block;
-        piece.key_scales[b] = token_scales(token.key_block, kv.head_dim);
-        piece.value_scales[b] = token_scales(token.value_block, kv.head_dim);
+        piece.key_scales[b] = token_scales(kv.type, token.key_block, kv.head_dim);
+        piece.value_scales[b] = token_scales(kv.type, token.value_block, kv.head_dim);
     }
     int first = (begin - piece_begin) / BLOCK, last = (end - 1 - piece_begin) / BLOCK;
     for (int i = 1; i <= WIDTH; i++) {
@@ -117,13 +124,16 @@ void unpack(KvType type, int begin, int end, const Scratch& scratch, Piece& piec
 
 void attend_group(Group& g, KvType type, bool unpacked, const Piece& piece) {
     find_bounds(g);
-    if (type == KvType::INT8)
-        unpacked ? attend_integers<WordBlock>(g, piece) : attend_integers<ByteBlock>(g, piece);
+    if (type == KvType::INT16 || (type == KvType::INT8 && unpacked))
+        attend_integers<WordBlock>(g, piece);
+    else if (type == KvType::INT8)
+        attend_integers<ByteBlock>(g, piece);
     else if (type == KvType::BF16 && !unpacked)
         attend_floats<Bf16Block>(g, piece);
     else
         attend_floats<FloatBlock>(g, piece);
-    merge(g, piece.width);
+    for (int n = 0; n < g.count; n++)
+        merge(g.state[n]->kept, g.max[n], g.sum[n], g.sums + n * piece.width, piece.width);
 }
 
 struct Bounds {
@@ -135,12 +145,11 @@ inline Bounds within(int begin, int first_key, int num_keys) {
     return {first_key > begin ? first_key - begin : 0, num_keys < begin + PIECE ? num_keys - begin : PIECE};
 }
 
-void attend_piece(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const int32_t* first_key,
-                  const int32_t* num_keys, int begin, const Scratch& scratch) {
+void attend_piece(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, const Scratch& scratch) {
     Bounds all{PIECE, 0};
     int active = 0;
-    for (int j = 0; j < count; j++) {
-        Bounds own = within(begin, first_key[j], num_keys[j]);
+    for (int j = 0; j < queries.count; j++) {
+        Bounds own = within(begin, queries.first_key[j], queries.num_keys[j]);
         if (own.begin >= own.end) continue;
         active++;
         if (own.begin < all.begin) all.begin = own.begin;
@@ -150,9 +159,11 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, int kv_head, int coun
     Piece piece{};
     piece.head_dim = kv.head_dim;
     piece.width = padded_dim(kv.head_dim);
-    find_blocks(kv, pages, kv_head, begin + all.begin, begin + all.end, scratch, piece);
+    piece.share = share_of_sum(kv.type);
+    find_blocks(kv, pages, queries.kv_head, begin + all.begin, begin + all.end, scratch, piece);
     int groups = (active + MOST - 1) / MOST;
-    bool unpacked = groups > 1 && kv.type != KvType::F32 && kv.page_len % BLOCK == 0;
+    bool packed = kv.type == KvType::BF16 || kv.type == KvType::INT8;
+    bool unpacked = groups > 1 && packed && kv.page_len % BLOCK == 0;
     if (unpacked) unpack(kv.type, all.begin, all.end, scratch, piece);
     int size = (active + groups - 1) / groups;
     Group g;
@@ -160,8 +171,8 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, int kv_head, int coun
     g.scores = scratch.scores;
     g.words = scratch.weight_words;
     g.sums = scratch.sums;
-    for (int j = 0; j < count; j++) {
-        Bounds own = within(begin, first_key[j], num_keys[j]);
+    for (int j = 0; j < queries.count; j++) {
+        Bounds own = within(begin, queries.first_key[j], queries.num_keys[j]);
         if (own.begin < own.end) {
             g.state[g.count] = &scratch.states[j];
             g.lo[g.count] = own.begin;
@@ -175,39 +186,50 @@ void attend_piece(const KvLayer& kv, const int32_t* pages, int kv_head, int coun
     }
 }
 
-void attend(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const float* q, size_t q_stride,
-            const int32_t* first_key, const int32_t* num_keys, float scale, float* const* out, void* memory) {
+void attend(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, int end, float* states,
+            void* memory) {
     int width = padded_dim(kv.head_dim);
-    Scratch scratch((uint8_t*)(((size_t)memory + 63) / 64 * 64), count, width);
-    int begin = first_key[0], end = 0;
-    for (int j = 0; j < count; j++) {
-        float* running = scratch.running + size_t(j) * size_t(32 + width);
+    Scratch scratch((uint8_t*)(((size_t)memory + 63) / 64 * 64), queries.count, width);
+    for (int j = 0; j < queries.count; j++) {
         int16_t* words = scratch.words + size_t(j) * size_t(width);
-        float c = scale * 1.44269504f;
-        const float* from = q + size_t(j) * q_stride;
-        if (kv.type == KvType::INT8) {
-            float q_scale = to_integers(from, kv.head_dim, LEVELS, [&](int i, vec16 x) { store_int16(words + i, x); });
+        float* kept = states + size_t(j) * state_floats(kv.head_dim);
+        float c = queries.scale * 1.44269504f;
+        const float* q = queries.q + size_t(j) * queries.q_stride;
+        if (has_scales(kv.type)) {
+            auto put = [&](int i, vec16 x) { store_int16(words + i, x); };
+            float q_scale = to_integers(q, kv.head_dim, LEVELS, share_of_sum(kv.type), put);
             if (q_scale != 0.0f) c *= q_scale;  // else the scores are 0 as they are, and c must not be: -inf * 0 is NaN
         }
-        scratch.states[j] = {from, words, c, false, running, running + 16, running + 32};
-        if (first_key[j] < begin) begin = first_key[j];
-        if (num_keys[j] > end) end = num_keys[j];
+        clear(kept);
+        kept[FACTOR] = c;
+        kept[CAP] = queries.softcap == 0.0f ? 0.0f : c / (queries.softcap * 1.44269504f);
+        scratch.states[j] = {q, words, kept};
     }
-    for (int piece = begin / PIECE * PIECE; piece < end; piece += PIECE)
-        attend_piece(kv, pages, kv_head, count, first_key, num_keys, piece, scratch);
+    for (int piece = begin; piece < end; piece++) attend_piece(kv, pages, queries, piece * PIECE, scratch);
+}
+
+void finish(int count, int parts, const float* states, int head_dim, float* const* out) {
+    int width = padded_dim(head_dim);
+    size_t floats = state_floats(head_dim);
+    float kept[STATE_HEAD + MAX_HEAD_DIM];
     for (int j = 0; j < count; j++) {
-        vec16 sum = load(scratch.states[j].sum);
-        for (int i = 0; i < kv.head_dim; i += 16) {
-            int lanes = kv.head_dim - i < 16 ? kv.head_dim - i : 16;
-            store(out[j] + i, load(scratch.states[j].out + i) / sum, lanes);
+        clear(kept);
+        for (int part = 0; part < parts; part++) {
+            const float* from = states + (size_t(part) * size_t(count) + size_t(j)) * floats;
+            kept[FACTOR] = from[FACTOR];
+            if (from[SUM] != 0.0f) merge(kept, from[MAX], from[SUM], from + STATE_HEAD, width);
         }
+        vec16 sum = broadcast(kept[SUM]);
+        for (int i = 0; i < head_dim; i += 16)
+            store(out[j] + i, load(kept + STATE_HEAD + i) / sum, head_dim - i < 16 ? head_dim - i : 16);
     }
 }
 
 }  // namespace
 
 extern const AttentionKernels attention_kernels;
-const AttentionKernels attention_kernels{block_bytes, store_token, load_token, attend, scratch_bytes, 16 * MOST};
+const AttentionKernels attention_kernels{block_bytes, store_token,   load_token,   attend,
+                                         finish,      scratch_bytes, state_floats, 16 * MOST};
 
 }  // namespace VARIANT
 }  // namespace tureen

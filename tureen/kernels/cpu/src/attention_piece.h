@@ -58,20 +58,22 @@ struct Piece {
     int head_dim, width;                        // width: of a value block
     const uint8_t* keys[PIECE_BLOCKS + WIDTH];  // after the last: what is read next, to be prefetched
     const uint8_t* values[PIECE_BLOCKS + WIDTH];
-    const float* key_scales[PIECE_BLOCKS];  // INT8
+    const float* key_scales[PIECE_BLOCKS];  // INT16, INT8
     const float* value_scales[PIECE_BLOCKS];
+    float share;  // of `scale_within`: sums of integers times the cache's fit in 32 bits
 };
 
-// What is kept for a query vector from piece to piece.
+// A query vector, and what is kept of it from piece to piece.
 struct State {
     const float* q;
-    const int16_t* words;  // q as integers, INT8
-    float c;               // what turns differences of scores into exponents of 2
-    bool begun;
-    float* max;  // [16], all the same
-    float* sum;  // [16], all the same
-    float* out;  // [width]
+    const int16_t* words;  // q as integers, INT16 and INT8
+    float* kept;           // max, sum, c, a; from STATE_HEAD on, out [width]
 };
+
+constexpr int MAX = 0, SUM = 1;
+constexpr int FACTOR = 2;  // c: turns differences of scores into exponents of 2
+constexpr int CAP = 3;     // a: scores s become tanh(a * s) / a; 0 = they stay
+constexpr int STATE_HEAD = 16;
 
 // Query vectors computed together, and the keys [lo, hi) of the piece that each sees; hi > lo.
 struct Group {
@@ -80,7 +82,7 @@ struct Group {
     int lo[MOST], hi[MOST];
     float max[MOST], sum[MOST];  // of the piece's scores; of its weights
     float* scores;               // [count][PIECE], then the weights e
-    int16_t* words;              // [count][PIECE]: weights as integers, INT8
+    int16_t* words;              // [count][PIECE]: weights as integers
     float* sums;                 // [count][width]: sums of weighted values
     int least_lo, greatest_lo, least_hi, greatest_hi;
 };
@@ -98,28 +100,35 @@ void find_bounds(Group& g) {
 
 // -- weights ----------------------------------------------------------------------------------------------------------
 
-// Set lanes outside of [lo, hi) in the blocks at its ends to x.
-void fill_outside(float* lanes, int lo, int hi, float x) {
-    float* block = lanes + lo / BLOCK * BLOCK;
-    if (lo % BLOCK != 0) store(block, first(lo % BLOCK, broadcast(x), load(block)));
-    block = lanes + hi / BLOCK * BLOCK;
-    if (hi % BLOCK != 0) store(block, first(hi % BLOCK, load(block), broadcast(x)));
+// Lanes [i, i + 16) of some, with those outside of [lo, hi) set to `other`.
+TUREEN_INLINE vec16 kept(vec16 x, int i, int lo, int hi, float other) {
+    if (i < lo) x = first(lo - i, broadcast(other), x);
+    if (i + BLOCK > hi) x = first(hi - i, x, broadcast(other));
+    return x;
 }
 
-// Scores of [lo, hi) -> weights in place, 0 in the other lanes of their blocks.
-void to_weights(float* scores, int lo, int hi, float c, float* max_score, float* sum) {
-    int begin = lo / BLOCK * BLOCK, end = round_up(hi, BLOCK);
-    fill_outside(scores, lo, hi, -__builtin_inff());
-    vec16 most = load(scores + begin);
-    for (int i = begin + BLOCK; i < end; i += BLOCK) most = max(most, load(scores + i));
-    *max_score = reduce_max(most);
-    vec16 largest = broadcast(*max_score), factor = broadcast(c), total = zeros();
+// Scores of query vector n -> weights, 0 in lanes that it does not see; use(i, 16 weights) is stored in their place.
+template <typename Use>
+TUREEN_INLINE void to_weights(Group& g, int n, Use use) {
+    float* scores = g.scores + n * PIECE;
+    int begin = g.lo[n] / BLOCK * BLOCK, end = round_up(g.hi[n], BLOCK);
+    if (float a = g.state[n]->kept[CAP])
+        for (int i = begin; i < end; i += BLOCK)
+            store(scores + i, tanh(load(scores + i) * broadcast(a)) / broadcast(a));
+    vec16 most = broadcast(-__builtin_inff());
+    for (int i = begin; i < end; i += BLOCK) {
+        vec16 seen = kept(load(scores + i), i, g.lo[n], g.hi[n], -__builtin_inff());
+        store(scores + i, seen);
+        most = max(most, seen);
+    }
+    g.max[n] = reduce_max(most);
+    vec16 largest = broadcast(g.max[n]), factor = broadcast(g.state[n]->kept[FACTOR]), total = zeros();
     for (int i = begin; i < end; i += BLOCK) {
         vec16 e = exp2_of_negative((load(scores + i) - largest) * factor);
-        store(scores + i, e);
         total = total + e;
+        store(scores + i, use(i, e));
     }
-    *sum = reduce_add(total);
+    g.sum[n] = reduce_add(total);
 }
 
 // -- F32 and BF16 -----------------------------------------------------------------------------------------------------
@@ -222,7 +231,7 @@ void attend_floats(Group& g, const Piece& piece) {
                  [&](auto w, int block) { float_scores<Block, n.value, w.value>(g, piece, block); });
     });
     for (int n = 0; n < g.count; n++) {
-        to_weights(g.scores + n * PIECE, g.lo[n], g.hi[n], g.state[n]->c, &g.max[n], &g.sum[n]);
+        to_weights(g, n, [](int, vec16 e) { return e; });
         for (int i = 0; i < piece.width; i += 16) store(g.sums + n * piece.width + i, zeros());
     }
     // Keys that not all of the group see are done for each query vector alone: a weight of 0 would not do, since the
@@ -239,7 +248,7 @@ void attend_floats(Group& g, const Piece& piece) {
     for (int n = 0; n < g.count; n++) float_values_alone<Block>(g, n, piece, end, g.hi[n]);
 }
 
-// -- INT8 -------------------------------------------------------------------------------------------------------------
+// -- INT16 and INT8 ---------------------------------------------------------------------------------------------------
 
 template <typename Block, int N, int W>
 void int_scores(const Group& g, const Piece& piece, int block) {
@@ -273,17 +282,20 @@ void int_scores(const Group& g, const Piece& piece, int block) {
     }
 }
 
-// Weights times the scales of their values -> integers, 0 in all other lanes of the group's blocks. Returns their scale.
-float to_words(const Group& g, int n, const Piece& piece) {
-    float* weights = g.scores + n * PIECE;
+// Scores of query vector n -> weights times the scales of their values, as integers; 0 in all other lanes of the group's
+// blocks. Returns their scale.
+float to_words(Group& g, int n, const Piece& piece) {
+    const float* weights = g.scores + n * PIECE;
     int16_t* words = g.words + n * PIECE;
     int begin = g.lo[n] / BLOCK * BLOCK, end = round_up(g.hi[n], BLOCK);
-    for (int i = begin; i < end; i += BLOCK)
-        store(weights + i, load(weights + i) * load(piece.value_scales[i / BLOCK]));
-    fill_outside(weights, g.lo[n], g.hi[n], 0.0f);
-    vec16 largest = zeros();
-    for (int i = begin; i < end; i += BLOCK) largest = max_of_abs(largest, load(weights + i));
-    Scale s = scale_of(reduce_max_of_abs(largest), LEVELS);
+    vec16 largest = zeros(), sum = zeros();
+    to_weights(g, n, [&](int i, vec16 e) {
+        vec16 weight = kept(e * load(piece.value_scales[i / BLOCK]), i, g.lo[n], g.hi[n], 0.0f);
+        largest = max_of_abs(largest, weight);
+        sum = sum + weight;
+        return weight;
+    });
+    Scale s = scale_within(reduce_max_of_abs(largest), reduce_add(sum), LEVELS, piece.share);
     vec16 inverse = broadcast(s.inverse);
     for (int i = g.least_lo / BLOCK * BLOCK; i < begin; i += BLOCK) store_int16(words + i, zeros());
     for (int i = begin; i < end; i += BLOCK)
@@ -330,7 +342,6 @@ void attend_integers(Group& g, const Piece& piece) {
     });
     float scales[MOST];
     for (int n = 0; n < g.count; n++) {
-        to_weights(g.scores + n * PIECE, g.lo[n], g.hi[n], g.state[n]->c, &g.max[n], &g.sum[n]);
         scales[n] = to_words(g, n, piece);
     }
     with_count(g.count, [&](auto n) {

@@ -3,6 +3,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -20,8 +21,9 @@ using FloatArray = nb::ndarray<nb::numpy, float>;
 KvType type_named(const std::string& dtype) {
     if (dtype == "float32") return KvType::F32;
     if (dtype == "bfloat16") return KvType::BF16;
+    if (dtype == "int16") return KvType::INT16;
     if (dtype == "int8") return KvType::INT8;
-    throw nb::value_error(("dtype is " + dtype + ", none of float32, bfloat16, int8").c_str());
+    throw nb::value_error(("dtype is " + dtype + ", none of float32, bfloat16, int16, int8").c_str());
 }
 
 void check_index(const char* name, int index, int count) {
@@ -66,9 +68,9 @@ std::pair<FloatArray, FloatArray> load(const KvCache& cache, int layer, int page
 void fill(KvCache& cache, int byte) { std::memset(cache.layer(0).keys, byte, cache.nbytes()); }
 
 FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv_head, const AnyArray& q,
-                  const AnyArray& first_key, const AnyArray& num_keys, float scale) {
+                  const AnyArray& first_key, const AnyArray& num_keys, float scale, bool each_piece, float softcap) {
     KvLayer kv = checked_layer(cache, layer, kv_head);
-    const float* queries = checked<const float>(q, "q", {ANY, kv.head_dim});
+    const float* queries_at = checked<const float>(q, "q", {ANY, kv.head_dim});
     size_t count = q.shape(0), dim = size_t(kv.head_dim);
     const int32_t* table = checked<const int32_t>(pages, "pages", {ANY});
     const int32_t* first = checked<const int32_t>(first_key, "first_key", {int64_t(count)});
@@ -84,9 +86,18 @@ FloatArray attend(const KvCache& cache, int layer, const AnyArray& pages, int kv
     if (count == 0) return array;
     std::vector<float*> rows(count);
     for (size_t j = 0; j < count; j++) rows[j] = out + j * dim;
-    Memory scratch(kernels().attention->scratch_bytes(int(count), kv.head_dim));
-    kernels().attention->attend(kv, table, kv_head, int(count), queries, dim, first, num, scale, rows.data(),
-                                scratch.data());
+    const AttentionKernels& attention = *kernels().attention;
+    Memory scratch(attention.scratch_bytes(int(count), kv.head_dim));
+    Queries queries{kv_head, int(count), queries_at, dim, first, num, scale, softcap};
+    int begin = *std::min_element(first, first + count) / PIECE;
+    int end = (*std::max_element(num, num + count) - 1) / PIECE + 1;
+    int parts = each_piece ? end - begin : 1;
+    size_t floats = count * attention.state_floats(kv.head_dim);
+    std::vector<float> states(size_t(parts) * floats);
+    for (int i = 0; i < parts; i++)
+        attention.attend(kv, table, queries, begin + i, each_piece ? begin + i + 1 : end, states.data() + i * floats,
+                         scratch.data());
+    attention.finish(int(count), parts, states.data(), kv.head_dim, rows.data());
     return array;
 }
 
@@ -101,7 +112,7 @@ void bind_attention(nb::module_& m) {
                 new (self) KvCache(num_layers, num_pages, page_len, kv_heads, head_dim, type_named(dtype));
             },
             nb::arg("num_layers"), nb::arg("num_pages"), nb::arg("page_len"), nb::arg("kv_heads"), nb::arg("head_dim"),
-            nb::arg("dtype"), "dtype: float32, bfloat16 or int8. Raises ValueError, MemoryError.")
+            nb::arg("dtype"), "dtype: float32, bfloat16, int16 or int8. Raises ValueError, MemoryError.")
         .def_prop_ro("nbytes", &KvCache::nbytes)
         .def_prop_ro("bytes_per_token", &KvCache::bytes_per_token, "In all layers.");
     m.def("kv_store", store, nb::arg("cache"), nb::arg("layer"), nb::arg("page"), nb::arg("at"), nb::arg("kv_head"),
@@ -110,8 +121,10 @@ void bind_attention(nb::module_& m) {
           "-> key, value: float32 [head_dim].");
     m.def("kv_fill", fill, nb::arg("cache"), nb::arg("byte"), "Set every byte of the memory.");
     m.def("attend", attend, nb::arg("cache"), nb::arg("layer"), nb::arg("pages"), nb::arg("kv_head"), nb::arg("q"),
-          nb::arg("first_key"), nb::arg("num_keys"), nb::arg("scale"),
-          "q: float32 [count, head_dim]; pages: int32; first_key, num_keys: int32 [count] -> [count, head_dim].");
+          nb::arg("first_key"), nb::arg("num_keys"), nb::arg("scale"), nb::arg("each_piece") = false,
+          nb::arg("softcap") = 0.0f,
+          "q: float32 [count, head_dim]; pages: int32; first_key, num_keys: int32 [count] -> [count, head_dim]. "
+          "each_piece: of 512 keys is computed by itself, and then all are merged.");
 }
 
 }  // namespace tureen

@@ -27,6 +27,14 @@ std::shared_ptr<PackedMatrix> pack_array(Pool& pool, const AnyArray& stored, con
     return pack(pool, bytes, stored.size(), encoding, format_named(format.c_str()), rows, cols, order);
 }
 
+std::shared_ptr<PackedMatrix> blank_matrix(const std::string& format, int rows, int cols) {
+    return blank(format_named(format.c_str()), rows, cols);
+}
+
+nb::ndarray<nb::numpy, uint8_t> packed_data(const PackedMatrix& packed) {
+    return nb::ndarray<nb::numpy, uint8_t>(packed.memory.get(), {packed.bytes()});  // the array keeps the matrix
+}
+
 FloatArray unpack_matrix(const PackedMatrix& packed) {
     const Matrix& matrix = packed.matrix;
     float* out;
@@ -165,7 +173,7 @@ FloatArray add(const AnyArray& x, const AnyArray& y) {
     const float* ys = checked<const float>(y, "y", {int64_t(x.shape(0)), int64_t(cols)});
     return by_row(x, [&](size_t row, float* out) {
         std::memcpy(out, ys + row * cols, cols * sizeof(float));
-        kernels().rows->add(xs + row * cols, int(cols), out);
+        kernels().rows->add(xs + row * cols, int(cols), 1.0f, out);
     });
 }
 
@@ -192,6 +200,9 @@ void bind_classes(nb::module_& m) {
             nb::arg("rows"), nb::arg("cols"), nb::arg("row_order") = nb::none(),
             "stored uint8 [bytes]: rows in a GGUF encoding. row_order int64 [rows]: the stored row of each. Raises "
             "ValueError.")
+        .def_static("blank", &blank_matrix, nb::arg("format"), nb::arg("rows"), nb::arg("cols"),
+                    "Of zeros, to be filled through `data`. Raises ValueError.")
+        .def_prop_ro("data", &packed_data, "The packed bytes, uint8 [nbytes]: not a copy.")
         .def("unpack", &unpack_matrix, "Values, float32 [rows, cols].")
         .def_prop_ro("rows", [](const PackedMatrix& w) { return w.matrix.rows; })
         .def_prop_ro("cols", [](const PackedMatrix& w) { return w.matrix.cols; })

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bind.h"
@@ -28,45 +29,65 @@ Gate gate_of(const std::string& name) {
     throw std::invalid_argument("activation " + name + " is unknown; known: silu, gelu_pytorch_tanh");
 }
 
-// rows: of (token_ids, start, pages), each a sequence's share. Throws std::invalid_argument for what does not fit.
-Step step_of(const Tape& tape, nb::handle rows, const std::vector<int32_t>& sampled, const FloatRows* embedded) {
-    Step step;
+// (activation, gate, its bias, up, its bias, down, its bias)
+GatedLinear gated_of(nb::tuple parts) {
+    if (parts.size() != 7) throw std::invalid_argument("an mlp has seven parts");
+    auto linear = [&](int i) {
+        return Linear{{nb::cast<std::shared_ptr<PackedMatrix>>(parts[i])}, floats(nb::cast<FloatArray>(parts[i + 1]))};
+    };
+    return {linear(1), linear(3), linear(5), gate_of(nb::cast<std::string>(parts[0]))};
+}
+
+// What a step wants of a runner.base.Row.
+struct RowNames {
+    nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
+    nb::object adapter = name("adapter");
+
+    static nb::object name(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+};
+
+int checked(nb::handle number, int least, int end, const char* what) {
+    int value = nb::cast<int>(number);
+    if (value < least || value >= end) throw std::invalid_argument(what);
+    return value;
+}
+
+// A row's share of the step. Throws std::invalid_argument for what does not fit.
+void add_row(Step& step, const Tape& tape, nb::handle row) {
+    static const RowNames& names = *new RowNames;  // outlives the interpreter, which frees nothing then
     const KvCache& cache = tape.cache();
-    int page_len = cache.layer(0).page_len;
-    int given = 0;
-    for (nb::handle row : rows) {
-        nb::tuple parts = nb::cast<nb::tuple>(row);
-        nb::tuple tokens = nb::cast<nb::tuple>(parts[0]), pages = nb::cast<nb::tuple>(parts[2]);
-        Span span{step.tokens(), int(tokens.size()), nb::cast<int>(parts[1]), step.pages.size(), pages.size()};
-        if (span.length < 1 || span.start < 0 || size_t(span.start) + span.length > span.num_pages * page_len)
-            throw std::invalid_argument("a row's tokens do not fit its pages");
-        for (nb::handle id : tokens) {
-            int token_id = nb::cast<int>(id);
-            if (token_id < -1 || token_id >= tape.vocab())
-                throw std::invalid_argument("a token id is not in the vocabulary");
-            given += token_id < 0;
-            step.token_ids.push_back(token_id);
-        }
-        for (int i = 0; i < span.length; i++) {
-            step.positions.push_back(span.start + i);
-            step.span_of.push_back(int(step.spans.size()));
-        }
-        for (nb::handle page : pages) {
-            int number = nb::cast<int>(page);
-            if (number < 0 || number >= cache.num_pages()) throw std::invalid_argument("a page is not in the KV cache");
-            step.pages.push_back(number);
-        }
-        step.spans.push_back(span);
+    nb::tuple tokens = nb::cast<nb::tuple>(nb::getattr(row, names.token_ids));
+    nb::tuple pages = nb::cast<nb::tuple>(nb::getattr(row, names.pages));
+    int start = nb::cast<int>(nb::getattr(row, names.start));
+    Span span{step.tokens(), int(tokens.size()), start, step.pages.size(), pages.size()};
+    if (span.length < 1 || start < 0 || size_t(start) + span.length > span.num_pages * cache.layer(0).page_len)
+        throw std::invalid_argument("a row's tokens do not fit its pages");
+    for (nb::handle id : tokens)
+        step.token_ids.push_back(checked(id, -1, tape.vocab(), "a token id is not in the vocabulary"));
+    int adapter = nb::cast<int>(nb::getattr(row, names.adapter));
+    step.has_adapters |= adapter != 0;
+    for (int i = 0; i < span.length; i++) {
+        step.positions.push_back(start + i);
+        step.span_of.push_back(int(step.spans.size()));
+        step.adapters.push_back(adapter);
     }
+    for (nb::handle page : pages)
+        step.pages.push_back(checked(page, 0, cache.num_pages(), "a page is not in the KV cache"));
+    step.spans.push_back(span);
+    if (nb::cast<bool>(nb::getattr(row, names.sample))) step.sampled.push_back(step.tokens() - 1);
+}
+
+// Throws std::invalid_argument for what does not fit.
+Step step_of(const Tape& tape, nb::tuple rows, const FloatRows* embedded) {
+    Step step;
+    for (nb::handle row : rows) add_row(step, tape, row);
     if (step.spans.empty()) throw std::invalid_argument("a step has at least one row");
-    for (int32_t token : sampled)
-        if (token < 0 || token >= step.tokens()) throw std::invalid_argument("a sampled token is not in the step");
+    size_t given = std::count(step.token_ids.begin(), step.token_ids.end(), -1);
     if (given > 0) {
-        if (embedded == nullptr || int(embedded->shape(0)) != given || int(embedded->shape(1)) != tape.hidden())
+        if (embedded == nullptr || embedded->shape(0) != given || int(embedded->shape(1)) != tape.hidden())
             throw std::invalid_argument("tokens without an id need one embedding each");
         step.embedded.assign(embedded->data(), embedded->data() + embedded->size());
     }
-    step.sampled = sampled;
     return step;
 }
 
@@ -81,6 +102,13 @@ nb::ndarray<nb::numpy, float> logits_view(nb::handle self, Tape& tape, size_t ro
     return nb::ndarray<nb::numpy, float>(tape.logits(), 2, shape, self);
 }
 
+template <class T>
+nb::ndarray<nb::numpy, T> copied(const std::vector<T>& values) {
+    auto* copy = new std::vector<T>(values);
+    nb::capsule owner(copy, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::ndarray<nb::numpy, T>(copy->data(), {copy->size()}, owner);
+}
+
 }  // namespace
 
 void bind_tape(nb::module_& m) {
@@ -91,47 +119,87 @@ void bind_tape(nb::module_& m) {
         .def("embed", &Tape::embed, nb::arg("table"), nb::arg("scale"))
         .def(
             "attention",
-            [](Tape& tape, int layer, FloatArray norm, float eps, Matrices qkv, FloatArray qkv_bias, FloatArray q_norm,
-               FloatArray k_norm, int num_heads, int num_kv_heads, int head_dim, float scale, int window,
-               FloatArray frequencies, SharedMatrix out, FloatArray out_bias, FloatArray post) {
-                AttentionShape shape{num_heads, num_kv_heads, head_dim, scale, window, floats(frequencies)};
-                tape.attention(layer, {floats(norm), eps}, {std::move(qkv), floats(qkv_bias)}, {floats(q_norm), eps},
-                               {floats(k_norm), eps}, shape, {{out}, floats(out_bias)}, {floats(post), eps});
+            [](Tape& tape, const std::string& module, int layer, FloatArray norm, float eps, Matrices qkv,
+               FloatArray qkv_bias, FloatArray q_norm, FloatArray k_norm, int num_heads, int num_kv_heads, int head_dim,
+               float scale, float softcap, int window, FloatArray frequencies, float magnitude, SharedMatrix out,
+               FloatArray out_bias, FloatArray post, float residual_scale) {
+                Rope rope{floats(frequencies), magnitude};
+                AttentionShape shape{num_heads, num_kv_heads, head_dim, scale, softcap, window, rope};
+                tape.attention(module, layer, {floats(norm), eps}, {std::move(qkv), floats(qkv_bias)},
+                               {floats(q_norm), eps}, {floats(k_norm), eps}, shape, {{out}, floats(out_bias)},
+                               {floats(post), eps}, residual_scale);
             },
-            nb::kw_only(), nb::arg("layer"), nb::arg("norm"), nb::arg("eps"), nb::arg("qkv"), nb::arg("qkv_bias"),
-            nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-            nb::arg("scale"), nb::arg("window"), nb::arg("frequencies"), nb::arg("out"), nb::arg("out_bias"),
-            nb::arg("post"), "x += post(out(attend(qkv(norm(x))))); empty arrays: no bias, no norm. window 0: none.")
+            nb::kw_only(), nb::arg("module"), nb::arg("layer"), nb::arg("norm"), nb::arg("eps"), nb::arg("qkv"),
+            nb::arg("qkv_bias"), nb::arg("q_norm"), nb::arg("k_norm"), nb::arg("num_heads"), nb::arg("num_kv_heads"),
+            nb::arg("head_dim"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"), nb::arg("frequencies"),
+            nb::arg("magnitude"), nb::arg("out"), nb::arg("out_bias"), nb::arg("post"), nb::arg("residual_scale"),
+            "x += residual_scale * post(out(attend(qkv(norm(x))))); empty arrays: no bias, no norm, no rotation. "
+            "window "
+            "and softcap 0: none.")
         .def(
             "mlp",
-            [](Tape& tape, FloatArray norm, float eps, SharedMatrix gate, FloatArray gate_bias, SharedMatrix up,
-               FloatArray up_bias, const std::string& activation, SharedMatrix down, FloatArray down_bias,
-               FloatArray post) {
-                tape.mlp({floats(norm), eps}, {{gate}, floats(gate_bias)}, {{up}, floats(up_bias)}, gate_of(activation),
-                         {{down}, floats(down_bias)}, {floats(post), eps});
+            [](Tape& tape, const std::string& module, FloatArray norm, float eps, nb::tuple gated, FloatArray post,
+               float residual_scale) {
+                tape.mlp(module, {floats(norm), eps}, gated_of(gated), {floats(post), eps}, residual_scale);
             },
-            nb::kw_only(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate"), nb::arg("gate_bias"), nb::arg("up"),
-            nb::arg("up_bias"), nb::arg("activation"), nb::arg("down"), nb::arg("down_bias"), nb::arg("post"),
-            "x += post(down(activation(gate(norm(x))) * up(norm(x)))); empty arrays: no bias, no norm.")
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("eps"), nb::arg("gated"), nb::arg("post"),
+            nb::arg("residual_scale"),
+            "x += residual_scale * post(down(activation(gate(norm(x))) * up(norm(x)))). gated: (activation, gate, its "
+            "bias, up, its bias, down, its bias); empty arrays: no bias, no norm.")
+        .def(
+            "experts",
+            [](Tape& tape, const std::string& module, FloatArray norm, float eps, SharedMatrix router, nb::list each,
+               int num_chosen, bool is_normalised, nb::list shared, SharedMatrix shared_gate, float residual_scale) {
+                Experts experts{router, {}, num_chosen, is_normalised, {}, shared_gate};
+                for (nb::handle one : each) experts.each.push_back(gated_of(nb::cast<nb::tuple>(one)));
+                for (nb::handle one : shared) experts.shared.push_back(gated_of(nb::cast<nb::tuple>(one)));
+                tape.experts(module, {floats(norm), eps}, std::move(experts), residual_scale);
+            },
+            nb::kw_only(), nb::arg("module"), nb::arg("norm"), nb::arg("eps"), nb::arg("router"), nb::arg("each"),
+            nb::arg("num_chosen"), nb::arg("is_normalised"), nb::arg("shared"), nb::arg("shared_gate").none(),
+            nb::arg("residual_scale"),
+            "x += residual_scale * the sum of the chosen experts by their weights. each, shared: as `gated` of mlp; "
+            "shared has one that all tokens use, or none.")
         .def(
             "head",
-            [](Tape& tape, FloatArray norm, float eps, SharedMatrix matrix) { tape.head({floats(norm), eps}, matrix); },
-            nb::kw_only(), nb::arg("norm"), nb::arg("eps"), nb::arg("matrix"))
+            [](Tape& tape, FloatArray norm, float eps, SharedMatrix matrix, float scale, float softcap) {
+                tape.head({floats(norm), eps}, matrix, scale, softcap);
+            },
+            nb::kw_only(), nb::arg("norm"), nb::arg("eps"), nb::arg("matrix"), nb::arg("scale"), nb::arg("softcap"))
+        .def(
+            "load_adapter",
+            [](Tape& tape, int number, const std::string& module, FloatRows down, FloatRows up) {
+                if (down.shape(0) != up.shape(1)) throw std::invalid_argument("the factors differ in rank");
+                tape.load_adapter(number, module, down.data(), up.data(), int(down.shape(0)), int(down.shape(1)),
+                                  int(up.shape(0)));
+            },
+            nb::arg("number"), nb::arg("module"), nb::arg("down"), nb::arg("up"),
+            "What rows with that adapter add to the module's outputs: up [outputs, rank] · (down [rank, inputs] · x).")
+        .def("unload_adapter", &Tape::unload_adapter, nb::arg("number"))
         .def(
             "run",
-            [](nb::handle self, nb::list rows, std::vector<int32_t> sampled, std::optional<FloatRows> embedded) {
-                Tape& tape = nb::cast<Tape&>(self);
-                Step step = step_of(tape, rows, sampled, embedded ? &*embedded : nullptr);
-                {
-                    nb::gil_scoped_release release;
-                    tape.run(std::move(step));
-                }
-                return logits_view(self, tape, sampled.size());
+            [](Tape& tape, nb::tuple rows, std::optional<FloatRows> embedded) {
+                Step step = step_of(tape, rows, embedded ? &*embedded : nullptr);
+                nb::gil_scoped_release release;
+                tape.run(std::move(step));
             },
-            nb::arg("rows"), nb::arg("sampled"), nb::arg("embedded") = nb::none(),
-            "rows: of (token ids, start, pages), tuples of ints. -> logits float32 [sampled, vocab], valid until the "
-            "next "
-            "call. embedded: float32 [tokens with id -1, hidden].")
+            nb::arg("rows"), nb::arg("embedded") = nb::none(),
+            "rows: with token_ids, start, pages, sample, as runner.base.Row has them. embedded: float32 [tokens with "
+            "id -1, hidden].")
+        .def(
+            "best", [](const Tape& tape) { return tape.best().token_ids; },
+            "Of each row of the last logits the lowest token that has the largest; -1 where a row has NaN or +inf, or "
+            "-inf alone.")
+        .def(
+            "sampled",
+            [](nb::handle self) {
+                Tape& tape = nb::cast<Tape&>(self);
+                const Best& best = tape.best();
+                size_t rows = best.values.size();
+                return nb::make_tuple(logits_view(self, tape, rows), copied(best.values), copied(best.token_ids));
+            },
+            "The logits of the last step float32 [rows that sample, vocab], valid until the next call, the largest "
+            "of each row float32, and its token int64 as `best` has it.")
         .def(
             "score",
             [](nb::handle self, std::vector<int32_t> tokens) {

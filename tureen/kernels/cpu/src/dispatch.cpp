@@ -13,13 +13,14 @@
 
 #include "kernels.h"
 
-#define DECLARE(VARIANT)                                                                               \
-    namespace VARIANT {                                                                                \
-    extern const LinearKernels linear_kernels;                                                         \
-    extern const RowKernels row_kernels;                                                               \
-    extern const AttentionKernels attention_kernels;                                                   \
-    extern const SamplingKernels sampling_kernels;                                                     \
-    const Kernels all{#VARIANT, &linear_kernels, &row_kernels, &attention_kernels, &sampling_kernels}; \
+#define DECLARE(VARIANT)                                                                                              \
+    namespace VARIANT {                                                                                               \
+    extern const LinearKernels linear_kernels;                                                                        \
+    extern const RowKernels row_kernels;                                                                              \
+    extern const AttentionKernels attention_kernels;                                                                  \
+    extern const PackKernels pack_kernels;                                                                            \
+    extern const SamplingKernels sampling_kernels;                                                                    \
+    const Kernels all{#VARIANT, &linear_kernels, &row_kernels, &attention_kernels, &pack_kernels, &sampling_kernels}; \
     }
 
 namespace tureen {

@@ -1,8 +1,8 @@
 // What each instruction set offers: plain functions that run on the calling thread and allocate nothing.
 //
-// linear.cpp, rowwise.cpp, attention.cpp and sampling.cpp are compiled once for each instruction set, in a namespace of
-// its name (VARIANT). They may include nothing that puts shared inline code into the object files (no std:: containers
-// or algorithms): the linker would keep one copy for all, compiled for the newest processor.
+// linear.cpp, rowwise.cpp, attention.cpp, pack_floats.cpp and sampling.cpp are compiled once for each instruction set,
+// in a namespace of its name (VARIANT). They may include nothing that puts shared inline code into the object files (no
+// std:: containers or algorithms): the linker would keep one copy for all, compiled for the newest processor.
 //
 // Every result is a function of its own row alone, computed in one order whatever the other rows, the number of rows
 // and the range of tiles are: no bit depends on them.
@@ -28,14 +28,20 @@ struct RowKernels {
     void (*quantize)(const float* x, int cols, const Activations& out, int m);
     // y = x / sqrt(mean(x²) + eps) * weight, over [cols]. y may be x.
     void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* y);
-    void (*add)(const float* x, int cols, float* y);  // y += x
+    void (*add)(const float* x, int cols, float scale, float* y);  // y += scale * x
     void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
     void (*gelu_tanh_mul)(const float* gate, const float* up, int cols, float* out);
-    // x [head_dim] -> each pair (x[i], x[i + head_dim / 2]) turned: cos and sin [head_dim / 2]. In place.
-    void (*rotate)(float* x, const float* cos, const float* sin, int head_dim);
+    // x [size] -> each pair (x[i], x[i + size / 2]) turned: cos and sin [size / 2]. In place.
+    void (*rotate)(float* x, const float* cos, const float* sin, int size);
+    // x [count] -> cap * tanh(x * scale / cap), or x * scale where cap is 0. In place.
+    void (*scale_and_cap)(float* x, int count, float scale, float cap);
+    // out[k] = down[k] · x for k < rank; down [rank][cols].
+    void (*shrink)(const float* down, int rank, int cols, const float* x, float* out);
+    // y[i] += sum of up[i / 16][k][i % 16] * low[k] over k < rank, for i < count.
+    void (*expand)(const float* up, int rank, const float* low, int count, float* y);
 };
 
-enum class KvType : int { F32, BF16, INT8 };
+enum class KvType : int { F32, BF16, INT16, INT8 };
 
 // Where one layer's keys and values lie: [page][kv_head][block of 16 tokens]; kv_block.h says what a block is. Where
 // page_len is no multiple of 16, attention copies each piece's keys and values first. head_dim is even, at most 256.
@@ -57,21 +63,42 @@ struct KvLayer {
 
 constexpr int PIECE = 512;  // keys attended together; what comes of the pieces is merged in their order
 
+// Query vectors j of `count`, of the heads of one kv head: q + j * q_stride, [head_dim]. Each sees the keys at
+// positions [first_key[j], num_keys[j]) of the sequence, at least one. Those that see nearly the same keys should be
+// neighbours: it is faster.
+struct Queries {
+    int kv_head, count;
+    const float* q;
+    size_t q_stride;
+    const int32_t* first_key;
+    const int32_t* num_keys;
+    float scale;    // > 0
+    float softcap;  // > 0: scores become softcap * tanh(score / softcap); 0 = none
+};
+
 struct AttentionKernels {
     size_t (*block_bytes)(KvType type, int head_dim);
     // Store the key and value [head_dim] (float32, rotated) of one token and kv head at offset `at` in `page`.
     void (*store)(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value);
     // Read them back as float32 (tests, and the reference).
     void (*load)(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value);
-    // Attention of one kv head: query vector j (of `count`) sees the keys at positions [first_key[j], num_keys[j]) of
-    // the sequence whose pages these are, at least one. q [count][head_dim], q_stride floats apart; scale > 0; out
-    // [count] pointers to [head_dim]. scratch: as many bytes as scratch_bytes(count, head_dim) says. Pieces are keys
-    // [512 p, 512 (p + 1)). Pages wholly before first_key are not looked at. Query vectors that see nearly the same
-    // keys should be neighbours: it is faster.
-    void (*attend)(const KvLayer& kv, const int32_t* pages, int kv_head, int count, const float* q, size_t q_stride,
-                   const int32_t* first_key, const int32_t* num_keys, float scale, float* const* out, void* scratch);
+    // Attention to the pieces [begin, end) of the sequence whose pages these are; piece p is keys [512 p, 512 (p + 1)).
+    // What comes of it: states [count][state_floats(head_dim)]. scratch: as many bytes as scratch_bytes(count,
+    // head_dim) says. Pages wholly before first_key are not looked at.
+    void (*attend)(const KvLayer& kv, const int32_t* pages, const Queries& queries, int begin, int end, float* states,
+                   void* scratch);
+    // states [parts][count][state_floats] -> out [count] pointers to [head_dim]. The parts are all pieces that anything
+    // is seen of, in their order: all in one part, or each in one of its own; the result is the same.
+    void (*finish)(int count, int parts, const float* states, int head_dim, float* const* out);
     size_t (*scratch_bytes)(int count, int head_dim);
+    size_t (*state_floats)(int head_dim);
     int best_count;  // query vectors to give it at once, where there are as many
+};
+
+struct PackKernels {
+    // rows [16][cols] float32 -> a tile of w, which is F32, BF16, Q8_ROW or Q4_1. The same bits with every instruction
+    // set.
+    void (*put)(const Matrix& w, const float* rows, uint8_t* tile);
 };
 
 struct SamplingKernels;  // sampling.h
@@ -81,6 +108,7 @@ struct Kernels {
     const LinearKernels* linear;
     const RowKernels* rows;
     const AttentionKernels* attention;
+    const PackKernels* pack;
     const SamplingKernels* sampling;
 };
 

@@ -1,8 +1,9 @@
 // How 16 keys, or 16 values, of one kv head lie in memory. Included by attention.cpp, once for each instruction set.
 //
 // A block is a small matrix: keys [head_dim][16 tokens], so that one register holds a dimension of 16 keys and scores
-// need no sum across lanes; values [16 tokens][padded_dim]. F32 stores it row after row; BF16 and INT8 store two rows
-// interleaved, [rows / 2][width][2], so that a 32-bit lane has a pair. INT8 has float scales [16 tokens] after it.
+// need no sum across lanes; values [16 tokens][padded_dim]. F32 stores it row after row; the others store two rows
+// interleaved, [rows / 2][width][2], so that a 32-bit lane has a pair. INT16 and INT8 have float scales [16 tokens]
+// after it.
 #pragma once
 
 #include "kernels.h"
@@ -16,15 +17,20 @@ constexpr int MAX_HEAD_DIM = 256;
 
 inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
-inline size_t element_bytes(KvType type) { return type == KvType::F32 ? 4 : type == KvType::BF16 ? 2 : 1; }
+inline size_t element_bytes(KvType type) { return type == KvType::F32 ? 4 : type == KvType::INT8 ? 1 : 2; }
+
+inline bool has_scales(KvType type) { return type == KvType::INT16 || type == KvType::INT8; }
+
+// The largest integer: of INT16, what leaves room for sums of products in 32 bits, see attention.cpp.
+inline float levels_of(KvType type) { return type == KvType::INT16 ? 8191.0f : 127.0f; }
 
 inline size_t block_bytes(KvType type, int head_dim) {
     size_t values = size_t(BLOCK) * size_t(padded_dim(head_dim)) * element_bytes(type);
-    return values + (type == KvType::INT8 ? BLOCK * sizeof(float) : 0);
+    return values + (has_scales(type) ? BLOCK * sizeof(float) : 0);
 }
 
-inline float* token_scales(uint8_t* block, int head_dim) {
-    return (float*)(block + size_t(BLOCK) * size_t(padded_dim(head_dim)));
+inline float* token_scales(KvType type, uint8_t* block, int head_dim) {
+    return (float*)(block + size_t(BLOCK) * size_t(padded_dim(head_dim)) * element_bytes(type));
 }
 
 // Index of (row, col) in a block of this width.
@@ -65,7 +71,7 @@ struct Bf16Block {
     }
 };
 
-// int8 made int16.
+// INT16, or INT8 unpacked.
 struct WordBlock {
     static TUREEN_INLINE void prefetch(const uint8_t* block, int width, int pair, int col) {
         __builtin_prefetch(pair_at(block, width, pair, col, 2));
@@ -147,64 +153,85 @@ inline void copy_elements(const Token& from, const Token& to, int head_dim) {
 
 inline void copy_token(KvType type, const Token& from, const Token& to, int head_dim) {
     if (type == KvType::F32) return copy_elements<float>(from, to, head_dim);
-    if (type == KvType::BF16) return copy_elements<uint16_t>(from, to, head_dim);
-    copy_elements<int8_t>(from, to, head_dim);
-    token_scales(to.key_block, head_dim)[to.lane] = token_scales(from.key_block, head_dim)[from.lane];
-    token_scales(to.value_block, head_dim)[to.lane] = token_scales(from.value_block, head_dim)[from.lane];
+    if (type == KvType::INT8)
+        copy_elements<int8_t>(from, to, head_dim);
+    else
+        copy_elements<uint16_t>(from, to, head_dim);
+    if (!has_scales(type)) return;
+    token_scales(type, to.key_block, head_dim)[to.lane] = token_scales(type, from.key_block, head_dim)[from.lane];
+    token_scales(type, to.value_block, head_dim)[to.lane] = token_scales(type, from.value_block, head_dim)[from.lane];
 }
 
-// x [count] -> integers in -levels … levels, zeros up to a multiple of 16; returns the scale.
+// The scale of integers of values with this largest magnitude and this sum of magnitudes: all are in -levels … levels,
+// and their magnitudes' sum is at most levels / share, but for rounding.
+TUREEN_INLINE Scale scale_within(float largest, float sum, float levels, float share) {
+    return scale_of(LargerOfAbs{}(largest, sum * share), levels);
+}
+
+// x [count] -> integers of `scale_within`, zeros up to a multiple of 16; returns the scale.
 template <typename Put>
-TUREEN_INLINE float to_integers(const float* x, int count, float levels, Put put) {
-    vec16 largest = zeros();
-    for (int i = 0; i < count; i += 16) largest = max_of_abs(largest, abs(lanes_at(x, count, i)));
-    Scale s = scale_of(reduce_max_of_abs(largest), levels);
+TUREEN_INLINE float to_integers(const float* x, int count, float levels, float share, Put put) {
+    vec16 largest = zeros(), sum = zeros();
+    for (int i = 0; i < count; i += 16) {
+        vec16 size = abs(lanes_at(x, count, i));
+        largest = max_of_abs(largest, size);
+        sum = sum + size;
+    }
+    Scale s = scale_within(reduce_max_of_abs(largest), reduce_add(sum), levels, share);
     for (int i = 0; i < count; i += 16)
         put(i, s.inverse == 0.0f ? zeros() : lanes_at(x, count, i) * broadcast(s.inverse));
     return s.scale;
 }
 
+inline void store_rounded(int8_t* to, vec16 x) { store_int8(to, x); }
+inline void store_rounded(int16_t* to, vec16 x) { store_int16(to, x); }
+
+template <typename Integer>
+inline void store_integers(const KvLayer& kv, const Token& to, const float* key, const float* value) {
+    Integer keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
+    float levels = levels_of(kv.type);
+    token_scales(kv.type, to.key_block, kv.head_dim)[to.lane] =
+        to_integers(key, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(keys + i, x); });
+    token_scales(kv.type, to.value_block, kv.head_dim)[to.lane] =
+        to_integers(value, kv.head_dim, levels, 0.0f, [&](int i, vec16 x) { store_rounded(values + i, x); });
+    scatter(keys, values, kv.head_dim, to);
+}
+
 inline void store_token(const KvLayer& kv, int page, int at, int kv_head, const float* key, const float* value) {
     Token to = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) {
-        scatter(key, value, kv.head_dim, to);
-    } else if (kv.type == KvType::BF16) {
-        uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-        for (int i = 0; i < kv.head_dim; i += 16) {
-            store_bf16(keys + i, lanes_at(key, kv.head_dim, i));
-            store_bf16(values + i, lanes_at(value, kv.head_dim, i));
-        }
-        scatter(keys, values, kv.head_dim, to);
-    } else {
-        int8_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-        auto put_key = [&](int i, vec16 x) { store_int8(keys + i, x); };
-        auto put_value = [&](int i, vec16 x) { store_int8(values + i, x); };
-        token_scales(to.key_block, kv.head_dim)[to.lane] = to_integers(key, kv.head_dim, 127.0f, put_key);
-        token_scales(to.value_block, kv.head_dim)[to.lane] = to_integers(value, kv.head_dim, 127.0f, put_value);
-        scatter(keys, values, kv.head_dim, to);
+    if (kv.type == KvType::F32) return scatter(key, value, kv.head_dim, to);
+    if (kv.type == KvType::INT16) return store_integers<int16_t>(kv, to, key, value);
+    if (kv.type == KvType::INT8) return store_integers<int8_t>(kv, to, key, value);
+    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
+    for (int i = 0; i < kv.head_dim; i += 16) {
+        store_bf16(keys + i, lanes_at(key, kv.head_dim, i));
+        store_bf16(values + i, lanes_at(value, kv.head_dim, i));
+    }
+    scatter(keys, values, kv.head_dim, to);
+}
+
+template <typename Integer>
+inline void load_integers(const KvLayer& kv, const Token& from, float* key, float* value) {
+    Integer keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
+    gather(from, kv.head_dim, keys, values);
+    float key_scale = token_scales(kv.type, from.key_block, kv.head_dim)[from.lane];
+    float value_scale = token_scales(kv.type, from.value_block, kv.head_dim)[from.lane];
+    for (int d = 0; d < kv.head_dim; d++) {
+        key[d] = key_scale * float(keys[d]);
+        value[d] = value_scale * float(values[d]);
     }
 }
 
 inline void load_token(const KvLayer& kv, int page, int at, int kv_head, float* key, float* value) {
     Token from = token_at(kv, page, at, kv_head);
-    if (kv.type == KvType::F32) {
-        gather(from, kv.head_dim, key, value);
-    } else if (kv.type == KvType::BF16) {
-        uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-        gather(from, kv.head_dim, keys, values);
-        for (int d = 0; d < kv.head_dim; d++) {
-            key[d] = float_of_bf16(keys[d]);
-            value[d] = float_of_bf16(values[d]);
-        }
-    } else {
-        int8_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
-        gather(from, kv.head_dim, keys, values);
-        float key_scale = token_scales(from.key_block, kv.head_dim)[from.lane];
-        float value_scale = token_scales(from.value_block, kv.head_dim)[from.lane];
-        for (int d = 0; d < kv.head_dim; d++) {
-            key[d] = key_scale * float(keys[d]);
-            value[d] = value_scale * float(values[d]);
-        }
+    if (kv.type == KvType::F32) return gather(from, kv.head_dim, key, value);
+    if (kv.type == KvType::INT16) return load_integers<int16_t>(kv, from, key, value);
+    if (kv.type == KvType::INT8) return load_integers<int8_t>(kv, from, key, value);
+    uint16_t keys[MAX_HEAD_DIM], values[MAX_HEAD_DIM];
+    gather(from, kv.head_dim, keys, values);
+    for (int d = 0; d < kv.head_dim; d++) {
+        key[d] = float_of_bf16(keys[d]);
+        value[d] = float_of_bf16(values[d]);
     }
 }
 

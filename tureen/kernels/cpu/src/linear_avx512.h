@@ -21,13 +21,13 @@ namespace tureen {
 namespace VARIANT {
 namespace {
 
-constexpr int PACKED_ROWS = 16;  // up to so many, unpacking twice is cheaper than a panel
+constexpr int PACKED_ROWS = 8;   // up to so many, a panel does not pay
 constexpr int PACKED_BLOCK = 8;  // rows of inputs whose sums and totals fit the registers, next to a group
 constexpr int PANEL_BLOCK = 4;   // likewise, in a panel
 constexpr int PANEL_TILES = 3;
-constexpr int PANEL_GROUPS = 18;  // 38 KB of the 48 KB L1 cache
-constexpr int PANEL_ROWS = 256;   // rows that use a panel before the next is unpacked
-constexpr int PREFETCH = 4096;    // bytes ahead: the next page, which the processor's own prefetcher does not enter
+constexpr int PANEL_GROUPS = 9;  // 19 KB of the 48 KB L1 cache
+constexpr int PANEL_ROWS = 256;  // rows that use a panel before the next is unpacked
+constexpr int PREFETCH = 4096;   // bytes ahead: the next page, which the processor's own prefetcher does not enter
 
 // An integer sum n is kept as the bits of the float MAGIC + n, which holds it for |n| < 2^22; groups stay below
 // 32 * 128 * 127. Then fma(MAGIC + n, d, -MAGIC * d) = n * d, rounded once, without a conversion: MAGIC has 2
@@ -80,55 +80,60 @@ struct Output {
 // Q6_K scales 16 inputs, the others 32.
 constexpr int halves_of(Format format) { return format == Format::Q6_K ? 2 : 1; }
 
-// One group of one tile, unpacked.
+// What the integers of one group of one tile are multiplied with.
 template <Format F>
-struct Group {
-    __m512i quads[8];  // of bytes, counted from 0
+struct Scales {
     __m512 scale[halves_of(F)];
     __m512 magic[halves_of(F)];  // -MAGIC * scale
     __m512 offset;               // of formats that have it
 };
 
-template <Format F>
-inline void unpack_integers(const uint8_t* from, __m512i* quads) {
+constexpr size_t QUADS_BYTES = GROUP * TILE;  // of a group's integers as bytes, counted from 0
+
+// Quads of a group as bytes, given to take(quad, integers) in their order.
+template <Format F, class Take>
+inline void unpack_integers(const uint8_t* from, const Take& take) {
     constexpr int BITS = bits_of(F);
-    if (BITS == 8) {
-        for (int quad = 0; quad < 8; quad++) quads[quad] = _mm512_loadu_si512(from + 64 * quad);
-        return;
-    }
     const __m512i low = _mm512_set1_epi8(15);
-    for (int j = 0; j < 4; j++) {
-        __m512i both = _mm512_loadu_si512(from + 64 * j);
-        quads[2 * j] = _mm512_and_si512(both, low);
-        quads[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-    }
-    for (int bit = 4; bit < BITS; bit++) {
-        for (int quad = 0; quad < 8; quad++) {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < 8; quad++) {
+        if (BITS == 8) {
+            take(quad, _mm512_loadu_si512(from + 64 * quad));
+            continue;
+        }
+        const __m512i both = _mm512_loadu_si512(from + 64 * (quad / 2));
+        __m512i integers = _mm512_and_si512(quad % 2 ? _mm512_srli_epi16(both, 4) : both, low);
+        for (int bit = 4; bit < BITS; bit++) {
             __mmask64 set;
             __builtin_memcpy(&set, from + 64 * bit + 8 * quad, sizeof set);
-            quads[quad] = _mm512_mask_add_epi8(quads[quad], set, quads[quad], _mm512_set1_epi8(char(1 << bit)));
+            integers = _mm512_mask_add_epi8(integers, set, integers, _mm512_set1_epi8(char(1 << bit)));
         }
+        take(quad, integers);
     }
 }
 
 template <Format F>
-inline Group<F> unpack_group(const Matrix& w, const uint8_t* tile, int group) {
-    Group<F> g;
-    unpack_integers<F>(tile + size_t(group) * size_t(group_bytes(bits_of(F))), g.quads);
-    if (F == Format::Q8_ROW) return g;
+inline const uint8_t* integers_of(const uint8_t* tile, int group) {
+    return tile + size_t(group) * size_t(group_bytes(bits_of(F)));
+}
+
+template <Format F>
+inline Scales<F> scales_of(const Matrix& w, const uint8_t* tile, int group) {
+    Scales<F> s;
+    if (F == Format::Q8_ROW) return s;
     const uint8_t* own = tile + w.scales_offset + size_t(is_super(F) ? group / GROUPS : group) * size_t(scale_bytes(F));
     for (int half = 0; half < halves_of(F); half++) {
-        g.scale[half] = halves(own);
+        s.scale[half] = halves(own);
         const uint8_t* times = own + (is_super(F) ? sub_scale_at<F>(group % GROUPS, half) : 0);
-        if (is_super(F)) g.scale[half] = _mm512_mul_ps(g.scale[half], bytes(times));
-        g.magic[half] = _mm512_mul_ps(g.scale[half], _mm512_set1_ps(-MAGIC));
+        if (is_super(F)) s.scale[half] = _mm512_mul_ps(s.scale[half], bytes(times));
+        s.magic[half] = _mm512_mul_ps(s.scale[half], _mm512_set1_ps(-MAGIC));
     }
-    if (has_offsets(F)) g.offset = halves(own + 2 * TILE);
+    if (has_offsets(F)) s.offset = halves(own + 2 * TILE);
     if (has_offsets(F) && is_super(F)) {
         __m512 times = bytes(own + sub_scale_at<F>(group % GROUPS, 0) + TILE);
-        g.offset = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(g.offset, times));
+        s.offset = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(s.offset, times));
     }
-    return g;
+    return s;
 }
 
 // Rows of INT8_GROUP inputs from row m and group `group` on.
@@ -161,7 +166,7 @@ struct Rows {
 
 // total + what a group adds for one row of inputs; `sums` are those of its halves.
 template <Format F>
-inline __m512 add_group(__m512 total, const __m512i* sums, const Group<F>& w, const Rows<F>& x, int row, int group) {
+inline __m512 add_group(__m512 total, const __m512i* sums, const Scales<F>& w, const Rows<F>& x, int row, int group) {
     const size_t at = size_t(row) * x.stride / GROUP + size_t(group);
     for (int half = 0; half < halves_of(F); half++) {
         const __m512 sum = _mm512_castsi512_ps(sums[half]);
@@ -190,7 +195,10 @@ void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile
     const int groups = w.padded_cols / GROUP;
     for (int g = 0; g < groups; g++) {
         prefetch(w.tile(tile) + size_t(g) * BYTES + PREFETCH, BYTES);
-        const Group<F> group = unpack_group<F>(w, w.tile(tile), g);
+        __m512i quads[8];
+        unpack_integers<F>(integers_of<F>(w.tile(tile), g),
+                           [&](int quad, __m512i integers) { quads[quad] = integers; });
+        const Scales<F> scales = scales_of<F>(w, w.tile(tile), g);
         __m512i sums[MR][halves_of(F)];
 #pragma GCC unroll 8
         for (int i = 0; i < MR; i++)
@@ -199,10 +207,10 @@ void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile
         for (int quad = 0; quad < 8; quad++) {
             const int half = quad * halves_of(F) / 8;
 #pragma GCC unroll 8
-            for (int i = 0; i < MR; i++) sums[i][half] = dot4(sums[i][half], group.quads[quad], x.quad(i, g, quad));
+            for (int i = 0; i < MR; i++) sums[i][half] = dot4(sums[i][half], quads[quad], x.quad(i, g, quad));
         }
 #pragma GCC unroll 8
-        for (int i = 0; i < MR; i++) totals[i] = add_group<F>(totals[i], sums[i], group, x, i, g);
+        for (int i = 0; i < MR; i++) totals[i] = add_group<F>(totals[i], sums[i], scales, x, i, g);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++) out.store(m + i, tile, finished<F>(totals[i], w, tile));
@@ -227,20 +235,58 @@ void multiply_few(const Matrix& w, const Activations& x, int m, int m_end, int t
     }
 }
 
+// Groups of PANEL_TILES tiles, ready for use.
 template <Format F>
-using PanelGroup = Group<F>[PANEL_TILES];
+struct Panel {
+    int groups;
+    const uint8_t* integers[PANEL_TILES];  // group after group; those of 8 bits stay where they are
+    Scales<F> scales[PANEL_GROUPS][PANEL_TILES];
+    alignas(64) uint8_t unpacked[bits_of(F) == 8 ? 1 : PANEL_TILES][PANEL_GROUPS * QUADS_BYTES];
+
+    void fill(const Matrix& w, int tile, int begin, int count) {
+        groups = count;
+        for (int t = 0; t < PANEL_TILES; t++) {
+            integers[t] = bits_of(F) == 8 ? integers_of<F>(w.tile(tile + t), begin) : unpacked[t];
+            for (int g = 0; g < groups; g++) {
+                scales[g][t] = scales_of<F>(w, w.tile(tile + t), begin + g);
+                if (bits_of(F) == 8) continue;
+                uint8_t* to = unpacked[t] + size_t(g) * QUADS_BYTES;
+                unpack_integers<F>(integers_of<F>(w.tile(tile + t), begin + g),
+                                   [&](int quad, __m512i quads) { _mm512_store_si512(to + 64 * quad, quads); });
+            }
+        }
+    }
+    __m512i quad(int t, int group, int index) const {
+        return _mm512_loadu_si512(integers[t] + size_t(group) * QUADS_BYTES + size_t(64 * index));
+    }
+};
+
+// Memory that will be wanted, fetched a little at a time: many fetches at once would hold up the loads beside them.
+struct Ahead {
+    const uint8_t* at;
+    const uint8_t* end;
+    size_t share;
+
+    void fetch() {
+        if (at >= end) return;
+        prefetch(at, share);
+        at += share;
+    }
+};
+
 using PanelTotals = __m512[PANEL_TILES];
 
-// totals += the panel's `groups` groups for PANEL_BLOCK rows; x begins at the panel's first group.
+// totals += the panel's groups for PANEL_BLOCK rows; x begins at the panel's first group.
 template <Format F>
-void multiply_panel(const PanelGroup<F>* panel, int groups, const Rows<F>& x, int row, PanelTotals* totals) {
+void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
     constexpr int MR = PANEL_BLOCK, NT = PANEL_TILES;
     __m512 sum_of_groups[MR][NT];
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
         for (int t = 0; t < NT; t++) sum_of_groups[i][t] = totals[i][t];
-    for (int g = 0; g < groups; g++) {
+    for (int g = 0; g < panel.groups; g++) {
+        ahead.fetch();
         __m512i sums[MR][NT][halves_of(F)];
 #pragma GCC unroll 8
         for (int i = 0; i < MR; i++)
@@ -256,14 +302,14 @@ void multiply_panel(const PanelGroup<F>* panel, int groups, const Rows<F>& x, in
             for (int i = 0; i < MR; i++) {
                 const __m512i inputs = x.quad(row + i, g, quad);
 #pragma GCC unroll 8
-                for (int t = 0; t < NT; t++) sums[i][t][half] = dot4(sums[i][t][half], panel[g][t].quads[quad], inputs);
+                for (int t = 0; t < NT; t++) sums[i][t][half] = dot4(sums[i][t][half], panel.quad(t, g, quad), inputs);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
             for (int t = 0; t < NT; t++)
-                sum_of_groups[i][t] = add_group<F>(sum_of_groups[i][t], sums[i][t], panel[g][t], x, row + i, g);
+                sum_of_groups[i][t] = add_group<F>(sum_of_groups[i][t], sums[i][t], panel.scales[g][t], x, row + i, g);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
@@ -274,20 +320,18 @@ void multiply_panel(const PanelGroup<F>* panel, int groups, const Rows<F>& x, in
 // PANEL_TILES tiles times `rows` rows, a multiple of PANEL_BLOCK and at most PANEL_ROWS.
 template <Format F>
 void multiply_many(const Matrix& w, const Activations& x, int m, int rows, int tile, const Output& out) {
-    PanelGroup<F> panel[PANEL_GROUPS];
+    Panel<F> panel;
     PanelTotals totals[PANEL_ROWS];
-    const size_t share = PANEL_TILES * w.tile_bytes * PANEL_BLOCK / size_t(rows);  // of the next tiles' bytes
     for (int i = 0; i < rows; i++)
         for (int t = 0; t < PANEL_TILES; t++) totals[i][t] = _mm512_setzero_ps();
-    for (int begin = 0, groups = w.padded_cols / GROUP; begin < groups; begin += PANEL_GROUPS) {
-        const int count = groups - begin < PANEL_GROUPS ? groups - begin : PANEL_GROUPS;
-        for (int t = 0; t < PANEL_TILES; t++)
-            for (int g = 0; g < count; g++) panel[g][t] = unpack_group<F>(w, w.tile(tile + t), begin + g);
+    const int groups = w.padded_cols / GROUP;
+    const size_t bytes = PANEL_TILES * w.tile_bytes, steps = size_t(groups * rows / PANEL_BLOCK);
+    const uint8_t* next = w.tile(tile + PANEL_TILES);
+    Ahead ahead{next, next + bytes, (bytes / 64 + steps - 1) / steps * 64};
+    for (int begin = 0; begin < groups; begin += PANEL_GROUPS) {
+        panel.fill(w, tile, begin, groups - begin < PANEL_GROUPS ? groups - begin : PANEL_GROUPS);
         const Rows<F> inputs(x, m, begin);
-        for (int i = 0; i < rows; i += PANEL_BLOCK) {
-            if (begin == 0) prefetch(w.tile(tile + PANEL_TILES) + share * size_t(i / PANEL_BLOCK), share);
-            multiply_panel<F>(panel, count, inputs, i, totals + i);
-        }
+        for (int i = 0; i < rows; i += PANEL_BLOCK) multiply_panel<F>(panel, inputs, i, totals + i, ahead);
     }
     for (int i = 0; i < rows; i++)
         for (int t = 0; t < PANEL_TILES; t++) out.store(m + i, tile + t, finished<F>(totals[i][t], w, tile + t));

@@ -1,13 +1,11 @@
 #include "pack.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <vector>
 
-#include "fit.h"
 #include "formats.h"
+#include "kernels.h"
 
 namespace tureen {
 
@@ -147,7 +145,7 @@ void dequantize(const Encoding& encoding, Bytes row, int cols, float* out) {
 
 // One row of one tile, to be filled. The memory is zero before.
 struct Row {
-    const Matrix& matrix;
+    const Matrix matrix;  // not a reference: stores of bytes would make the compiler read it again and again
     uint8_t* tile;
     int r;
 
@@ -206,57 +204,6 @@ void put_block(const Encoding& encoding, Bytes block, int index, const Row& row)
     }
 }
 
-void put_f32(const float* values, const Row& row) {
-    float* to = reinterpret_cast<float*>(row.tile);
-    for (int i = 0; i < row.matrix.cols; i++) to[size_t(i) * TILE + row.r] = values[i];
-}
-
-void put_bf16(const float* values, const Row& row) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(row.tile);
-    for (int i = 0; i < row.matrix.cols; i++) to[(size_t(i / 2) * TILE + row.r) * 2 + i % 2] = float_to_bf16(values[i]);
-}
-
-// Symmetric: the largest magnitude of the row becomes ±127. A row with a value that is not finite becomes NaN.
-void put_q8_row(const float* values, const Row& row) {
-    int cols = row.matrix.cols;
-    float largest = 0;
-    bool finite = true;
-    for (int i = 0; i < cols; i++) {
-        largest = std::max(largest, std::fabs(values[i]));
-        finite = finite && std::isfinite(values[i]);
-    }
-    float d = finite ? largest / 127 : std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(row.scales(0) + 4 * row.r, &d, 4);
-    for (int begin = 0, group = 0; begin < row.matrix.padded_cols; begin += GROUP, group++) {
-        uint8_t q[GROUP];
-        for (int i = 0; i < GROUP; i++) {
-            float scaled = begin + i < cols && d > 0 ? values[begin + i] / d : 0;
-            q[i] = uint8_t(int(std::nearbyint(std::min(std::max(scaled, -127.0f), 127.0f))) + 128);
-        }
-        row.put(group, q);
-    }
-}
-
-void put_q4_1(const float* values, const Row& row) {
-    int cols = row.matrix.cols;
-    for (int begin = 0, group = 0; begin < cols; begin += GROUP, group++) {
-        uint8_t q[GROUP];
-        AffineScale scale = fit_affine(values + begin, std::min(GROUP, cols - begin), q);
-        row.put(group, q);
-        row.put_half(group, 0, scale.d);
-        row.put_half(group, 1, scale.m);
-    }
-}
-
-void put_floats(const float* values, const Row& row) {
-    switch (row.matrix.format) {
-        case Format::F32: return put_f32(values, row);
-        case Format::BF16: return put_bf16(values, row);
-        case Format::Q8_ROW: return put_q8_row(values, row);
-        default: return put_q4_1(values, row);
-    }
-}
-
 bool made_of_floats(Format format) {
     return format == Format::F32 || format == Format::BF16 || format == Format::Q8_ROW || format == Format::Q4_1;
 }
@@ -284,46 +231,72 @@ void check_rows(const Encoding& encoding, size_t bytes, int rows, int cols, cons
     }
 }
 
+// The stored bytes of row r of a tile; null beyond the last row.
+Bytes stored_row(const Encoding& encoding, Bytes stored, const int64_t* row_order, const Matrix& made, int tile,
+                 int r) {
+    int row = tile * TILE + r;
+    if (row >= made.rows) return nullptr;
+    return stored + size_t(row_order == nullptr ? row : row_order[row]) * row_bytes(encoding, made.cols);
+}
+
+void keep_tile(const Encoding& encoding, Bytes stored, const int64_t* row_order, const Matrix& made, int tile) {
+    for (int r = 0; r < TILE; r++) {
+        Bytes from = stored_row(encoding, stored, row_order, made, tile, r);
+        if (from == nullptr) return;
+        Row row{made, made.data + size_t(tile) * made.tile_bytes, r};
+        for (int b = 0; b < made.cols / encoding.block_len; b++) {
+            put_block(encoding, from + size_t(b) * size_t(encoding.block_bytes), b, row);
+        }
+    }
+}
+
+// values: room for [TILE][cols].
+void make_tile(const Encoding& encoding, Bytes stored, const int64_t* row_order, const Matrix& made, int tile,
+               float* values, const PackKernels& kernels) {
+    for (int r = 0; r < TILE; r++) {
+        Bytes from = stored_row(encoding, stored, row_order, made, tile, r);
+        float* to = values + size_t(r) * size_t(made.cols);
+        if (from == nullptr) {
+            std::fill(to, to + made.cols, 0.0f);
+        } else {
+            dequantize(encoding, from, made.cols, to);
+        }
+    }
+    kernels.put(made, values, made.data + size_t(tile) * made.tile_bytes);
+}
+
 }  // namespace
 
-void dequantize_row(const uint8_t* row, const std::string& name, int cols, float* out) {
-    const Encoding& encoding = encoding_named(name);
-    row_bytes(encoding, cols);
-    dequantize(encoding, row, cols, out);
+std::shared_ptr<PackedMatrix> blank(Format format, int rows, int cols) {
+    static Arena arena;
+    auto packed = std::make_shared<PackedMatrix>(PackedMatrix{layout_of(format, rows, cols), nullptr});
+    packed->memory = arena.take(packed->bytes());
+    packed->matrix.data = packed->memory.get();
+    return packed;
 }
 
 std::shared_ptr<PackedMatrix> pack(Pool& pool, const uint8_t* stored, size_t bytes, const std::string& name,
                                    Format format, int rows, int cols, const int64_t* row_order) {
     const Encoding& encoding = encoding_named(name);
-    Matrix matrix = layout_of(format, rows, cols);
+    const PackKernels& pack_kernels = *kernels().pack;  // may throw, which threads of the pool may not
+    layout_of(format, rows, cols);                      // refuses sizes that check_rows would take
     check_rows(encoding, bytes, rows, cols, row_order);
     bool keep = encoding.integers != nullptr && encoding.format == format;
     if (!keep && !made_of_floats(format)) {
         throw std::invalid_argument(name + " weights cannot become " + name_of(format));
     }
-    static Arena arena;  // a model's matrices stand close together
-    auto packed = std::make_shared<PackedMatrix>(PackedMatrix{matrix, nullptr});
-    packed->memory = arena.take(packed->bytes());
-    packed->matrix.data = packed->memory.get();
+    auto packed = blank(format, rows, cols);
     const Matrix& made = packed->matrix;
-    std::vector<float> scratch(keep ? 0 : size_t(pool.threads()) * size_t(cols));
-    size_t each = row_bytes(encoding, cols);
+    std::vector<float> scratch(keep ? 0 : size_t(pool.threads()) * TILE * size_t(cols));
     pool.run([&](int thread) {
         int64_t tiles = made.tiles, threads = pool.threads();
-        int begin = int(tiles * thread / threads) * TILE,
-            end = std::min(int(tiles * (thread + 1) / threads) * TILE, rows);
-        for (int i = begin; i < end; i++) {
-            Bytes from = stored + size_t(row_order == nullptr ? i : row_order[i]) * each;
-            Row row{made, made.data + size_t(i / TILE) * made.tile_bytes, i % TILE};
+        float* values = scratch.data() + (keep ? 0 : size_t(thread) * TILE * size_t(cols));
+        for (int tile = int(tiles * thread / threads); tile < int(tiles * (thread + 1) / threads); tile++) {
             if (keep) {
-                for (int b = 0; b < cols / encoding.block_len; b++) {
-                    put_block(encoding, from + size_t(b) * size_t(encoding.block_bytes), b, row);
-                }
-                continue;
+                keep_tile(encoding, stored, row_order, made, tile);
+            } else {
+                make_tile(encoding, stored, row_order, made, tile, values, pack_kernels);
             }
-            float* values = scratch.data() + size_t(thread) * size_t(cols);
-            dequantize(encoding, from, cols, values);
-            put_floats(values, row);
         }
     });
     return packed;

@@ -15,8 +15,42 @@ TUREEN_INLINE void map(int cols, float* out, Value value) {
     if (int rest = cols - i) store(out + i, value([&](const float* x) { return load(x + i, rest); }), rest);
 }
 
-void add(const float* x, int cols, float* y) {
-    map(cols, y, [&](auto at) { return at(y) + at(x); });
+void add(const float* x, int cols, float scale, float* y) {
+    map(cols, y, [&](auto at) { return fma(broadcast(scale), at(x), at(y)); });
+}
+
+void scale_and_cap(float* x, int count, float scale, float cap) {
+    if (cap == 0.0f)
+        map(count, x, [&](auto at) { return at(x) * broadcast(scale); });
+    else
+        map(count, x, [&](auto at) { return tanh(at(x) * broadcast(scale / cap)) * broadcast(cap); });
+}
+
+// Two sums of each row side by side, whatever `rank` is.
+void shrink(const float* down, int rank, int cols, const float* x, float* out) {
+    for (int k = 0; k < rank; k++) {
+        const float* row = down + size_t(k) * size_t(cols);
+        vec16 even = zeros(), odd = zeros();
+        int i = 0;
+        for (; i + 32 <= cols; i += 32) {
+            even = fma(load(row + i), load(x + i), even);
+            odd = fma(load(row + i + 16), load(x + i + 16), odd);
+        }
+        for (; i < cols; i += 16) {
+            int rest = cols - i < 16 ? cols - i : 16;
+            even = fma(load(row + i, rest), load(x + i, rest), even);
+        }
+        out[k] = reduce_add(even + odd);
+    }
+}
+
+void expand(const float* up, int rank, const float* low, int count, float* y) {
+    for (int i = 0; i < count; i += 16, up += size_t(rank) * 16) {
+        vec16 sum = zeros();
+        for (int k = 0; k < rank; k++) sum = fma(load(up + 16 * k), broadcast(low[k]), sum);
+        int rest = count - i < 16 ? count - i : 16;
+        store(y + i, load(y + i, rest) + sum, rest);
+    }
 }
 
 void silu_mul(const float* gate, const float* up, int cols, float* out) {
@@ -37,8 +71,8 @@ void gelu_tanh_mul(const float* gate, const float* up, int cols, float* out) {
     });
 }
 
-void rotate(float* x, const float* cos, const float* sin, int head_dim) {
-    int half = head_dim / 2;
+void rotate(float* x, const float* cos, const float* sin, int size) {
+    int half = size / 2;
     auto turn = [&](int i, auto get, auto put) {
         vec16 a = get(x + i), b = get(x + half + i), c = get(cos + i), s = get(sin + i);
         put(x + i, a * c - b * s);
@@ -132,7 +166,8 @@ void quantize(const float* x, int cols, const Activations& out, int m) {
 }  // namespace
 
 extern const RowKernels row_kernels;
-const RowKernels row_kernels{quantize, rms_norm, add, silu_mul, gelu_tanh_mul, rotate};
+const RowKernels row_kernels{quantize,      rms_norm, add,           silu_mul,
+                             gelu_tanh_mul, rotate,   scale_and_cap, shrink, expand};
 
 }  // namespace VARIANT
 }  // namespace tureen

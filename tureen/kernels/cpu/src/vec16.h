@@ -133,10 +133,14 @@ TUREEN_INLINE part exp(part x) {
 
 // 2^x for x <= 0 (a little above does no harm), to about 1 ulp; 2^0 = 1, 2^-inf = 0, NaN stays.
 TUREEN_INLINE part exp2_of_negative(part x) {
+#if defined(VARIANT_avx512)
+    part r = (part)_mm512_reduce_ps((__m512)x, 0), n = x - r, shifted = n;
+#else
     x = max(part_of(-151.0f), x);
     part shifted = x + ROUNDER;
     part n = shifted - ROUNDER;
     part r = x - n;
+#endif
     part p = part_of(0.0013264727f);
     p = fma(p, r, part_of(0.009671513f));
     p = fma(p, r, part_of(0.055507336f));
@@ -243,6 +247,10 @@ TUREEN_INLINE vec16 exp2_of_negative(vec16 x) {
     return each_part([&](int i) { return exp2_of_negative(x.p[i]); });
 }
 // To the nearest whole number, ties to even; |x| < 2^22.
+// 1 - 2 / (1 + e^2x): within 1e-7 of it.
+TUREEN_INLINE vec16 tanh(vec16 x) {
+    return broadcast(1.0f) - broadcast(2.0f) / (broadcast(1.0f) + exp(x + x));
+}
 TUREEN_INLINE vec16 round(vec16 x) {
     return each_part([&](int i) { return (x.p[i] + ROUNDER) - ROUNDER; });
 }
@@ -557,7 +565,8 @@ TUREEN_INLINE ivec16 dot(ivec16 sum, ivec16 a, ivec16 b) {
     TUREEN_UNROLL
     for (int i = 0; i < PARTS; i++) {
 #if defined(VARIANT_avx512)
-        y.p[i] = (int_part)_mm512_dpwssd_epi32((__m512i)sum.p[i], (__m512i)a.p[i], (__m512i)b.p[i]);
+        y.p[i] = sum.p[i];  // not the intrinsic, whose sums GCC spills to memory
+        asm("vpdpwssd %2, %1, %0" : "+v"(y.p[i]) : "v"(a.p[i]), "v"(b.p[i]));
 #elif defined(VARIANT_avx2)
         y.p[i] = sum.p[i] + (int_part)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
 #elif defined(VARIANT_neon)

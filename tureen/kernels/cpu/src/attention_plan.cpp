@@ -1,0 +1,109 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+
+namespace tureen {
+
+namespace {
+
+constexpr int MOST_VECTORS = 96;                 // query vectors attended together
+constexpr int SHARES = 4;                        // fewer a thread: shares are cut into their pieces
+constexpr size_t MOST_STATES = size_t(1) << 22;  // floats: more are not kept
+
+const AttentionKernels& attention() { return *kernels().attention; }
+
+int most_vectors() { return std::clamp(attention().best_count, 1, MOST_VECTORS); }
+
+int first_key_of(int position, int window) { return window > 0 ? std::max(0, position + 1 - window) : 0; }
+
+size_t state_floats(const Share& share, int head_dim) {
+    return size_t(share.tokens * share.heads) * attention().state_floats(head_dim);
+}
+
+void attend(const AttentionRows& rows, const KvLayer& kv, const Share& share, float* states, float* q, void* scratch) {
+    int dim = rows.shape.head_dim, stride = (rows.shape.num_heads + 2 * rows.shape.num_kv_heads) * dim;
+    int32_t first_key[MOST_VECTORS], num_keys[MOST_VECTORS];
+    int count = share.tokens * share.heads;
+    for (int j = 0; j < count; j++) {
+        int token = share.token + j / share.heads, head = share.head + j % share.heads;
+        std::copy_n(rows.qkv + size_t(token) * stride + size_t(head) * dim, dim, q + size_t(j) * dim);
+        first_key[j] = first_key_of(rows.step.positions[token], rows.shape.window);
+        num_keys[j] = rows.step.positions[token] + 1;
+    }
+    const int32_t* pages = rows.step.pages.data() + rows.step.spans[share.span].pages;
+    Queries queries{share.kv_head, count, q, size_t(dim), first_key, num_keys, rows.shape.scale, rows.shape.softcap};
+    attention().attend(kv, pages, queries, share.begin, share.end, states, scratch);
+}
+
+// A thread's memory: states, query vectors, and what the kernel needs.
+struct Cut {
+    float *states, *q;
+    void* scratch;
+
+    Cut(Memory& memory, int head_dim) {
+        states = (float*)memory.data();
+        q = states + most_vectors() * attention().state_floats(head_dim);
+        scratch = q + most_vectors() * head_dim;
+    }
+};
+
+}  // namespace
+
+size_t attention_bytes(const AttentionShape& shape) {
+    size_t floats = most_vectors() * (attention().state_floats(shape.head_dim) + size_t(shape.head_dim));
+    return floats * sizeof(float) + attention().scratch_bytes(most_vectors(), shape.head_dim);
+}
+
+void AttentionPlan::make(const Step& step, const AttentionShape& shape, int threads) {
+    shares.clear();
+    parts.clear();
+    int group = shape.num_heads / shape.num_kv_heads;
+    bool is_short_of_work = step.tokens() * shape.num_kv_heads < threads;
+    int heads = is_short_of_work ? 1 : std::min(group, most_vectors());
+    while (group % heads) heads--;
+    int most = std::max(1, most_vectors() / heads);
+    size_t floats = 0;
+    int pieces = 0;
+    for (int s = int(step.spans.size()) - 1; s >= 0; s--) {
+        const Span& span = step.spans[s];
+        for (int begin = (span.length - 1) / most * most; begin >= 0; begin -= most)
+            for (int head = 0; head < shape.num_heads; head += heads) {
+                int token = span.first + begin, tokens = std::min(most, span.length - begin);
+                int first = first_key_of(step.positions[token], shape.window) / PIECE;
+                int end = step.positions[token + tokens - 1] / PIECE + 1;
+                shares.push_back({s, token, tokens, head / group, head, heads, first, end, floats});
+                floats += state_floats(shares.back(), shape.head_dim) * size_t(end - first);
+                pieces += end - first;
+            }
+    }
+    if (int(shares.size()) >= threads * SHARES || pieces == int(shares.size()) || floats > MOST_STATES) return;
+    if (states.size() < floats) states.resize(floats);
+    for (const Share& share : shares)
+        for (int piece = share.begin; piece < share.end; piece++) {
+            size_t before = state_floats(share, shape.head_dim) * size_t(piece - share.begin);
+            parts.push_back({share.span, share.token, share.tokens, share.kv_head, share.head, share.heads, piece,
+                             piece + 1, share.states + before});
+        }
+}
+
+void attend_part(const AttentionRows& rows, const KvLayer& kv, AttentionPlan& plan, const Share& part, Memory& memory) {
+    Cut cut(memory, rows.shape.head_dim);
+    attend(rows, kv, part, plan.states.data() + part.states, cut.q, cut.scratch);
+}
+
+void attend_share(const AttentionRows& rows, const KvLayer& kv, const AttentionPlan& plan, const Share& share,
+                  Memory& memory) {
+    Cut cut(memory, rows.shape.head_dim);
+    bool is_whole = plan.parts.empty();
+    if (is_whole) attend(rows, kv, share, cut.states, cut.q, cut.scratch);
+    int count = share.tokens * share.heads, dim = rows.shape.head_dim;
+    float* out[MOST_VECTORS];
+    for (int j = 0; j < count; j++) {
+        int token = share.token + j / share.heads, head = share.head + j % share.heads;
+        out[j] = rows.mixed + (size_t(token) * rows.shape.num_heads + head) * dim;
+    }
+    const float* states = is_whole ? cut.states : plan.states.data() + share.states;
+    attention().finish(count, is_whole ? 1 : share.end - share.begin, states, dim, out);
+}
+
+}  // namespace tureen

@@ -1,0 +1,238 @@
+// What the operations of a tape are made of.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+#include "attention_plan.h"
+#include "tape.h"
+
+namespace tureen {
+
+constexpr int REPEATED_ROWS = 4;  // so few rows every thread norms and quantises for itself: a barrier costs more
+constexpr int FEW_ROWS = 8;       // up to this many, each thread takes one share of a product
+constexpr int PANEL_TILES = 3;    // tiles that kernels like to have together where there are many rows
+constexpr int SHARES = 4;         // else so many a thread, so that a slow one holds up less
+constexpr int BLOCK_ROWS = 256;   // of gate and up computed together
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+inline void require(bool holds, const std::string& what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+// Rows of inputs in each form that the weights ask for.
+struct View {
+    Activations kinds[4];
+    int count = 0;
+    const float* low = nullptr;  // [rows][low_width]: what Additions::shrink makes of them; null = nobody adds anything
+    int low_width = 0;
+
+    const Activations& of(Format format) const {
+        int i = 0;
+        while (kinds[i].kind != inputs_of(format)) i++;
+        return kinds[i];
+    }
+};
+
+// Inputs of one width in the forms that are asked for, filled by all threads together, or by each for itself.
+struct InputSet {
+    int cols;
+    std::vector<Inputs> kinds;
+    int copies = 1;                                        // rows for each token of a step
+    std::vector<ActivationBuffer> shared;                  // by kind
+    std::vector<std::vector<ActivationBuffer>> by_thread;  // [thread][kind]
+
+    InputSet(int cols, const std::vector<Inputs>& kinds, int threads) : cols(cols), kinds(kinds), by_thread(threads) {
+        for (Inputs kind : kinds) {
+            shared.emplace_back(kind, cols);
+            for (auto& own : by_thread) {
+                own.emplace_back(kind, cols);
+                own.back().reserve(REPEATED_ROWS);
+            }
+        }
+    }
+};
+
+// Which experts the tokens of a step use. A place is one token with one of its experts; places stand in order of the
+// experts, those of one expert in order of the tokens.
+struct Routing {
+    std::vector<int> expert,
+        place;                // [token][chosen]: experts in ascending order, and where the token stands with each
+    Floats weight;            // [token][chosen]
+    Floats shared_weight;     // [token]
+    std::vector<int> first;   // [expert + 1]: its first place
+    std::vector<int> token;   // of each place
+    std::vector<int> active;  // experts that have places
+};
+
+struct Tape::Buffers {
+    Floats x;                    // [tokens][hidden]: the residual stream
+    Floats qkv;                  // [tokens][heads + 2 kv heads][head_dim]
+    Floats mixed;                // [tokens][heads][head_dim]: what attention gives
+    Floats inner;                // [tokens, or places][intermediate]
+    Floats branch;               // [tokens][hidden]: a branch's result before its norm
+    Floats given;                // [places][hidden]: what experts give
+    Floats low;                  // [tokens][width of any Additions]
+    std::vector<Rope> ropes;     // those that differ
+    std::vector<Floats> angles;  // of each rope: [tokens][cos, sin][frequencies]
+    std::vector<std::unique_ptr<InputSet>> inputs;
+    std::vector<Floats> scratch;         // by thread
+    std::vector<Floats> own_low;         // by thread: [REPEATED_ROWS][width of any Additions]
+    std::vector<Memory> attending;       // by thread
+    std::vector<AttentionShape> shapes;  // those that are dealt out differently
+    std::vector<AttentionPlan> plans;    // of each shape
+    Routing routing;
+    int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
+};
+
+// What the operations of one replay share.
+struct Tape::Frame {
+    const Kernels& kernels;
+    Pool& pool;
+    Buffers& buffers;
+    const Step& step;
+    int tokens;
+    std::atomic<int>* counters;
+
+    int threads() const { return pool.threads(); }
+
+    // body(i) once for each i in [0, pieces), by whichever thread comes first. `counter` is this piece of work's own.
+    template <class Body>
+    void deal(int counter, int pieces, const Body& body) const {
+        for (int i; (i = counters[counter].fetch_add(1, std::memory_order_relaxed)) < pieces;) body(i);
+    }
+};
+
+// Rows of the inputs, made by `make_row(m, to)` for each m: a function that writes row m as float32 [cols] to `to`, or
+// says where it stands. additions: those of the matrices that the inputs are for; null = none. Row m is token m then.
+template <class MakeRow>
+View make_inputs(Tape::Frame& frame, int thread, int counter, InputSet& set, int rows, const Additions* additions,
+                 const MakeRow& make_row) {
+    bool repeated = rows <= REPEATED_ROWS;
+    View view;
+    for (auto& buffer : repeated ? set.by_thread[thread] : set.shared) view.kinds[view.count++] = buffer.view(rows);
+    float* low = nullptr;
+    if (additions != nullptr && frame.step.has_adapters) {
+        low = repeated ? frame.buffers.own_low[thread].data() : frame.buffers.low.data();
+        view.low = low;
+        view.low_width = additions->width();
+    }
+    float* row = frame.buffers.scratch[thread].data();
+    auto make = [&](int m) {
+        const float* values = make_row(m, row);
+        for (int i = 0; i < view.count; i++) frame.kernels.rows->quantize(values, set.cols, view.kinds[i], m);
+        if (low != nullptr)
+            additions->shrink(*frame.kernels.rows, frame.step.adapters[m], values, low + size_t(m) * view.low_width);
+    };
+    if (repeated) {
+        for (int m = 0; m < rows; m++) make(m);
+    } else {
+        int block = std::max(1, rows / (frame.threads() * SHARES));
+        frame.deal(counter, ceil_div(rows, block), [&](int piece) {
+            for (int m = piece * block; m < std::min(rows, (piece + 1) * block); m++) make(m);
+        });
+        frame.pool.barrier();
+    }
+    return view;
+}
+
+// Deal out the tiles [0, tiles) in contiguous shares: body(begin, end).
+template <class Body>
+void deal_tiles(Tape::Frame& frame, int counter, int rows, int tiles, const Body& body) {
+    int unit = rows <= FEW_ROWS ? 1 : PANEL_TILES, units = ceil_div(tiles, unit);
+    int shares = std::min(units, rows <= FEW_ROWS ? frame.threads() : frame.threads() * SHARES);
+    frame.deal(counter, shares, [&](int share) {
+        int begin = int(int64_t(units) * share / shares), end = int(int64_t(units) * (share + 1) / shares);
+        body(begin * unit, std::min(end * unit, tiles));
+    });
+}
+
+// What adapters add to outputs [begin, end) of a matrix, of tokens [from, to); y: where output `begin` of token `from`
+// stands.
+inline void add_low_rank(const Tape::Frame& frame, const Linear& linear, int part, const View& inputs, int from, int to,
+                         int begin, int end, float* y, size_t stride) {
+    if (inputs.low == nullptr) return;
+    for (int m = from; m < to; m++)
+        linear.additions->expand(*frame.kernels.rows, frame.step.adapters[m], linear.first_part + part,
+                                 inputs.low + size_t(m) * inputs.low_width, begin, end, y + size_t(m - from) * stride);
+}
+
+// out [rows][width of all parts] (+)= inputs · weights
+inline void multiply(Tape::Frame& frame, int counter, const Linear& linear, const View& inputs, int rows, float* out,
+                     bool add) {
+    int tiles = 0;
+    for (const auto& part : linear.parts) tiles += part->matrix.tiles;
+    size_t stride = linear.rows();
+    deal_tiles(frame, counter, rows, tiles, [&](int begin, int end) {
+        int first_tile = 0, first_row = 0;
+        for (size_t part = 0; part < linear.parts.size(); part++) {
+            const Matrix& w = linear.parts[part]->matrix;
+            int from = std::max(begin - first_tile, 0), to = std::min(end - first_tile, w.tiles);
+            if (from < to) {
+                const float* bias = linear.bias.empty() ? nullptr : linear.bias.data() + first_row;
+                frame.kernels.linear->multiply(w, inputs.of(w.format), 0, rows, from, to, out + first_row, stride, add,
+                                               bias);
+                add_low_rank(frame, linear, int(part), inputs, 0, rows, from * TILE, std::min(to * TILE, w.rows),
+                             out + first_row + from * TILE, stride);
+            }
+            first_tile += w.tiles;
+            first_row += w.rows;
+        }
+    });
+}
+
+inline const float* normed(const Tape::Frame& frame, const Norm& norm, const float* x, int cols, float* to) {
+    if (norm.weight.empty()) return x;
+    frame.kernels.rows->rms_norm(x, norm.weight.data(), cols, norm.eps, to);
+    return to;
+}
+
+// x += scale * norm(inputs · weights); uses two counters
+inline void add_branch(Tape::Frame& frame, int thread, int counter, const Linear& linear, const View& inputs,
+                       const Norm& norm, float scale) {
+    int cols = linear.rows();
+    bool is_direct = norm.weight.empty() && scale == 1.0f;
+    float* out = is_direct ? frame.buffers.x.data() : frame.buffers.branch.data();
+    multiply(frame, counter, linear, inputs, frame.tokens, out, is_direct);
+    frame.pool.barrier();
+    if (is_direct) return;
+    float* row = frame.buffers.scratch[thread].data();
+    frame.deal(counter + 1, frame.tokens, [&](int m) {
+        const float* values = normed(frame, norm, frame.buffers.branch.data() + size_t(m) * cols, cols, row);
+        frame.kernels.rows->add(values, cols, scale, frame.buffers.x.data() + size_t(m) * cols);
+    });
+    frame.pool.barrier();
+}
+
+// out [rows][outputs of gate] = activation(gate · inputs) * (up · inputs), for tiles [begin, end)
+inline void gated(Tape::Frame& frame, int thread, const GatedLinear& mlp, const View& inputs, int rows, int begin,
+                  int end, float* out) {
+    const Matrix& g = mlp.gate.parts[0]->matrix;
+    const Matrix& u = mlp.up.parts[0]->matrix;
+    const LinearKernels& linear = *frame.kernels.linear;
+    auto activate = mlp.activation == Gate::SILU ? frame.kernels.rows->silu_mul : frame.kernels.rows->gelu_tanh_mul;
+    const float* gate_bias = mlp.gate.bias.empty() ? nullptr : mlp.gate.bias.data();
+    const float* up_bias = mlp.up.bias.empty() ? nullptr : mlp.up.bias.data();
+    int first = begin * TILE, width = std::min(end * TILE, g.rows) - first;
+    Floats& scratch = frame.buffers.scratch[thread];
+    int block = std::clamp(int(scratch.size() / 2 / width), 1, BLOCK_ROWS);
+    float* gates = scratch.data();
+    float* ups = gates + size_t(block) * width;
+    for (int m = 0; m < rows; m += block) {
+        int stop = std::min(rows, m + block);
+        ptrdiff_t shift = ptrdiff_t(m) * width + first;
+        linear.multiply(g, inputs.of(g.format), m, stop, begin, end, gates - shift, width, false, gate_bias);
+        linear.multiply(u, inputs.of(u.format), m, stop, begin, end, ups - shift, width, false, up_bias);
+        add_low_rank(frame, mlp.gate, 0, inputs, m, stop, first, first + width, gates, width);
+        add_low_rank(frame, mlp.up, 0, inputs, m, stop, first, first + width, ups, width);
+        for (int i = m; i < stop; i++) {
+            size_t from = size_t(i - m) * width;
+            activate(gates + from, ups + from, width, out + size_t(i) * g.rows + first);
+        }
+    }
+}
+
+}  // namespace tureen

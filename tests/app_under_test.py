@@ -21,6 +21,7 @@ from tureen.api.app import build_app
 from tureen.api.server import Server, bind
 from tureen.api.state import ServerState
 from tureen.config import Config
+from tureen.media.loader import MediaLoader
 from tureen.serving.inproc import InprocClient
 
 LOCAL = "http://127.0.0.1"
@@ -29,14 +30,22 @@ LOCAL = "http://127.0.0.1"
 class App:
     """The ASGI application; one event loop for all of its calls, which stands still between them."""
 
-    def __init__(self, *, slow: bool = False, facts: dict[str, Any] | None = None, **settings: Any) -> None:
-        """`facts` replace what the engine says of itself."""
+    def __init__(
+        self,
+        *,
+        slow: bool = False,
+        facts: dict[str, Any] | None = None,
+        media: MediaLoader | None = None,
+        special: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> None:
+        """`facts` replace what the engine says of itself; the tokenizer also knows `special` tokens."""
         self.config = Config(**settings)
         self._runner = asyncio.Runner()
         factory = make_slow_engine if slow else make_engine
         self.client: InprocClient = self.run(self._connect(lambda report: factory(self.config, progress=report)))
         self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
-        self.app = build_app(self.client, make_byte_tokenizer(), self.config)
+        self.app = build_app(self.client, make_byte_tokenizer(*special), self.config, media=media)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL, timeout=20)
 
@@ -96,7 +105,7 @@ class App:
     def close(self) -> None:
         self.run(self.http.aclose())
         self.run(self.client.close())
-        self.state.close()
+        self.run(self.state.close())
         self._runner.close()
 
     def __enter__(self) -> App:
@@ -109,8 +118,16 @@ class App:
 class LiveServer:
     """The application under uvicorn, in a thread, on a free port."""
 
-    def __init__(self, *, slow: bool = False, loop: Callable[[], Any] = uvloop.new_event_loop, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        slow: bool = False,
+        loop: Callable[[], Any] = uvloop.new_event_loop,
+        media: MediaLoader | None = None,
+        **settings: Any,
+    ) -> None:
         self.config = Config(port=0, **settings)
+        self._media = media
         self._factory = make_slow_engine if slow else make_engine
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
@@ -151,7 +168,7 @@ class LiveServer:
     async def _serve(self) -> None:
         self.client = InprocClient(lambda report: self._factory(self.config, progress=report))
         await self.client.start()
-        self.app = build_app(self.client, make_byte_tokenizer(), self.config)
+        self.app = build_app(self.client, make_byte_tokenizer(), self.config, media=self._media)
         with bind(self.config) as listener:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)

@@ -11,9 +11,10 @@ EOS, BOS = 256, 257
 VOCAB_SIZE = 258
 
 
-def make_byte_tokenizer() -> Tokenizer:
+def make_byte_tokenizer(*special: str) -> Tokenizer:
+    """With more special tokens, whose ids a model of VOCAB_SIZE does not have."""
     backend = Backend(models.BPE(vocab=dict(BYTE_OF_CHAR), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<eos>", special=True), AddedToken("<bos>", special=True)])
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>", *special)])
     return Tokenizer(backend, eos_token_ids=(EOS,), bos_token_id=BOS)

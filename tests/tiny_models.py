@@ -41,6 +41,19 @@ GEMMA = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     "rope_parameters": GEMMA_ROPES,
 }
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.5,
+}
+QWEN_MOE = {
+    "num_hidden_layers": 3,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "mlp_only_layers": [1],
+}
 VARIANTS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -56,25 +69,41 @@ VARIANTS = {
     "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "gemma3": ("Gemma3Text", GEMMA),
+    "gemma2": ("Gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 12}),
+    "gemma2-softcaps": (
+        "Gemma2",
+        {"head_dim": 32, "sliding_window": 12, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 10}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "granite": ("Granite", GRANITE),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen2-moe": ("Qwen2Moe", QWEN_MOE | {"shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
+    "qwen3-moe": ("Qwen3Moe", QWEN_MOE | {"head_dim": 32, "norm_topk_prob": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
 }
 
 
-def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Writes config.json and model.safetensors; returns the transformers model in float32, as loaded from them."""
+def write(folder: Path, variant: str, *, dtype: torch.dtype = torch.float32, **more: object) -> torch.nn.Module:
+    """Writes config.json and model.safetensors; returns the transformers model in float32, as loaded from them.
+
+    more: keys of the config beside those of the variant.
+    """
     family, changes = VARIANTS[variant]
+    changes = changes | more
     config = getattr(transformers, f"{family}Config")(**(SHAPE | changes))
     model_class = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")
     torch.manual_seed(len(variant))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = model_class(config).to(dtype)
-        _spread(model)
+        spread(model)
         model.save_pretrained(folder)
     model.config._attn_implementation = "eager"
     return model.float().eval()
 
 
-def _spread(model: torch.nn.Module) -> None:
+def spread(model: torch.nn.Module) -> None:
     """Weights large enough that logits differ clearly from token to token."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

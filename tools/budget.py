@@ -8,8 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 500, 50, 250, 15
-PART_LINES = {"tureen/grammar": 11_000, "tureen/bench": 3_000, "tureen": 17_000}
-"""The first part that a file is in counts it."""
+SERVED = ("layers", "lora", "media", "models", "recipes", "vision", "weights")
+"""What there is to serve: architectures, file formats, adapters, pictures."""
+PART_LINES = {"grammar": 11_000, "bench": 3_000, "what is served": 8_000, "the rest": 16_000}
 
 
 def main() -> int:
@@ -19,7 +20,7 @@ def main() -> int:
         text = path.read_text(encoding="utf-8")
         lines = text.count("\n")
         name = path.relative_to(ROOT).as_posix()
-        totals[next(part for part in PART_LINES if name.startswith(part))] += lines
+        totals[_part_of(name.split("/")[1])] += lines
         if lines > FILE_LINES:
             complaints.append(f"{name}: {lines} lines, at most {FILE_LINES}")
         complaints += [f"{name}:{complaint}" for complaint in _oversized(ast.parse(text))]
@@ -33,6 +34,12 @@ def main() -> int:
     if complaints:
         print("Find the second concept in it; raising a limit takes a note in docs/decisions/.")
     return 1 if complaints else 0
+
+
+def _part_of(folder: str) -> str:
+    if folder in SERVED:
+        return "what is served"
+    return folder if folder in PART_LINES else "the rest"
 
 
 def _oversized(tree: ast.AST) -> list[str]:

@@ -1,7 +1,8 @@
-"""Writes docs/parameters.md and docs/settings.md from the structs where every field is declared once."""
+"""Writes the pages of docs/ that derive from the code: parameters, settings, models."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -15,6 +16,9 @@ from tureen.api.sglang_request import GenerateBody
 from tureen.api.tgi import TgiBody, TgiParameters
 from tureen.config import ENV_PREFIX, Config
 from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models_page import models_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
@@ -46,7 +50,8 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    return {"parameters.md": _parameters_page(), "settings.md": _settings_page()}
+    models = models_page(GENERATED.format(source="the files of tureen/models"))
+    return {"parameters.md": _parameters_page(), "settings.md": _settings_page(), "models.md": models}
 
 
 def _parameters_page() -> str:

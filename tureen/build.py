@@ -8,26 +8,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tureen.config import Config
+from tureen.config import Config, cache_dir
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
+from tureen.errors import StartupError, TureenError
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.compiler import Compiler
 from tureen.log import Progress, no_progress
+from tureen.media.files import media_root
+from tureen.media.loader import MediaLoader
 from tureen.registry import declared
 from tureen.runner.load import load_runner
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineInfo
-from tureen.weights.source import ModelSource, generation_defaults, load_tokenizer, model_config, resolve_model
+from tureen.weights.source import (
+    ModelSource,
+    generation_defaults,
+    load_tokenizer,
+    model_config,
+    preprocessor_config,
+    resolve_model,
+)
 
 if TYPE_CHECKING:
     from tureen.runner.base import Runner
-
-DEFAULT_CACHE = Path("~/.cache/tureen")
 
 
 class Model(NamedTuple):
@@ -46,18 +54,33 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     return Model(source, tokenizer)
 
 
+def media_loader(config: Config, model: Model) -> MediaLoader | None:
+    """What brings pictures to a model that takes some; None for one of text only. Raises StartupError."""
+    hf = model_config(model.source)
+    if hf.get("model_type") not in declared("tureen.media", "MODEL_TYPES"):
+        return None
+    return MediaLoader(
+        hf,
+        preprocessor_config(model.source),
+        media_path=media_root(config.media_path, config.host),
+        allowed_domains=config.allowed_media_domain,
+    )
+
+
 def downloaded_models(config: Config) -> list[tuple[Path, int]]:
     """Model files fetched before, with their sizes in bytes."""
-    return [(path, path.stat().st_size) for path in sorted(cache_dir(config).rglob("*.gguf"))]
+    files = sorted(cache_dir(config).rglob("*.gguf"))
+    return [(_model_path(file), file.stat().st_size) for file in files]
+
+
+def _model_path(file: Path) -> Path:
+    """What to give as --model-path: the folder, where this GGUF file is a part of a larger model."""
+    return file.parent if (file.parent / "config.json").is_file() else file
 
 
 def architectures() -> list[str]:
     """The names in a config.json that this version can run."""
     return sorted(declared("tureen.models", "ARCHITECTURES"))
-
-
-def cache_dir(config: Config) -> Path:
-    return Path(config.download_dir or DEFAULT_CACHE).expanduser()
 
 
 def make_engine(
@@ -80,8 +103,24 @@ def make_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
+    _load_adapters(engine, config.lora_paths)
     seconds = time.monotonic() - started
-    return engine, _describe(config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds)
+    adapters = engine.adapters.paths()
+    return engine, _describe(
+        config, source, hf_config, runner, eos_token_ids, tokenizer, load_seconds=seconds, adapters=adapters
+    )
+
+
+def _load_adapters(engine: Engine, settings: tuple[str, ...]) -> None:
+    """Raises StartupError naming the setting at fault."""
+    for setting in settings:
+        name, separator, path = setting.partition("=")
+        if not (name and separator and path):
+            raise StartupError(f"--lora-paths {setting}: must be NAME=PATH", field="lora_paths")
+        try:
+            engine.call("load_adapter", name=name, path=path)
+        except TureenError as error:
+            raise StartupError(f"--lora-paths {setting}: {error.message}", field="lora_paths") from None
 
 
 def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], vocab_size: int) -> Compiler | None:
@@ -105,6 +144,7 @@ def _describe(
     tokenizer: Tokenizer,
     *,
     load_seconds: float,
+    adapters: dict[str, str],
 ) -> EngineInfo:
     capacity = runner.capacity()
     device = runner.call("device")
@@ -125,6 +165,7 @@ def _describe(
         eos_token_ids=eos_token_ids,
         bos_token_id=tokenizer.bos_token_id,
         load_seconds=load_seconds,
+        adapters=adapters,
         generation_defaults=generation_defaults(source),
     )
 

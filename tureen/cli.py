@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -16,7 +17,7 @@ import msgspec
 
 from tureen import __version__
 from tureen.bench import command as bench_command
-from tureen.config import Config, load
+from tureen.config import Config, cache_dir, load
 from tureen.errors import TureenError
 from tureen.sampling.params import SamplingParams
 
@@ -74,6 +75,12 @@ def _parser() -> Parser:
     models.add_argument("--config", help=argparse.SUPPRESS)
     models.add_argument("--download-dir", default=argparse.SUPPRESS, help="where downloaded models are kept")
     models.set_defaults(run=_models)
+    actions = models.add_subparsers(dest="action", metavar="build", parser_class=Parser)
+    build = actions.add_parser("build", help="put a model together from published weights", allow_abbrev=False)
+    build.add_argument("name", choices=["shapes-vlm"], help="shapes-vlm: says what is drawn in a picture")
+    build.add_argument("--config", help=argparse.SUPPRESS)
+    build.add_argument("--download-dir", default=argparse.SUPPRESS, help="where downloaded models are kept")
+    build.set_defaults(run=_build_model)
     return parser
 
 
@@ -172,6 +179,15 @@ def _models(options: argparse.Namespace) -> int:
     print("architectures that run:")
     for name in build.architectures():
         print(f"  {name}")
+    return 0
+
+
+def _build_model(options: argparse.Namespace) -> int:
+    terminal = importlib.import_module("tureen.terminal")
+    shapes_vlm = importlib.import_module("tureen.recipes.shapes_vlm")
+    with terminal.PhaseDisplay() as display:
+        folder = shapes_vlm.build(cache_dir(load_config(options)), display)
+    print(f"built. Serve it with:\n  tureen serve --model-path {shlex.quote(str(folder))}")
     return 0
 
 

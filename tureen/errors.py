@@ -7,6 +7,7 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── NotFound              404   route, model, adapter, session
  ├── MethodNotAllowed      405
  ├── RequestTimeout        408   the body did not arrive in time
+ ├── Conflict              409   in use
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
  ├── TooManyRequests       429   this client has enough running; carries .retry_after_s
@@ -78,6 +79,11 @@ class RequestTimeout(TureenError):
     code = "request_timeout"
 
 
+class Conflict(TureenError):
+    status = 409
+    code = "conflict"
+
+
 class PayloadTooLarge(TureenError):
     status = 413
     code = "payload_too_large"
@@ -125,6 +131,14 @@ class DeadlineExceeded(TureenError):
 
 class StartupError(TureenError):
     code = "startup_error"
+
+
+def not_loaded(adapter: str, field: str) -> NotFound:
+    return NotFound(
+        f"{field} {echo(adapter)} is no adapter that is loaded; /v1/models lists those that are",
+        field=field,
+        code="lora_not_found",
+    )
 
 
 def echo(value: object) -> str:

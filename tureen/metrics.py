@@ -116,6 +116,9 @@ class Metrics:
         self.add(name, max(0.0, total - self._totals.get(name, 0.0)))
         self._totals[name] = max(total, self._totals.get(name, 0.0))
 
+    def histogram(self, name: str) -> Histogram:
+        return self._histograms[name]
+
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 

@@ -14,7 +14,7 @@ import msgspec
 from tureen.api import sglang
 from tureen.api.sglang import Answer
 from tureen.api.state import ServerState, make_context
-from tureen.build import connect, find_model
+from tureen.build import connect, find_model, media_loader
 from tureen.config import Config, load
 from tureen.errors import Unavailable
 from tureen.metrics import Metrics
@@ -89,6 +89,16 @@ class Engine:
         self._check_running()
         self._wait(_later(lambda: self._state.sessions.close(session_id, owner="")))
 
+    def load_lora_adapter(self, lora_name: str, lora_path: str) -> dict[str, str]:
+        """An adapter for `lora_path=lora_name`. Returns all that are loaded then, name -> folder."""
+        self._check_running()
+        return self._wait(self._state.change_adapters("load_adapter", name=lora_name, path=lora_path))
+
+    def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
+        """Raises NotFound, and Conflict while requests use it. Returns what is loaded then."""
+        self._check_running()
+        return self._wait(self._state.change_adapters("unload_adapter", name=lora_name))
+
     def flush_cache(self) -> object:
         """Forget all cached prefixes; returns the number of pages freed."""
         self._check_running()
@@ -99,7 +109,7 @@ class Engine:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._wait(self._client.close())
-            self._state.close()
+            self._wait(self._state.close())
             self._stop_loop()
 
     def __enter__(self) -> Engine:
@@ -111,8 +121,9 @@ class Engine:
     async def _connect(self) -> tuple[InprocClient | ProcessClient, ServerState]:
         model = await asyncio.to_thread(find_model, self._config)
         client = await connect(self._config, model)
-        context = make_context(model.tokenizer, client.info, self._config)
-        return client, ServerState(client, context, Metrics(client.info.model_name))
+        media = media_loader(self._config, model)
+        context = make_context(model.tokenizer, client.info, self._config, media)
+        return client, ServerState(client, context, Metrics(client.info.model_name), media)
 
     async def _answer(self, body: dict[str, Any]) -> Answer | list[Answer]:
         answers = await sglang.answer(await sglang.prepare(body, self._state), self._state)

@@ -17,7 +17,7 @@ from tureen.api.keys import load_keys
 from tureen.api.middleware import LOOPBACK
 from tureen.api.server import Server, bind
 from tureen.api.tls import load_context
-from tureen.build import connect, find_model
+from tureen.build import connect, find_model, media_loader
 from tureen.config import Config
 from tureen.errors import StartupError
 from tureen.log import get_logger, set_up_logging
@@ -63,10 +63,11 @@ async def _serve(config: Config) -> int:
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         with PhaseDisplay() as display:
             model = await asyncio.to_thread(find_model, config, progress=display)
+            media = media_loader(config, model)
             client = await connect(config, model, progress=display)
         gc.collect()
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
-        app = build_app(client, model.tokenizer, config)
+        app = build_app(client, model.tokenizer, config, media=media)
 
         def ready() -> None:
             text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))

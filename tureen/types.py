@@ -31,6 +31,17 @@ class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
     mode: LogprobsMode = "processed"
 
 
+class MediaItem(msgspec.Struct, frozen=True, array_like=True):
+    """A picture or a video in a prompt, as the model's encoder takes it."""
+
+    digest: str  # hex; equal where pixels and layout are: encoded once, and part of the prefix cache's key
+    start: int  # position in the prompt of the first of its tokens
+    num_tokens: int
+    pixels: bytes  # uint8 [tiles, height, width, 3]: resized and cropped, not normalised
+    shape: tuple[int, int, int, int]
+    layout: tuple[int, ...] = ()  # what more the encoder must know; see media/base.py
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asks: one prompt, one sample. Already validated against vocabulary and context."""
 
@@ -41,8 +52,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int  # resolved: sampling_seed + sample index
     logprobs: LogprobSpec | None = None
     cache_salt: str = ""  # separates the prefix cache
-    adapter: str = ""
+    adapter: str = ""  # name or path of one that is loaded
     embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
+    media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
     hidden_states: HiddenStates = "none"
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     grammar: GrammarSpec | None = None  # what the whole output must match
@@ -140,6 +152,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     load_seconds: float = 0.0
+    adapters: dict[str, str] = {}  # loaded at the start: name -> path
     generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
 
 

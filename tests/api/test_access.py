@@ -20,7 +20,13 @@ from tureen.errors import StartupError
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OPEN = {"/health", "/health_generate", "/metrics"}
-ADMIN = {"/flush_cache", "/pause_generation", "/continue_generation"}
+ADMIN = {
+    "/flush_cache",
+    "/pause_generation",
+    "/continue_generation",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+}
 """All other routes are for users."""
 
 USER_KEY, ADMIN_KEY, FILE_KEY = "user-k3y", "admin-k3y", "file-k3y"

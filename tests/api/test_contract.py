@@ -82,6 +82,10 @@ SGLANG = {
     "return_hidden_states": Case("last", "first", "test_hidden_states_of_prompt_and_output_equal_transformers"),
     "return_effective": Case(True, 1, "test_every_sampling_parameter_is_told_with_its_value_and_origin"),
     "stream": Case(False, "x", "test_every_event_has_a_beginning_of_the_text_in_whole_characters"),
+    "image_data": Case(None, 5, "test_a_batch_gives_each_prompt_its_own"),
+    "video_data": Case(None, 5, "test_pictures_and_videos_stand_where_their_placeholders_do"),
+    "modalities": Case(None, "image", "test_modalities_say_how_pictures_are_taken"),
+    "lora_path": Case(None, 5, "test_each_prompt_of_a_batch_is_answered_by_the_adapter_it_names"),
     "session_params": Case({"id": "open"}, {"id": 5}, "test_a_session_reuses_what_was_said"),
     "custom_logit_processor": Case("disallowed_tokens", "nobody", "test_a_custom_logit_processor_decides_every_token"),
     "log_metrics": Case(False, 1, "test_a_request_that_asks_for_it_does_not_count"),
@@ -120,7 +124,7 @@ MINDIE = {
     "ignore_eos": Case(True, 1, SAME),
     "min_tokens": Case(2, -1, SAME),
     "logit_bias": Case({"5": 1}, {"5": 101}, REACHES),
-    "model": Case("None", "other", "test_the_served_model_may_be_named"),
+    "model": Case("None", 5, "test_the_served_model_may_be_named"),
     "n": Case(2, 0, "test_n_texts_have_the_seeds_that_follow"),
     "best_of": Case(2, 0, "test_best_of_are_all_returned_the_most_probable_first"),
 }
@@ -147,7 +151,7 @@ TGI_PARAMETERS = {
     "decoder_input_details": Case(False, 1, "test_the_prompt_s_tokens_with_logprobs"),
     "top_n_tokens": Case(None, 0, "test_alternatives_of_each_token"),
     "best_of": Case(1, 0, "test_best_of_answers_the_most_probable_and_lists_the_others"),
-    "adapter_id": Case(None, "x", "test_a_wrong_field_is_refused_by_name_in_this_dialect_s_shape"),
+    "adapter_id": Case(None, 5, "test_mindie_s_model_and_tgi_s_adapter_id_name_adapters"),
     "grammar": Case({"type": "regex", "value": "a"}, {}, "test_a_grammar_constrains_the_text"),
 }
 LOGPROB_FIELDS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs_mode")

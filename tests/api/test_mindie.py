@@ -146,7 +146,7 @@ BAD = {
     "ignore_eos": [1],
     "min_tokens": [-1, 17],
     "logit_bias": [{"5": 101}, {"x": 1}, [1]],
-    "model": [5, "other"],
+    "model": [5, ["other"]],
     "n": [0, 129, 1.5],
     "best_of": [0, 129, "x"],
     "maxtokens": [5],

@@ -169,7 +169,7 @@ BAD_PARAMETERS = {
     "decoder_input_details": [True, 1],
     "top_n_tokens": [0, 6, 2],
     "best_of": [0, 129, 2],
-    "adapter_id": ["x", 5],
+    "adapter_id": [5, ["x"]],
     "grammar": [
         "a",
         {},

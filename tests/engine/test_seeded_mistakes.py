@@ -8,6 +8,7 @@ from tureen.cache.pages import PagePool
 from tureen.cache.radix import Node, RadixTree
 from tureen.engine import output
 from tureen.engine.constraint import Constraint
+from tureen.engine.embedded import Embedded
 from tureen.engine.engine import Engine
 from tureen.engine.grammars import Grammars
 from tureen.engine.hidden import HiddenStateQueue
@@ -194,8 +195,8 @@ def _embeddings_are_published(monkeypatch):
 
 
 def _embeddings_of_a_later_chunk_are_those_of_the_first(monkeypatch):
-    embeds = Sequence._embeds
-    monkeypatch.setattr(Sequence, "_embeds", lambda self, start, end: embeds(self, 0, end - start))
+    between = Embedded.between
+    monkeypatch.setattr(Embedded, "between", lambda self, start, end: between(self, 0, end - start))
 
 
 def _hidden_states_are_sent_again_after_a_preemption(monkeypatch):
@@ -243,14 +244,14 @@ def _what_is_asked_of_a_complete_output_is_not_computed(monkeypatch):
 
 
 def _a_stop_among_forced_tokens_is_overlooked(monkeypatch):
-    append = output._append
+    append = output.append
 
     def overlook(sequence, token_id, context_len, *, is_drawn):
         reason = append(sequence, token_id, context_len, is_drawn=is_drawn)
         is_cut = reason is not None and sequence.num_output >= sequence.request.max_new_tokens
         return reason if is_drawn or is_cut or sequence.constraint.is_done else None
 
-    monkeypatch.setattr(output, "_append", overlook)
+    monkeypatch.setattr(output, "append", overlook)
 
 
 MISTAKES = [

@@ -17,10 +17,11 @@ from tureen.grammar.base import GrammarSpec
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.sampling.params import SamplingParams
-from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, OutputDelta
+from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 
 VOCAB_SIZE = 64
 EOS_IDS = (7,)
+ADAPTERS = ("", "red", "blue")  # an adapter's number is its place here
 TOKENIZER = make_byte_tokenizer()
 
 
@@ -77,11 +78,27 @@ def _scored_prompt(request: GenerateRequest, stored: list[bytes]) -> list[tuple[
     return [(None, prompt[spec.prompt_start]), *after]
 
 
-def expected(request: GenerateRequest, context_len: int):
+def embedding(digest: str, index: int) -> bytes:
+    """What the fake encoder makes of a picture's token."""
+    return struct.pack("<f", _hash(digest.encode(), index)[0])
+
+
+def _inputs(request: GenerateRequest) -> list[tuple[int, bytes]]:
+    """What is computed of the prompt: tokens and, where there are none, embeddings."""
+    if request.embeds:
+        return [(NO_TOKEN, request.embeds[at : at + 4]) for at in range(0, len(request.embeds), 4)]
+    inputs = [(token, b"") for token in request.token_ids]
+    for item in request.media:
+        for index in range(item.num_tokens):
+            inputs[item.start + index] = (NO_TOKEN, embedding(item.digest, index))
+    return inputs
+
+
+def expected(request: GenerateRequest, context_len: int, adapter: int = 0):
     """(output ids, finish, output logprobs, prompt logprobs, what is stored) of a request running alone."""
     stored: list[bytes] = []
-    for at, token in enumerate(request.token_ids):
-        stored.append(_hash(stored[-1] if stored else b"", token, request.embeds[4 * at : 4 * at + 4]))
+    for token, embedding in _inputs(request):
+        stored.append(_hash(stored[-1] if stored else b"", token + (adapter << 32), embedding))
     prompt, params = request.token_ids, request.params
     scored = _scored_prompt(request, stored)
     grammar = request.grammar
@@ -99,7 +116,7 @@ def expected(request: GenerateRequest, context_len: int):
             token = (token + 1) % VOCAB_SIZE
         output.append(token)
         logprobs.append((_logprob(history, token), token))
-        stored.append(_hash(stored[-1], token))
+        stored.append(_hash(stored[-1], token + (adapter << 32)))
         if len(output) >= params.min_new_tokens:
             if token in ends:
                 return output, FinishReason(type="stop", matched=token), logprobs, scored, stored
@@ -200,6 +217,8 @@ class World:
         self.engine = Engine(
             self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, compiler=self.compiler, **options
         )
+        for name in ADAPTERS[1:]:
+            self.engine.call("load_adapter", name=name, path=name)
         self.runner.engine, self.runner.token_budget = self.engine, token_budget
         self.context_len = min(context_len, num_pages * page_size)
         self.answers: dict[str, Answer] = {}
@@ -251,7 +270,8 @@ class World:
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
-        in_engine = [sequence.request.id for sequence in (*waiting, *running, *self.engine.grammars._waiting)]
+        preparing = (*self.engine.grammars._waiting, *self.engine.encoders._waiting)
+        in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
         assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))
         for sequence in waiting:
@@ -278,6 +298,7 @@ class World:
         assert engine.cache.num_available == pool.num_pages
         assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
         assert (len(engine.grammars), self.compiler.pending) == (0, [])
+        assert (len(engine.encoders), engine.encoders._current) == (0, None)
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()
@@ -290,7 +311,8 @@ class World:
             assert answer.token_ids == []
             assert (answer.finish.type, answer.finish.code) in (("error", "invalid_regex"), ("abort", None))
             return
-        output, finish, logprobs, scored, stored = expected(request, self.context_len)
+        adapter = ADAPTERS.index(request.adapter)
+        output, finish, logprobs, scored, stored = expected(request, self.context_len, adapter)
         if answer.finish.type == "abort" or (may_fail and answer.finish.type == "error"):
             assert answer.token_ids == output[: len(answer.token_ids)]
             if request.hidden_states == "all":
@@ -324,6 +346,27 @@ def make_request(
     )
 
 
+def with_media(request: GenerateRequest, *places: tuple[int, int, str]) -> GenerateRequest:
+    """The same with pictures in place of tokens: (start, number of tokens, digest)."""
+    token_ids = list(request.token_ids)
+    for start, num_tokens, digest in places:
+        token_ids[start : start + num_tokens] = [NO_TOKEN - 1 - int(digest[:15], 16)] * num_tokens
+    media = tuple(MediaItem(digest, start, num_tokens, b"pixels", (1, 1, 2, 3)) for start, num_tokens, digest in places)
+    return msgspec.structs.replace(request, token_ids=tuple(token_ids), media=media)
+
+
+def _random_media(rng: random.Random, request: GenerateRequest) -> GenerateRequest:
+    """Pictures of few kinds somewhere in the prompt, their log-probabilities not asked for."""
+    cuts = sorted(rng.randrange(len(request.token_ids) + 1) for _ in range(2 * rng.choice([1, 1, 2, 3])))
+    spans = [(start, end) for start, end in zip(cuts[::2], cuts[1::2], strict=True) if start < end]
+    places = [(start, end - start, f"{rng.randrange(3):x}{end - start:x}".ljust(64, "a")) for start, end in spans]
+    found = with_media(request, *places)
+    end = max((end for _, end in spans), default=0)
+    if found.logprobs is not None and 0 <= found.logprobs.prompt_start < end:
+        found = msgspec.structs.replace(found, logprobs=LogprobSpec())
+    return found
+
+
 def random_tokens(rng: random.Random, length: int) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE) for _ in range(length))
 
@@ -347,7 +390,7 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
             cache_salt=rng.choice(["", "", "", "salt"]),
             temperature=rng.choice([0.0, 1.0]),
             ignore_eos=rng.random() < 0.5,
-            stop_token_ids=(9,) if rng.random() < 0.2 else (),
+            stop_token_ids=(9, 10, 11, 12) if rng.random() < 0.2 else (),
             stop=("!",) if rng.random() < 0.2 else (),
             min_new_tokens=rng.randrange(max_new + 1) if rng.random() < 0.3 else 0,
         )
@@ -359,9 +402,13 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
                 embeds=rng.randbytes(4 * len(prompt)),
                 logprobs=base.logprobs and LogprobSpec(),
             )
+        elif rng.random() < 0.25:
+            base = _random_media(rng, base)
         if rng.random() < 0.4:
             text = BROKEN if rng.random() < 0.1 else f"g{rng.randrange(10**6)} {rng.choice([0, 1, 3, 12, 40])}"
             base = msgspec.structs.replace(base, grammar=GrammarSpec("regex", text), grammar_field="regex")
+        if rng.random() < 0.3:
+            base = msgspec.structs.replace(base, adapter=rng.choice(ADAPTERS))
         for sample in range(rng.choice([1, 1, 2, 4])):
             requests.append(msgspec.structs.replace(base, id=f"{base.id}.{sample}", seed=base.seed + sample))
     return requests[:count]

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import warnings
 
 import pytest
 from runner_driver import Running, folder_source, generate, step
@@ -23,9 +24,15 @@ def model(request, tmp_path_factory):
     return folder, write(folder, request.param)
 
 
-def make_runner(folder, *, page_size=16, **settings):
+def make_runner(folder, *, page_size=16, kernels="auto", **settings):
     config = Config(
-        device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=1024, num_threads=2, **settings
+        device=DEVICE,
+        dtype="float32",
+        page_size=page_size,
+        max_total_tokens=1024,
+        num_threads=2,
+        kernels=kernels,
+        **settings,
     )
     return load_runner(folder_source(folder), config)
 
@@ -41,10 +48,13 @@ def distance(report, expected):
     return max(abs(value - float(expected[token])) for value, token in report.top)
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [(16, 1000), (16, 7), (1, 16), (1, 1), (4, 33)])
-def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chunk):
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "kernels"),
+    [(16, 1000, "auto"), (16, 7, "auto"), (1, 16, "torch"), (1, 1, "auto"), (4, 33, "torch")],
+)
+def test_greedy_tokens_and_all_logprobs_equal_transformers(model, page_size, chunk, kernels):
     folder, oracle = model
-    runner = make_runner(folder, page_size=page_size)
+    runner = make_runner(folder, page_size=page_size, kernels=kernels)
     sequence = Running(0, PROMPT, shuffled_pages(runner)[: -(-100 // page_size)], logprobs=SPEC)
     assert generate(runner, sequence, 12, chunk=chunk, score=True) == greedy(oracle, PROMPT, 12)
     expected = logprobs(oracle, sequence.token_ids[:-1])
@@ -84,3 +94,27 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(StartupError, match=r"MambaForCausalLM.*Gemma3ForCausalLM.*LlamaForCausalLM.*Qwen3ForCausalLM"):
         load_runner(folder_source(tmp_path), Config(device=DEVICE))
+
+
+@pytest.mark.parametrize(("length", "context_length"), [(61, 64), (61, None), (40, 64)])
+def test_longrope_has_the_long_factors_in_a_server_of_long_contexts_and_the_short_ones_else(
+    length, context_length, tmp_path
+):
+    original = 64 if context_length else 48
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1, 1.3, 1.6],
+        "long_factor": [1.5, 2.0, 3.0, 4.0],
+        "original_max_position_embeddings": original,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oracle = write(tmp_path, "phi3-partial", rope_parameters=parameters)
+    runner = make_runner(tmp_path, context_length=context_length)
+    sequence = Running(0, PROMPT[:length], range(8), logprobs=SPEC)
+    generate(runner, sequence, 2, chunk=1000, score=True)
+    expected = logprobs(oracle, sequence.token_ids[:-1])
+    reports = sequence.prompt_logprobs + sequence.output_logprobs
+    assert max(distance(report, row) for report, row in zip(reports, expected, strict=True)) < CLOSE

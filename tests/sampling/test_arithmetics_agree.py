@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -104,13 +105,13 @@ def test_a_batch_of_plain_greedy_rows_equals_these_rows_among_others():
             assert [row.error is None for row in mixed] == [True, False, False, False, not given, True, True]
 
 
-def test_tokens_of_plain_greedy_rows_count_as_output():
+def test_of_tokens_that_are_heard_of_only_those_that_were_not_drawn_count():
     sampler = Sampler(1, VOCAB, NativeArithmetic(native.Pool(1)))
-    sampler.set_slot(make_state(temperature=0.0, prompt=(1, 2)))
-    for position in (2, 3):
-        sampler.sample(make_logits(position, VOCAB, rows=1), [0], [position])
-    sampler.catch_up(0, 3, (8, 9))  # position 3 was drawn, 4 was not
-    assert sampler._slots[0].num_outputs == 3
+    sampler.set_slot(make_state(temperature=0.0, frequency_penalty=0.5, prompt=(1, 2)))
+    drawn = [sampler.sample(make_logits(at, VOCAB, rows=1), [0], [at])[0].token_id for at in (2, 3)]
+    sampler.catch_up(0, 3, (drawn[1], 9))  # position 3 was drawn, 4 was not
+    counts = sampler._slots[0].output
+    assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == Counter((*drawn, 9))
 
 
 WITHOUT_TORCH = """

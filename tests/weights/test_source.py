@@ -180,7 +180,7 @@ def test_a_known_wheel_must_have_the_pinned_sha256(index, cache, monkeypatch):
     monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, "1" * 64, "2" * 64))
     assert "it was damaged or replaced" in _fault(SPEC, cache)
     monkeypatch.setitem(pypi.PINS, "tiny-model==1.0", pypi.Pin(100, wheel_sha256, "2" * 64))
-    assert "the GGUF file in the wheel is not the expected one" in _fault(SPEC, cache)
+    assert "the file in the wheel is not the expected one" in _fault(SPEC, cache)
     assert _everything_in(cache) == []
 
 

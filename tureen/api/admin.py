@@ -62,17 +62,21 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     started = int(time.time())
 
     async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_card(state, started)]})
+        cards = [adapter_card(state, started, name) for name in state.adapters]
+        return JSONResponse({"object": "list", "data": [model_card(state, started), *cards]})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name != state.context.info.model_name:
+        if name == state.context.info.model_name:
+            return JSONResponse(model_card(state, started))
+        if name not in state.adapters:
             raise NotFound(
-                f"the model {echo(name)} does not exist; this server has {state.context.info.model_name}",
+                f"the model {echo(name)} does not exist; this server has "
+                f"{', '.join((state.context.info.model_name, *state.adapters))}",
                 field="model",
                 code="model_not_found",
             )
-        return JSONResponse(model_card(state, started))
+        return JSONResponse(adapter_card(state, started, name))
 
     async def model_info(_: Request) -> Response:
         return JSONResponse(model_facts(state))
@@ -135,6 +139,11 @@ def model_card(state: ServerState, created: int) -> dict[str, Any]:
     }
 
 
+def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
+    parent = state.context.info.model_name
+    return model_card(state, created) | {"id": name, "root": state.adapters[name], "parent": parent}
+
+
 def model_facts(state: ServerState) -> dict[str, Any]:
     """What SGLang's clients read, and what a person asks first."""
     info, config = state.context.info, state.context.config
@@ -146,7 +155,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "weight_version": config.weight_version,
         "model_type": info.model_type,
         "architectures": [info.architecture],
-        "has_image_understanding": False,
+        "has_image_understanding": state.media is not None,
         "has_audio_understanding": False,
         "vocab_size": info.vocab_size,
         "context_length": info.context_len,

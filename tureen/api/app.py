@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from tureen.api import admin, generate, pause, session_routes, sglang, tgi
+from tureen.api import adapter_routes, admin, generate, pause, session_routes, sglang, tgi
 from tureen.api.dialect import ClientGone, Dialect
 from tureen.api.errors import error_response
 from tureen.api.middleware import Gate
@@ -21,6 +21,7 @@ from tureen.api.state import ServerState, make_context
 from tureen.config import Config
 from tureen.errors import MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
 from tureen.log import get_logger
+from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
@@ -32,22 +33,26 @@ DIALECTS: tuple[Dialect, ...] = (
     tgi.routes,
     session_routes.routes,
     pause.routes,
+    adapter_routes.routes,
     admin.routes,
 )
 
 log = get_logger("http")
 
 
-def build_app(client: EngineClient, tokenizer: Tokenizer, config: Config) -> Starlette:
-    """The application over a client that is ready. Its state is `app.state.server`."""
-    state = ServerState(client, make_context(tokenizer, client.info, config), Metrics(client.info.model_name))
+def build_app(
+    client: EngineClient, tokenizer: Tokenizer, config: Config, *, media: MediaLoader | None = None
+) -> Starlette:
+    """The application over a client that is ready. Its state is `app.state.server`. media: None for text models."""
+    context = make_context(tokenizer, client.info, config, media)
+    state = ServerState(client, context, Metrics(client.info.model_name), media)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         reporter = asyncio.create_task(report_forever(state))
         yield
         reporter.cancel()
-        await asyncio.to_thread(state.close)
+        await state.close()
 
     app = Starlette(
         routes=[route for dialect in DIALECTS for route in dialect(state)],

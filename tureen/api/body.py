@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingPara
 TEXT_LISTS = ("stop", "stop_regex")
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
@@ -54,17 +55,6 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str 
             )
 
 
-def refuse_not_yet(given: Mapping[str, Any], names: Sequence[str], where: str = "") -> None:
-    """Raises InvalidRequest for a field of the documented API that this version does not have."""
-    for name in names:
-        value = given.get(name)
-        if value is not None and value is not False:
-            path = f"{where}.{name}" if where else name
-            raise InvalidRequest(
-                f"{path} is not available in this version of tureen; leave it out", field=path, code="not_available"
-            )
-
-
 def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
     """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
 
@@ -86,7 +76,12 @@ def _as_invalid_request(message: str, given: Any, path: Callable[[str], str]) ->
             value = value.get(name)
         elif isinstance(value, list) and index.isdigit() and int(index) < len(value):
             value = value[int(index)]
+    missing = _MISSING.fullmatch(problem)
+    if missing:
+        names.append(missing["name"])
     field = ".".join([path(names[0]), *names[1:]]).replace(".[", "[") if names else path("").rstrip(".")
+    if missing:
+        return InvalidRequest(f"{field} is missing", field=field)
     wanted = problem.replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
     return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
 

@@ -14,6 +14,7 @@ from tureen.api.planning import Plan
 from tureen.api.state import ServerState
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
+from tureen.metrics import Metrics
 from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 
 WHOLE_INTERVAL = 64
@@ -74,6 +75,27 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
+
+
+class Meter:
+    """Counts and times the tokens of one output as they come in, whoever looks at them when."""
+
+    def __init__(self, metrics: Metrics, started_s: float) -> None:
+        self.num_tokens = 0
+        self._last_s = started_s
+        self._first = metrics.histogram("time_to_first_token_seconds")
+        self._next = metrics.histogram("inter_token_latency_seconds")
+
+    def note(self, num_new: int) -> None:
+        if not num_new:
+            return
+        now = time.monotonic()
+        if self.num_tokens:
+            self._next.observe((now - self._last_s) / num_new)
+        else:
+            self._first.observe(now - self._last_s)
+        self.num_tokens += num_new
+        self._last_s = now
 
 
 class Run:
@@ -146,8 +168,8 @@ class Run:
     async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
-        stream: Any = self._state.client.generate(output.request, num_tokens)
-        last_s = output.started_s
+        meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
+        stream: Any = self._state.client.generate(output.request, num_tokens, meter.note if meter else None)
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
             async with contextlib.aclosing(stream):
@@ -155,37 +177,24 @@ class Run:
                     output.add(delta)
                     if output.finish is not None:
                         await check_grammar(output, self._state)
-                    if self._log_metrics and delta.token_ids:
-                        last_s = self._observe(output, len(delta.token_ids), last_s)
-                    if output.finish is not None:
                         finish = output.finish.type
                     yield output
         except TureenError:
             finish = "error"
             raise
         finally:
-            self._count(output, finish)
+            log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
+            if meter is not None:
+                self._count(output, finish, meter.num_tokens)
 
-    def _observe(self, output: Output, num_new: int, last_s: float) -> float:
-        now = time.monotonic()
-        metrics = self._state.metrics
-        if num_new == len(output.token_ids):
-            metrics.observe("time_to_first_token_seconds", now - output.started_s)
-        else:
-            metrics.observe("inter_token_latency_seconds", (now - last_s) / num_new)
-        return now
-
-    def _count(self, output: Output, finish: str) -> None:
-        log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
-        if not self._log_metrics:
-            return
+    def _count(self, output: Output, finish: str, num_tokens: int) -> None:
         metrics = self._state.metrics
         metrics.count_finish(finish)
         if finish == "abort":
             metrics.add("num_aborted_requests")
         metrics.add("prompt_tokens", output.usage.prompt_tokens)
         metrics.add("cached_tokens", output.usage.cached_tokens)
-        metrics.add("generation_tokens", len(output.token_ids))
+        metrics.add("generation_tokens", num_tokens)
         metrics.observe("prompt_tokens_histogram", output.usage.prompt_tokens)
-        metrics.observe("generation_tokens_histogram", len(output.token_ids))
+        metrics.observe("generation_tokens_histogram", num_tokens)
         metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)

@@ -22,10 +22,10 @@ def starts_of(given: int | list[int], prompts: Sequence[Sequence[int]]) -> list[
                 f"logprob_start_len must be -1 or a position in the prompt of {len(token_ids)} tokens, got {start}",
                 field="logprob_start_len",
             )
-        if start >= 0 and NO_TOKEN in token_ids:
+        if start >= 0 and any(token <= NO_TOKEN for token in token_ids[start:]):
             raise InvalidRequest(
-                "logprob_start_len needs a prompt of text or input_ids: there are no tokens in input_embeds to take "
-                "log-probabilities of; leave it out",
+                "logprob_start_len needs text or token ids from there on: there are no tokens in input_embeds and in "
+                "pictures to take log-probabilities of; leave it out",
                 field="logprob_start_len",
             )
     return starts

@@ -56,6 +56,7 @@ class Gate:
             return
         request_id = uuid.uuid4().hex[:12]
         scope["request_id"] = request_id
+        scope["send_part"] = send  # what comes after an answer's head need not pass those who look at the head
         started_s, status = time.monotonic(), 0
 
         async def send_noting(message: Message) -> None:

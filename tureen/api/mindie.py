@@ -29,7 +29,12 @@ MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
 NUL = b"\0"
 STATUS_OF_INVALID = 422
-ERROR_TYPES = {422: "Input Validation Error", 429: "Service Unavailable", 503: "Service Unavailable"}
+ERROR_TYPES = {
+    404: "Input Validation Error",
+    422: "Input Validation Error",
+    429: "Service Unavailable",
+    503: "Service Unavailable",
+}
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -139,7 +144,8 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
     """The answer to a body of this dialect, errors in its shape."""
     try:
         body = parse(given, state.context)
-        run = Run(state, await _plan(body, given, state.context, client_name(request)))
+        adapter = _adapter(body, state)
+        run = Run(state, await _plan(body, given, state.context, owner=client_name(request), adapter=adapter))
         if body.stream:
             pieces = _pieces(run, body, state)
             first = await unless_gone(request, anext(pieces))
@@ -178,14 +184,21 @@ def parse(given: dict[str, Any], context: Context) -> MindieBody:
         raise InvalidRequest(
             f"top_k must be -1 or in [1, {context.info.vocab_size}], got {echo(body.top_k)}", field="top_k"
         )
-    if body.model not in (None, "None", context.info.model_name):
-        raise InvalidRequest(f"model {echo(body.model)}: there is no adapter of this name", field="model")
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     return body
 
 
-async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner: str) -> Plan:
+def _adapter(body: MindieBody, state: ServerState) -> str:
+    """Its name; empty = none. Raises NotFound."""
+    name = body.model
+    if name is None or name in ("None", state.context.info.model_name):
+        return ""
+    state.check_adapter(name, "model")
+    return name
+
+
+async def _plan(body: MindieBody, given: dict[str, Any], context: Context, *, owner: str, adapter: str) -> Plan:
     fields = {
         PARAMETERS.get(name, name): getattr(body, name)
         for name, value in given.items()
@@ -198,7 +211,7 @@ async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner
     sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
     if (body.best_of or 1) > 1 and sampling.params.is_greedy:
         raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
-    [ids] = await tokenize([body.prompt], ["prompt"], context.tokenizer, max_tokens=context.capacity)
+    [ids] = await tokenize([body.prompt], ["prompt"], context)
     _check_prompt_length(len(ids), context)
     template = GenerateRequest(
         id="",
@@ -206,6 +219,7 @@ async def _plan(body: MindieBody, given: dict[str, Any], context: Context, owner
         params=NO_PARAMS,
         max_new_tokens=0,
         seed=0,
+        adapter=adapter,
         logprobs=LogprobSpec() if body.best_of is not None else None,
         cache_salt=planning.cache_namespace(owner),
     )

@@ -125,12 +125,7 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
     room = context.capacity - num_prompt
     asked = sampling.params.max_new_tokens
     if room < (0 if asked == 0 else 1):
-        raise InvalidRequest(
-            f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
-            "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
-            field=prompt_name,
-            code="prompt_too_long",
-        )
+        raise too_long(num_prompt, prompt_name, context)
     field = sampling.names.path("max_new_tokens")
     if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
         raise InvalidRequest(
@@ -147,6 +142,15 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
             f"{field} is {sampling.params.min_new_tokens}, but only {resolved} tokens fit the context", field=field
         )
     return resolved
+
+
+def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
+    return InvalidRequest(
+        f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
+        "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
+        field=prompt_name,
+        code="prompt_too_long",
+    )
 
 
 def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:

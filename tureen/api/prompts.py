@@ -11,7 +11,7 @@ import numpy as np
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import NO_TOKEN
+from tureen.types import NO_TOKEN, MediaItem
 
 INLINE_CHARS = 2048
 """A shorter text is tokenized on the event loop: that takes less than a hand-over to a thread."""
@@ -25,6 +25,7 @@ class Prompt(NamedTuple):
 
     token_ids: list[int]
     embeds: bytes = b""
+    media: tuple[MediaItem, ...] = ()
 
 
 class Texts(NamedTuple):
@@ -46,30 +47,60 @@ def texts(given: str | list[str], field: str) -> Texts:
     return found
 
 
-async def tokenize(
-    texts: Sequence[str], names: Sequence[str], tokenizer: Tokenizer, *, max_tokens: int
-) -> list[list[int]]:
-    """Token ids of each text. Raises InvalidRequest, with the text's name, for one without tokens or far too long."""
-    limit = max_tokens * tokenizer.max_token_chars
-    for text, name in zip(texts, names, strict=True):
-        if len(text) > limit:
-            raise InvalidRequest(
-                f"The input ({len(text)} characters) is longer than the model's context length ({max_tokens} tokens) "
-                "can hold; shorten it.",
-                field=name,
-                code="prompt_too_long",
-            )
-    if sum(map(len, texts)) <= INLINE_CHARS:
-        ids = [tokenizer.encode(text) for text in texts]
-    else:
-        ids = await asyncio.to_thread(lambda: [tokenizer.encode(text) for text in texts])
+async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context) -> list[list[int]]:
+    """Token ids of each text, which has no pictures. Raises InvalidRequest, with the text's name."""
+    check_lengths(texts, names, context)
+    ids = await encode(texts, context.tokenizer)
     for one, name in zip(ids, names, strict=True):
-        if not one:
-            raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
+        if not context.placeholder_ids.isdisjoint(one):
+            raise InvalidRequest(
+                f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
+                "for each in image_data, with text or input_ids",
+                field=name,
+                code="image_placeholder_mismatch",
+            )
+        check_tokens(one, name, context)
     return ids
 
 
-def id_lists(given: list[Any], vocab_size: int, *, may_be_empty: bool) -> list[Prompt]:
+def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) -> None:
+    """Raises InvalidRequest for a text that cannot fit, however long its tokens are."""
+    limit = context.capacity * context.tokenizer.max_token_chars
+    for text, name in zip(texts, names, strict=True):
+        if len(text) > limit:
+            raise InvalidRequest(
+                f"The input ({len(text)} characters) is longer than the model's context length ({context.capacity} "
+                "tokens) can hold; shorten it.",
+                field=name,
+                code="prompt_too_long",
+            )
+
+
+async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
+    """Token ids of each text. A long one does not hold up the event loop."""
+
+    def found() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return found() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(found)
+
+
+def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
+    """Of a text. Raises InvalidRequest for none, and for one of the tokenizer's that the model does not have."""
+    if not token_ids:
+        raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
+    unknown = max(token_ids)
+    if unknown >= context.info.vocab_size:
+        text = context.tokenizer.token_text(unknown)
+        raise InvalidRequest(
+            f"{name} has {echo(text)}, token {unknown}, which the model with its {context.info.vocab_size} tokens does "
+            "not know; leave it out",
+            field=name,
+            code="token_id_out_of_range",
+        )
+
+
+def id_lists(given: list[Any], context: Context, *, may_be_empty: bool) -> list[Prompt]:
     """input_ids: one prompt, or a batch of them. Raises InvalidRequest."""
     is_batch = bool(given) and isinstance(given[0], list)
     lists = given if is_batch else [given]
@@ -79,15 +110,15 @@ def id_lists(given: list[Any], vocab_size: int, *, may_be_empty: bool) -> list[P
             raise _mixed("input_ids", "token ids")
         if not ids and not may_be_empty:
             raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
-        _check_ids(ids, where, vocab_size)
+        _check_ids(ids, where, context.info.vocab_size, context.placeholder_ids)
     return [Prompt(ids) for ids in lists]
 
 
-def _check_ids(ids: list[Any], where: str, vocab_size: int) -> None:
+def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: frozenset[int]) -> None:
     for position, token_id in enumerate(ids):
         if not isinstance(token_id, int):
             raise _mixed("input_ids", "token ids")
-        if not 0 <= token_id < vocab_size:
+        if not 0 <= token_id < vocab_size and token_id not in placeholder_ids:
             raise InvalidRequest(
                 f"{where}[{position}] must be a token id in [0, {vocab_size}), got {echo(token_id)}",
                 field=where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
@@ -15,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api import sglang_request
+from tureen.api import planning, sglang_request
 from tureen.api.body import read_json, refuse_unknown
 from tureen.api.dialect import Entry, client_name, unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output, Run
-from tureen.api.prompts import Prompt, Texts, tokenize
+from tureen.api.media_fields import resolve
+from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
 from tureen.api.sglang_request import GeneratePlan
 from tureen.api.sse import DONE, EventStream, event
@@ -56,7 +58,9 @@ def routes(state: ServerState) -> list[Entry]:
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     """The answer to a body of this dialect: an object, a list, or a stream of events."""
-    plan = await prepare(given, state, owner=client_name(request))
+    work = prepare(given, state, owner=client_name(request))
+    brings_media = given.get("image_data") is not None or given.get("video_data") is not None
+    plan = await (unless_gone(request, work) if brings_media else work)
     if plan.stream:
         answers = stream(plan, state)
         first = await unless_gone(request, anext(answers))
@@ -67,8 +71,11 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 
 async def _encode(answers: Answer | list[Answer]) -> bytes:
     """JSON; a large answer does not hold up the event loop."""
-    listed = answers if isinstance(answers, list) else [answers]
-    if any(HIDDEN_FIELD in one["meta_info"] for one in listed):
+    if isinstance(answers, list):
+        is_large = any(HIDDEN_FIELD in one["meta_info"] for one in answers)
+    else:
+        is_large = HIDDEN_FIELD in answers["meta_info"]
+    if is_large:
         return await asyncio.to_thread(_json.encode, answers)
     return _json.encode(answers)
 
@@ -82,9 +89,15 @@ async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "")
     """A body becomes requests. Raises InvalidRequest; nothing has been submitted then. `owner` is who asks."""
     context = state.context
     body, found = sglang_request.parse(given, context)
-    if isinstance(found, Texts):
-        found = [Prompt(ids) for ids in await tokenize(*found, context.tokenizer, max_tokens=context.capacity)]
-    samplings = sglang_request.samplings_of(body, len(found), context)
+    batch = len(found.texts) if isinstance(found, Texts) else len(found)
+    samplings = sglang_request.samplings_of(body, batch, context)
+    for name, field in sglang_request.adapters_of(body, batch):
+        state.check_adapter(name, field)
+    planning.check_size(batch, samplings, body.prompt_field)
+    names = [body.prompt_name(index) for index in range(batch)]
+    arrived_s = time.monotonic()
+    found = await resolve(found, names, sglang_request.wanted_media(body, batch), state)
+    body = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
     for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
         turns.append(None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
-from tureen.api import logprob_fields, planning, prompts
-from tureen.api.body import convert, read_params, refuse_not_yet, refuse_unknown
+from tureen.api import logprob_fields, media_fields, planning, prompts
+from tureen.api.body import convert, read_params, refuse_unknown
+from tureen.api.media_fields import Wanted
 from tureen.api.planning import Names, Plan, Sampling, per_prompt
 from tureen.api.processor_field import check_processor
 from tureen.api.prompts import Prompt, Texts
@@ -23,7 +24,6 @@ MAX_SALT_CHARS = 1024
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
 
-NOT_YET = ("image_data", "video_data", "modalities", "lora_path")
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
@@ -76,6 +76,24 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Meta(description="Return every sampling parameter as it acted, and where its value came from.")
     ] = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
+    image_data: Annotated[
+        str | list[str | list[str] | None] | None,
+        Meta(
+            description="Pictures for the placeholders in the prompt: file name, URL, `data:` URL or base64, or a list "
+            "of these; see the media page."
+        ),
+    ] = None
+    video_data: Annotated[
+        str | list[str | list[str] | None] | None, Meta(description="Videos, given like pictures.")
+    ] = None
+    modalities: Annotated[
+        list[str] | None,
+        Meta(description="What image_data holds: image, multi-images, or video = frames. Default: from their number."),
+    ] = None
+    lora_path: Annotated[
+        str | list[str | None] | None,
+        Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page."),
+    ] = None
     session_params: Annotated[
         dict[str, Any] | list[dict[str, Any]] | None,
         Meta(description="Continue a session: id, rid, offset, replace, drop_previous_output; see the sessions page."),
@@ -137,8 +155,7 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
         raise InvalidRequest(
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}", field=found[-1] if found else "text"
         )
-    refuse_unknown(given, (*FIELDS, *NOT_YET))
-    refuse_not_yet(given, NOT_YET)
+    refuse_unknown(given, FIELDS)
     body = convert({name: value for name, value in given.items() if value is not None and name in FIELDS}, GenerateBody)
     if body.priority and not context.config.enable_priority_scheduling:
         raise InvalidRequest(
@@ -149,7 +166,10 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
         return body, prompts.texts(body.text, "text")
     if body.input_ids is not None:
         may_be_empty = body.session_params is not None
-        return body, prompts.id_lists(body.input_ids, context.info.vocab_size, may_be_empty=may_be_empty)
+        return body, prompts.id_lists(body.input_ids, context, may_be_empty=may_be_empty)
+    for field in ("image_data", "video_data"):
+        if getattr(body, field) is not None:
+            raise InvalidRequest(f"{field} needs a prompt of text or input_ids, not input_embeds", field=field)
     if body.session_params is not None:
         raise InvalidRequest(
             "input_embeds cannot continue a session, which is made of tokens; send text or input_ids",
@@ -165,6 +185,37 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
         where = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
         found.append(planning.make_sampling(read_params(given, where), context, Names(where)))
     return found
+
+
+def adapters_of(body: GenerateBody, batch: int) -> list[tuple[str, str]]:
+    """The adapters that prompts ask for, each with what to call it in an error. Raises InvalidRequest."""
+    given: Any = body.lora_path
+    asked: list[str | None] = per_prompt(given, batch, "lora_path")
+    is_list = isinstance(given, list)
+    return [
+        (name, f"lora_path[{index}]" if is_list else "lora_path")
+        for index, name in enumerate(asked)
+        if name is not None
+    ]
+
+
+def wanted_media(body: GenerateBody, batch: int) -> list[Wanted]:
+    """The pictures and videos that each prompt asks for. Raises InvalidRequest."""
+    wanted = media_fields.wanted_of(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
+    if body.session_params is not None and any(one.pictures or one.videos for one in wanted):
+        raise InvalidRequest(
+            "session_params cannot go with image_data or video_data: a session is made of tokens; send the whole "
+            "prompt",
+            field="session_params",
+        )
+    return wanted
+
+
+def after(waited_s: float, body: GenerateBody) -> GenerateBody:
+    """The same with what is left of its deadlines: they count from the body's arrival."""
+    limits = {name: getattr(body, name) for name in ("deadline_ms", "ttft_deadline_ms")}
+    left = {name: max(1, value - round(waited_s * 1000)) for name, value in limits.items() if value is not None}
+    return msgspec.structs.replace(body, **left) if left else body
 
 
 def session_params_of(body: GenerateBody, batch: int) -> list[SessionParams | None]:
@@ -235,11 +286,14 @@ def _templates(body: GenerateBody, found: Sequence[Prompt], context: Context, ow
     ids = logprob_fields.ids_of(body.token_ids_logprob, batch, vocab_size)
     hidden: list[WantedHidden] = per_prompt(body.return_hidden_states, batch, "return_hidden_states")
     processors = _processors(body, batch, context)
+    adapters: list[str | None] = per_prompt(cast(Any, body.lora_path), batch, "lora_path")
     return [
         GenerateRequest(
             id="",
             token_ids=tuple(prompt.token_ids),
             embeds=prompt.embeds,
+            media=prompt.media,
+            adapter=adapters[index] or "",
             params=planning.NO_PARAMS,
             max_new_tokens=0,
             seed=0,

@@ -32,7 +32,7 @@ class EventStream:
         self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(send, scope.get("send_part", send)))
         leaving = asyncio.ensure_future(until_gone(receive))
         try:
             while not (sending.done() or leaving.done() or self._is_stalled()):
@@ -43,16 +43,16 @@ class EventStream:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await sending
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_part: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         async with contextlib.aclosing(self._events):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async for data in self._events:
                 self._writing_since_s = time.monotonic()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send_part({"type": "http.response.body", "body": data, "more_body": True})
                 self._writing_since_s = None
             self._writing_since_s = time.monotonic()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _is_stalled(self) -> bool:
         """Looked at now and then: a timer for every event would cost more than the event."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -11,8 +12,10 @@ from tureen.api.body import convert, read_json, read_params
 from tureen.api.keys import load_keys
 from tureen.api.sessions import Sessions
 from tureen.config import Config
-from tureen.errors import InvalidRequest, StartupError, Unavailable, echo
+from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
 from tureen.grammar.check import Checker
+from tureen.media.base import Family
+from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
 from tureen.serving.client import EngineClient
@@ -30,14 +33,23 @@ class Context(msgspec.Struct, frozen=True):
     config: Config
     defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
+    family: Family | None = None  # how pictures stand in prompts; None: the model takes text only
 
     @property
     def capacity(self) -> int:
         """Most tokens, prompt and output together, that one request can have."""
         return min(self.info.context_len, self.info.max_total_tokens)
 
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        """Tokens that stand for a picture or a video; some lie behind the end of the vocabulary."""
+        if self.family is None:
+            return frozenset()
+        ids = (self.family.placeholder_id, self.family.video_placeholder_id)
+        return frozenset(one for one in ids if one is not None)
 
-def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config) -> Context:
+
+def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
     """Raises StartupError when --preferred-sampling-params, or the model's own, are not what they should be."""
     model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
     server: dict[str, Any] = {}
@@ -50,7 +62,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config) -> Cont
             _check_defaults(model | server, info)
     except InvalidRequest as error:
         raise StartupError(f"{where}: {error.message}") from None
-    return Context(tokenizer, info, config, (server, model))
+    return Context(tokenizer, info, config, (server, model), None if media is None else media.family)
 
 
 def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
@@ -60,8 +72,12 @@ def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
 class ServerState:
     """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
 
-    def __init__(self, client: EngineClient, context: Context, metrics: Metrics) -> None:
+    def __init__(
+        self, client: EngineClient, context: Context, metrics: Metrics, media: MediaLoader | None = None
+    ) -> None:
         self.client = client
+        self.media = media  # None: the model takes text only
+        self.adapters = dict(context.info.adapters)  # that are loaded: name -> path
         self.context = context
         self.metrics = metrics
         self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
@@ -83,15 +99,27 @@ class ServerState:
         """Constrained outputs that could not be judged in time."""
         return 0 if self._checker is None else self._checker.unverified
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what belongs to the server and not to its engine."""
         if self._checker is not None:
-            self._checker.close()
+            await asyncio.to_thread(self._checker.close)
+        if self.media is not None:
+            await self.media.close()
 
     @property
     def num_running(self) -> int:
         """Requests that have not ended."""
         return len({one for group in self._running.values() for one in group})
+
+    def check_adapter(self, name: str, field: str) -> None:
+        """Raises NotFound when none of that name, or from that path, is loaded."""
+        if name not in self.adapters and name not in self.adapters.values():
+            raise not_loaded(name, field)
+
+    async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
+        """The engine's operation on adapters. Returns what is loaded then: name -> path."""
+        self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
+        return self.adapters
 
     def check_accepting(self) -> None:
         """Raises Unavailable when no new work is taken."""

@@ -89,7 +89,9 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=1, le=128)] | None,
         Meta(description="So many are generated, the most probable is answered."),
     ] = None
-    adapter_id: Annotated[str | None, Meta(description="Not available: adapters cannot be named yet.")] = None
+    adapter_id: Annotated[
+        str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page.")
+    ] = None
     grammar: Annotated[
         TgiGrammar | None,
         Meta(description='The output matches it: {"type": "json", "value": schema} or {"type": "regex", "value": …}.'),
@@ -157,6 +159,8 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 async def _respond(given: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
     try:
         body = parse(given)
+        if body.parameters.adapter_id is not None:
+            state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
         run = Run(state, await _plan(body, given, state.context, client_name(request)))
         if body.stream:
             events = _events(run, body, state.context)
@@ -182,7 +186,6 @@ def parse(given: dict[str, Any]) -> TgiBody:
     refusals = {
         "typical_p": (asked.typical_p is not None, "is not available; leave it out"),
         "watermark": (asked.watermark, "is not available; leave it out"),
-        "adapter_id": (asked.adapter_id is not None, "names an adapter, and there is none; leave it out"),
         "grammar": (_is_no_pattern(asked.grammar), "of type regex needs a string as its value"),
         "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
         "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
@@ -224,13 +227,14 @@ async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: s
     sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
     if count > 1 and sampling.params.is_greedy:
         raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
-    [ids] = await tokenize([body.inputs], ["inputs"], context.tokenizer, max_tokens=context.capacity)
+    [ids] = await tokenize([body.inputs], ["inputs"], context)
     template = GenerateRequest(
         id="",
         token_ids=tuple(ids[-asked.truncate :] if asked.truncate else ids),
         params=NO_PARAMS,
         max_new_tokens=0,
         seed=0,
+        adapter=asked.adapter_id or "",
         logprobs=_logprobs(body),
         cache_salt=planning.cache_namespace(owner),
     )

@@ -36,6 +36,7 @@ class LayerShape(NamedTuple):
     head_dim: int
     scale: float
     window: int | None  # a token sees itself and the window - 1 tokens before it; None = all before it
+    softcap: float | None = None  # c: scores become c * tanh(score / c)
 
 
 class AttentionBackend(Protocol):

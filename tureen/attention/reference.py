@@ -196,6 +196,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, shape: LayerS
     v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
     q = q.reshape(rows, queries, kv_heads, -1, shape.head_dim)
     q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, shape.head_dim)
-    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=shape.scale)
+    if shape.softcap is None:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=shape.scale)
+    else:
+        scores = torch.tanh(q @ k.transpose(2, 3) * (shape.scale / shape.softcap)) * shape.softcap + group.mask
+        out = scores.float().softmax(dim=-1).to(v.dtype) @ v
     out = out.view(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * queries, -1)

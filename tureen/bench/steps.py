@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.runner.base import Batch, Capacity, StepOutput
 from tureen.runner.load import load_runner
+from tureen.types import MediaItem
 
 STEPS = 100
 LEAD = 100  # steps in which the first sequences decode and the last prompts are still computed, at most
@@ -29,7 +32,7 @@ class StepShare(msgspec.Struct, frozen=True, kw_only=True):
     engine_ms: Spread  # plan, commit, detokenize
     runner_ms: Spread  # the runner without the forward pass: its arguments, drawing the tokens
     forward_ms: Spread  # in native code
-    python: float  # share of the median step that is not the forward pass
+    python: float  # share of a step that is not the forward pass, the median of all
 
 
 class TimedRunner:
@@ -49,6 +52,10 @@ class TimedRunner:
     def capacity(self) -> Capacity:
         capacity: Capacity = self._runner.capacity()
         return capacity
+
+    def encode(self, item: MediaItem) -> Iterator[bytes | None]:
+        pieces: Iterator[bytes | None] = self._runner.encode(item)
+        return pieces
 
     def call(self, op: str, **args: Any) -> object:
         return self._runner.call(op, **args)
@@ -87,12 +94,11 @@ def _share(engine: Engine, runner: TimedRunner, running: int) -> StepShare:
         engine.abort(name)
     engine.step()
     step, run, forward = (list(column) for column in zip(*times, strict=True))
-    shares = StepShare(
+    return StepShare(
         running=running,
         step_ms=spread(step),
         engine_ms=spread([whole - part for whole, part in zip(step, run, strict=True)]),
         runner_ms=spread([whole - part for whole, part in zip(run, forward, strict=True)]),
         forward_ms=spread(forward),
-        python=0.0,
+        python=round(statistics.median(1 - part / whole for whole, part in zip(step, forward, strict=True)), 4),
     )
-    return msgspec.structs.replace(shares, python=round(1 - shares.forward_ms.p50 / shares.step_ms.p50, 4))

@@ -19,7 +19,7 @@ def reached(
         return FinishReason(type="stop", matched=stop)
     if end_token_id is not None:
         return FinishReason(type="stop", matched=end_token_id)
-    if len(sequence.token_ids) >= min(sequence.max_tokens, context_len):
+    if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):
         return FinishReason(type="length", length=sequence.num_output)
     return None
 

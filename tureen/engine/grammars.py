@@ -11,7 +11,7 @@ from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar.base import GrammarSpec
 from tureen.grammar.compiler import Compilation, Compiler
 from tureen.grammar.masks import MaskThread, PendingMasks
-from tureen.runner.base import RowError
+from tureen.runner.base import Row, RowError
 
 
 class Grammars:
@@ -52,9 +52,12 @@ class Grammars:
             del self._waiting[sequence]
         return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
 
-    def fill_masks(self, sequences: Iterable[Sequence]) -> PendingMasks | None:
-        """Begin to fill the masks of those that are constrained; None where none is."""
-        fills = {one.slot: one.constraint.fill_mask for one in sequences if one.constraint is not None}
+    def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
+        """Begin to fill the masks of those that are constrained and draw a token; None where none does."""
+        fills = {}
+        for one, row in zip(sequences, rows, strict=True):
+            if one.constraint is not None and row.sample:
+                fills[one.slot] = one.constraint.fill_mask
         return self._masks.start(fills) if fills else None
 
     def clear(self) -> None:

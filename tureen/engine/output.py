@@ -1,41 +1,17 @@
-"""How a sequence's output grows: by a drawn token, and by all that its grammar then leaves no choice about."""
+"""How a sequence's output grows, by drawn tokens and by those that its grammar forces, and what is sent of it."""
 
 from __future__ import annotations
 
 from tureen.engine import finish
 from tureen.engine.sequence import Sequence
-from tureen.types import FinishReason
+from tureen.types import FinishReason, OutputDelta
 
 
-def drawn(sequence: Sequence, token_id: int, *, context_len: int) -> FinishReason | None:
-    """Append a token that was drawn, then those that are forced. Why the output ends there; None = it goes on.
-
-    Raises RequestFailed.
-    """
-    reason = _append(sequence, token_id, context_len, is_drawn=True)
-    if reason is not None or sequence.constraint is None:
-        return reason
-    return forced(sequence, context_len=context_len)
-
-
-def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
-    """Append the tokens that the grammar leaves no choice about. Why the output ends there; None = it goes on."""
-    if sequence.constraint is None or sequence.request.max_new_tokens == 0:
-        return None
-    if sequence.constraint.is_done:
-        return finish.complete(sequence)
-    for token_id in sequence.constraint.forced():
-        sequence.constraint.num_forced += 1
-        reason = _append(sequence, token_id, context_len, is_drawn=False)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
+def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
+    """One more token. Why the output ends there; None = it goes on. Raises InvalidRequest, RequestFailed."""
     params = sequence.request.params
-    stops_allowed = len(sequence.token_ids) - sequence.num_prompt + 1 >= params.min_new_tokens
-    is_end = stops_allowed and token_id in sequence.end_token_ids
+    stops_allowed = len(sequence.token_ids) - sequence.terms.num_prompt + 1 >= params.min_new_tokens
+    is_end = stops_allowed and token_id in sequence.terms.end_token_ids
     constraint = None if is_end else sequence.constraint
     if constraint is not None:
         constraint.accept(token_id)
@@ -46,3 +22,39 @@ def _append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bo
     if stop is None and constraint is not None and constraint.is_done:
         return finish.complete(sequence)
     return finish.reached(sequence, stop=stop, end_token_id=token_id if is_end else None, context_len=context_len)
+
+
+def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
+    """Append the tokens that the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+    if sequence.constraint is None or sequence.request.max_new_tokens == 0:
+        return None
+    if sequence.constraint.is_done:
+        return finish.complete(sequence)
+    for token_id in sequence.constraint.forced():
+        sequence.constraint.num_forced += 1
+        reason = append(sequence, token_id, context_len, is_drawn=False)
+        if reason is not None:
+            return reason
+    return None
+
+
+def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:
+    """What may be sent of the output and was not; None where that is nothing and the output goes on."""
+    token_ids, logprobs = sequence.scores.take_output(sequence.token_ids)
+    if not token_ids and reason is None:
+        return None
+    text_end = None if sequence.terms.is_plain else sequence.text_end
+    detokenizer = sequence.detokenizer
+    text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
+    if sequence.terms.is_plain:
+        return OutputDelta(sequence.request.id, token_ids, text, sequence.usage, finish=reason)
+    return OutputDelta(
+        id=sequence.request.id,
+        token_ids=token_ids,
+        text=text,
+        usage=sequence.usage,
+        output_logprobs=logprobs,
+        prompt_logprobs=sequence.scores.take_prompt(),
+        finish=reason,
+        hidden_states=sequence.hidden.take(is_last=reason is not None),
+    )

@@ -27,12 +27,12 @@ FIRST_COME = Schedule()
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:
     """Preempted sequences, then by arrival."""
-    return not sequence.is_resuming, sequence.number
+    return not sequence.is_resuming, sequence.terms.number
 
 
 def priority_first(sequence: Sequence) -> tuple[int, ...]:
     """Higher priority first; within one priority first come."""
-    return -sequence.request.priority, not sequence.is_resuming, sequence.number
+    return -sequence.request.priority, not sequence.is_resuming, sequence.terms.number
 
 
 class Order(Protocol):
@@ -63,7 +63,7 @@ class LongestPrefixFirst:
 
 
 def _window(sequence: Sequence) -> tuple[Any, ...]:
-    return sequence.request.priority, sequence.is_resuming, sequence.number // WINDOW
+    return sequence.request.priority, sequence.is_resuming, sequence.terms.number // WINDOW
 
 
 class WaitingQueue:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from tureen.cache.manager import CacheManager
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
-from tureen.engine.scheduler import Planned
+from tureen.engine.scheduler import Plan
+from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
 from tureen.grammar.masks import PendingMasks
 from tureen.log import get_logger
@@ -28,16 +29,18 @@ class RowRunner:
         self._cache = cache
         self._num_failed_steps = 0  # in a row
 
-    def run(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
+    def run(self, plan: Plan) -> tuple[RowOutput, ...]:
         """What came of each row. Raises RequestFailed when the runner seems to be broken for good."""
         try:
             outputs = self._run(plan)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
-            log.warning("a step of %d rows failed (%s); running them one at a time", len(plan), type(error).__name__)
+            log.warning(
+                "a step of %d rows failed (%s); running them one at a time", len(plan.rows), type(error).__name__
+            )
         else:
             self._num_failed_steps = 0
             return outputs
-        outputs = tuple(self._run_alone(planned) for planned in plan)
+        outputs = tuple(map(self._run_alone, plan.sequences, plan.rows, [one in plan.new for one in plan.sequences]))
         all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
         if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():
@@ -62,33 +65,33 @@ class RowRunner:
             self._cache.close(table)
         return True
 
-    def _run(self, plan: list[Planned]) -> tuple[RowOutput, ...]:
-        new_slots = tuple(planned.sequence.slot_state() for planned in plan if planned.is_new)
-        masks = self._grammars.fill_masks(planned.sequence for planned in plan if planned.row.sample)
+    def _run(self, plan: Plan) -> tuple[RowOutput, ...]:
+        new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
+        masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
-            outputs = self._runner.run(Batch(tuple(planned.row for planned in plan), new_slots, masks)).rows
+            outputs = self._runner.run(Batch(tuple(plan.rows), new_slots, masks)).rows
         finally:
             if masks is not None:
                 masks.wait()  # no grammar may change under the thread that reads it
         return outputs if masks is None else _explained(outputs, plan, masks)
 
-    def _run_alone(self, planned: Planned) -> RowOutput:
+    def _run_alone(self, sequence: Sequence, row: Row, is_new: bool) -> RowOutput:
         try:
-            return self._run([planned])[0]
+            return self._run(Plan([sequence], [row], [sequence] if is_new else []))[0]
         except Exception:  # this row's request fails, the others go on
-            log.exception("request %s failed", planned.sequence.request.id)
+            log.exception("request %s failed", sequence.request.id)
             return RowOutput(error=STEP_FAILED)
 
 
-def _explained(outputs: tuple[RowOutput, ...], plan: list[Planned], masks: PendingMasks) -> tuple[RowOutput, ...]:
+def _explained(outputs: tuple[RowOutput, ...], plan: Plan, masks: PendingMasks) -> tuple[RowOutput, ...]:
     """The same, where a mask could not be computed with the reason."""
     if not masks.failures:
         return outputs
     return tuple(
-        RowOutput(error=_too_complex(planned, masks.failures)) if planned.row.slot in masks.failures else output
-        for planned, output in zip(plan, outputs, strict=True)
+        RowOutput(error=_too_complex(sequence, masks.failures)) if sequence.slot in masks.failures else output
+        for sequence, output in zip(plan.sequences, outputs, strict=True)
     )
 
 
-def _too_complex(planned: Planned, failures: Mapping[int, str]) -> RowError:
-    return RowError.of(too_complex(planned.sequence.request.grammar_field, failures[planned.row.slot]))
+def _too_complex(sequence: Sequence, failures: Mapping[int, str]) -> RowError:
+    return RowError.of(too_complex(sequence.request.grammar_field, failures[sequence.slot]))

@@ -15,12 +15,12 @@ RESUME_HEADROOM = 64
 """So many more tokens every running sequence must have room for before a preempted one comes back."""
 
 
-class Planned(NamedTuple):
-    """One sequence's share of the step. `is_new`: it has just taken its slot."""
+class Plan(NamedTuple):
+    """A step: sequences, the row of each at the same index, and those of them that have just taken their slot."""
 
-    sequence: Sequence
-    row: Row
-    is_new: bool
+    sequences: list[Sequence]
+    rows: list[Row]
+    new: list[Sequence]
 
 
 class Scheduler:
@@ -55,9 +55,9 @@ class Scheduler:
         known = (*self.running, *self.queue.waiting)
         return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
-    def schedule(self) -> list[Planned]:
-        """The next step's rows; empty only when nothing waits or runs."""
-        plan: list[Planned] = []
+    def schedule(self) -> Plan:
+        """The next step's rows; none only when nothing waits or runs."""
+        plan = Plan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
         for sequence in tuple(self.running):
@@ -66,9 +66,10 @@ class Scheduler:
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
             end = sequence.num_computed + num_tokens
             if end <= sequence.table.room or self._make_room(sequence, end):
-                plan.append(Planned(sequence, sequence.row(num_tokens), False))
+                plan.sequences.append(sequence)
+                plan.rows.append(sequence.row(num_tokens))
                 budget -= num_tokens
-        if budget and num_preemptions == self.num_preemptions:
+        if self.queue.waiting and budget and num_preemptions == self.num_preemptions:
             self._admit(plan, budget)
         return plan
 
@@ -104,9 +105,9 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
 
-    def _admit(self, plan: list[Planned], budget: int) -> None:
+    def _admit(self, plan: Plan, budget: int) -> None:
         """Waiting sequences in the queue's order, up to the first that does not fit; followers are passed over."""
-        if not self._free_slots or not len(self.queue):
+        if not self._free_slots:
             return
         for sequence in self.queue.candidates():
             if budget == 0 or not self._free_slots:
@@ -126,7 +127,9 @@ class Scheduler:
                 return
             self._start_running(sequence, table)
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)
-            plan.append(Planned(sequence, sequence.row(num_tokens), True))
+            plan.sequences.append(sequence)
+            plan.rows.append(sequence.row(num_tokens))
+            plan.new.append(sequence)
             budget -= num_tokens
 
     def _headroom(self, sequence: Sequence) -> int:
@@ -137,7 +140,7 @@ class Scheduler:
         if not self.running:
             return 0
         if sequence.is_resuming:
-            growth = (s.max_tokens - s.num_tokens for s in (*self.running, sequence))
+            growth = (s.terms.max_tokens - s.num_tokens for s in (*self.running, sequence))
             return sum(self._cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(self.running) + 1
 
@@ -165,8 +168,10 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         sequence.num_computed = table.num_matched * self._cache.page_size
         if sequence.num_cached is None:
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)  # forced tokens may be cached too
-            self.num_prompt_tokens += sequence.num_prompt
+            sequence.num_cached = min(
+                sequence.num_computed, sequence.terms.num_prompt
+            )  # forced tokens may be cached too
+            self.num_prompt_tokens += sequence.terms.num_prompt
             self.num_cached_tokens += sequence.num_cached
         self._num_admissions += 1
         sequence.admission = self._num_admissions

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
 from tureen.engine.constraint import Constraint
+from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scores import ScoreQueue
 from tureen.runner.base import Row, RowOutput, SlotState
 from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, Usage
+
+
+class Terms(NamedTuple):
+    """What of a sequence is settled when it comes."""
+
+    number: int  # order of arrival
+    num_prompt: int
+    max_tokens: int  # prompt and output
+    end_token_ids: frozenset[int]
+    is_plain: bool  # nothing comes out but tokens and text
+    adapter: int  # its number; 0 = none
 
 
 class Sequence:
@@ -21,14 +35,17 @@ class Sequence:
     """
 
     def __init__(
-        self, request: GenerateRequest, number: int, detokenizer: Detokenizer, eos_token_ids: tuple[int, ...]
+        self,
+        request: GenerateRequest,
+        number: int,
+        detokenizer: Detokenizer,
+        eos_token_ids: tuple[int, ...],
+        adapter: int = 0,
     ) -> None:
         self.request = request
-        self.number = number  # order of arrival
         self.detokenizer = detokenizer
-        ignores_eos = request.params.ignore_eos and request.grammar is None
-        eos = () if ignores_eos else eos_token_ids
-        self.end_token_ids = frozenset((*eos, *request.params.stop_token_ids))
+        self.terms = _terms(request, number, eos_token_ids, adapter)
+        self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
         self.num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
@@ -43,21 +60,7 @@ class Sequence:
 
     @property
     def namespace(self) -> Namespace:
-        return self.request.cache_salt, self.request.adapter
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.token_ids)
-
-    @property
-    def max_tokens(self) -> int:
-        return len(self.request.token_ids) + self.request.max_new_tokens
-
-    @property
-    def is_plain(self) -> bool:
-        """Tokens go in, tokens and text come out, nothing else."""
-        request = self.request
-        return request.logprobs is None and request.hidden_states == "none" and not request.embeds
+        return self.request.cache_salt, str(self.terms.adapter) if self.terms.adapter else ""
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +68,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        return len(self.token_ids) - self.num_prompt
+        return len(self.token_ids) - self.terms.num_prompt
 
     @property
     def is_resuming(self) -> bool:
@@ -120,23 +123,24 @@ class Sequence:
     @property
     def usage(self) -> Usage:
         """Of the output what is, or may be, sent: forced tokens that wait for their log-probabilities do not count."""
-        num_prompt = len(self.request.token_ids)
-        num_output, num_held = len(self.token_ids) - num_prompt, 0
+        num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
         if self.scores.is_wanted:
             num_held = num_output - self.scores.num_sent
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
-        return Usage(num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
+        return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
     def row(self, num_tokens: int) -> Row:
         """This sequence's share of a step: its next `num_tokens` tokens."""
         start = self.num_computed
         end = start + num_tokens
-        reaches_end = end == self.num_needed
         token_ids = tuple(self.token_ids[start:end])
         pages = self.table.as_tuple if self.table else ()
-        samples = reaches_end and self.ended is None and self.request.max_new_tokens > 0
-        if self.is_plain:
-            return Row(self.slot, token_ids, start, pages, samples)
+        samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
+        embeds = b""
+        if self.embedded is not None and start < self.embedded.end:
+            token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
+        if self.terms.is_plain and not embeds:
+            return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter)
         score_from, score_targets = self.scores.targets(self.token_ids, start, end)
         return Row(
             slot=self.slot,
@@ -144,17 +148,12 @@ class Sequence:
             start=start,
             pages=pages,
             sample=samples,
+            adapter=self.terms.adapter,
             score_from=score_from,
             score_targets=score_targets,
-            embeds=self._embeds(start, end),
-            hidden_from=self.hidden.asked_from(start, end, reaches_end=reaches_end),
+            embeds=embeds,
+            hidden_from=self.hidden.asked_from(start, end, reaches_end=end == self.num_needed),
         )
-
-    def _embeds(self, start: int, end: int) -> bytes:
-        if not self.request.embeds:
-            return b""
-        size = len(self.request.embeds) // self.num_prompt
-        return self.request.embeds[start * size : end * size]
 
     def slot_state(self) -> SlotState:
         """What the sampler must know to start, or to go on after a preemption."""
@@ -162,9 +161,9 @@ class Sequence:
             slot=self.slot,
             params=self.request.params,
             seed=self.request.seed,
-            prompt_ids=self.request.token_ids,
-            output_ids=tuple(self.token_ids[self.num_prompt :]),
-            end_token_ids=tuple(sorted(self.end_token_ids)),
+            prompt_ids=self.request.token_ids if self.embedded is None else without_digests(self.request.token_ids),
+            output_ids=tuple(self.token_ids[self.terms.num_prompt :]),
+            end_token_ids=tuple(sorted(self.terms.end_token_ids)),
             logprobs=self.request.logprobs,
             processor=self.request.processor,
         )
@@ -184,3 +183,15 @@ class Sequence:
             self.scores.add(output.scores)
         if row.hidden_from is not None:
             self.hidden.add(output.hidden_states, self.num_computed)
+
+
+def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> Terms:
+    ignores_eos = request.params.ignore_eos and request.grammar is None
+    return Terms(
+        number=number,
+        num_prompt=len(request.token_ids),
+        max_tokens=len(request.token_ids) + request.max_new_tokens,
+        end_token_ids=frozenset((*(() if ignores_eos else eos_token_ids), *request.params.stop_token_ids)),
+        is_plain=request.logprobs is None and request.hidden_states == "none",
+        adapter=adapter,
+    )

@@ -30,14 +30,14 @@ class Attention:
         hidden_size: int,
         shape: LayerShape,
         *,
-        rope: int,
+        rope: int | None,
         qkv_bias: bool,
         out_bias: bool,
         dtype: torch.dtype,
     ) -> None:
         self._layer = layer
         self._shape = shape
-        self._rope = rope  # index into Step.rope
+        self._rope = rope  # index into Step.rope; None = positions do not turn q and k
         self._sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         names = ("q_proj", "k_proj", "v_proj")
         parts = {name: heads * shape.head_dim for name, heads in zip(names, self._sizes, strict=True)}
@@ -52,15 +52,12 @@ class Attention:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         heads, kv_heads, _ = self._sizes
         qkv = self._qkv(x).view(x.shape[0], -1, self._shape.head_dim)
-        cos, sin = step.rope[self._rope]
-        if self._qk_norm is None:
-            turned = rotate(qkv[:, : heads + kv_heads], cos, sin)
-            q, k = turned[:, :heads], turned[:, heads:]
-        else:
-            q_norm, k_norm = self._qk_norm
-            q = rotate(q_norm(qkv[:, :heads]), cos, sin)
-            k = rotate(k_norm(qkv[:, heads : heads + kv_heads]), cos, sin)
-        return self._out(step.attention.forward(q, k, qkv[:, heads + kv_heads :], self._layer))
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if self._qk_norm is not None:
+            q, k = self._qk_norm[0](q), self._qk_norm[1](k)
+        if self._rope is not None:
+            q, k = (rotate(vectors, *step.rope[self._rope]) for vectors in (q, k))
+        return self._out(step.attention.forward(q, k, v, self._layer))
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         yield from self._qkv.weights(prefix)
@@ -68,6 +65,11 @@ class Attention:
         if self._qk_norm is not None:
             yield from self._qk_norm[0].weights(f"{prefix}q_norm")
             yield from self._qk_norm[1].weights(f"{prefix}k_norm")
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Those that adapters may change, each with the prefix of its weights' names."""
+        yield prefix, self._qkv
+        yield prefix, self._out
 
     def finish(self) -> None:
         self._qkv.finish()

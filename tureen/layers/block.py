@@ -7,20 +7,27 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from tureen.layers.attention import Attention, Step
+from tureen.layers.experts import ExpertsMLP
+from tureen.layers.linear import Linear
 from tureen.layers.mlp import GatedMLP
 from tureen.layers.norm import RMSNorm
 
 
 class Block:
-    """x += attention(norm(x)); x += mlp(norm(x)). With four norms: x += norm(attention(norm(x))); the mlp likewise.
+    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)).
+
+    With four norms: x += scale * norm(attention(norm(x))); the mlp likewise.
 
     norms: two or four, by the names that checkpoints give them, in the order in which they are applied.
     """
 
-    def __init__(self, attention: Attention, mlp: GatedMLP, norms: dict[str, RMSNorm]) -> None:
+    def __init__(
+        self, attention: Attention, mlp: GatedMLP | ExpertsMLP, norms: dict[str, RMSNorm], scale: float
+    ) -> None:
         self._attention = attention
         self._mlp = mlp
         self._norms = norms
+        self._scale = scale
         in_order = tuple(norms.values())
         self._post_norms = in_order[1::2] if len(in_order) == 4 else None
         self._pre_norms = in_order if self._post_norms is None else in_order[::2]
@@ -28,9 +35,9 @@ class Block:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """[tokens, hidden_size] -> the same tensor, changed in place."""
         attended = self._attention(self._pre_norms[0](x), step)
-        x.add_(attended if self._post_norms is None else self._post_norms[0](attended))
+        x.add_(attended if self._post_norms is None else self._post_norms[0](attended), alpha=self._scale)
         fed = self._mlp(self._pre_norms[1](x))
-        return x.add_(fed if self._post_norms is None else self._post_norms[1](fed))
+        return x.add_(fed if self._post_norms is None else self._post_norms[1](fed), alpha=self._scale)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Checkpoint name -> the tensor its values go into."""
@@ -38,6 +45,11 @@ class Block:
             yield from norm.weights(f"{prefix}{name}")
         yield from self._attention.weights(f"{prefix}self_attn.")
         yield from self._mlp.weights(f"{prefix}mlp.")
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Those that adapters may change, each with the prefix of its weights' names."""
+        yield from self._attention.linears(f"{prefix}self_attn.")
+        yield from self._mlp.linears(f"{prefix}mlp.")
 
     def finish(self) -> None:
         """All weights are there: lay them out for the device."""

@@ -27,14 +27,31 @@ class Embedding:
 
 
 class Head:
-    """Hidden states -> logits in float32. `tied`: the embedding whose weights it shares."""
+    """Hidden states -> logits in float32, times `scale`; a softcap of c makes c * tanh(logit / c) of them.
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, tied: Embedding | None) -> None:
+    `tied`: the embedding whose weights it shares.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        tied: Embedding | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
         self._tied = tied
+        self._scale = scale
+        self._softcap = softcap
         self.weight = torch.empty(0 if tied else vocab_size, hidden_size, dtype=dtype)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return kernel.linear(hidden, self.weight).float()
+        logits = kernel.linear(hidden, self.weight).float()
+        if self._scale != 1.0:
+            logits = logits.mul_(self._scale)
+        return logits if self._softcap is None else logits.div_(self._softcap).tanh_().mul_(self._softcap)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         if self._tied is None:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tureen.kernels import linear as kernel
 
+if TYPE_CHECKING:
+    from tureen.lora.torch_adapters import LayerAdapters
+
 
 class Linear:
     """y = x @ weight.T + bias. `parts`: the checkpoint's names of the matrices stacked in it -> their output sizes."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool, dtype: torch.dtype) -> None:
-        self._parts = dict(parts)
+        self.parts = dict(parts)
+        self.dtype = dtype
+        self.adapters: LayerAdapters | None = None
         self.weight = torch.empty(sum(parts.values()), in_features, dtype=dtype)
         self.bias = torch.empty(sum(parts.values()), dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return kernel.linear(x, self.weight, self.bias)
+        out = kernel.linear(x, self.weight, self.bias)
+        return out if self.adapters is None else self.adapters.add(x, out)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Checkpoint name -> where its values go."""
         first = 0
-        for name, size in self._parts.items():
+        for name, size in self.parts.items():
             yield f"{prefix}{name}.weight", self.weight[first : first + size]
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", self.bias[first : first + size]

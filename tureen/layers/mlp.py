@@ -26,6 +26,11 @@ class GatedMLP:
         yield from self._gate_up.weights(prefix)
         yield from self._down.weights(prefix)
 
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Those that adapters may change, each with the prefix of its weights' names."""
+        yield prefix, self._gate_up
+        yield prefix, self._down
+
     def finish(self) -> None:
         self._gate_up.finish()
         self._down.finish()

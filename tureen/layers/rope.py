@@ -10,25 +10,32 @@ from numpy.typing import NDArray
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Base frequency and scaling. `kind`: default, linear (positions divided by factor) or llama3."""
+    """Base frequency and scaling. `kind`: default, linear (positions divided by factor), llama3 or longrope."""
 
     theta: float
     kind: str = "default"
+    share: float = 1.0  # of a head's dimensions, the first, that are rotated
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    magnitude: float = 1.0  # what is rotated is also multiplied by it
 
 
-def frequencies(config: RopeConfig, head_dim: int) -> NDArray[np.float32]:
-    """float32 [head_dim / 2]: radians per position."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[np.float32]:
+    """float32 [rotated dimensions / 2]: radians per position, in a server whose contexts are that long."""
+    size = int(head_dim * config.share)
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(config.theta, exponents, dtype=np.float64)
     plain = np.asarray(np.float32(1) / powers.astype(np.float32), np.float64)  # rounded twice, as torch does
     if config.kind == "linear":
         plain /= config.factor
     elif config.kind == "llama3":
         plain = _llama3(plain, config)
+    elif config.kind == "longrope":
+        plain = _longrope(powers, config, context_len)
     return np.asarray(plain, np.float32)
 
 
@@ -39,3 +46,10 @@ def _llama3(plain: NDArray[np.float64], config: RopeConfig) -> NDArray[np.float6
     low, high = config.low_freq_factor, config.high_freq_factor
     kept = ((config.original_context / wavelengths - low) / (high - low)).clip(0, 1)
     return np.asarray((1 - kept) * plain / config.factor + kept * plain)
+
+
+def _longrope(powers: NDArray[np.float64], config: RopeConfig, context_len: int) -> NDArray[np.float64]:
+    """LongRoPE (arXiv:2402.13753): each frequency divided by its own factor, one list for contexts as trained at first
+    and one for longer ones. Which, is decided once for a server: keys in the cache must agree with later queries."""
+    factors = config.long_factors if context_len > config.original_context else config.short_factors
+    return np.asarray(1 / (np.asarray(factors, np.float32) * powers.astype(np.float32)), np.float64)

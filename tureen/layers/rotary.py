@@ -13,16 +13,19 @@ class RopeTable:
 
     def __init__(self, config: RopeConfig, head_dim: int, context_len: int, device: torch.device) -> None:
         positions = torch.arange(context_len, dtype=torch.float32)
-        angles = torch.outer(positions, torch.from_numpy(frequencies(config, head_dim)))
-        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(device)
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(device)
+        angles = torch.outer(positions, torch.from_numpy(frequencies(config, head_dim, context_len)))
+        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).mul_(config.magnitude).to(device)
+        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).mul_(config.magnitude).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [tokens] -> cos and signed sin, each [tokens, 1, head_dim]."""
+        """int64 [tokens] -> cos and signed sin, each [tokens, 1, rotated dimensions]."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [tokens, heads, head_dim]: each pair (x[i], x[i + head_dim / 2]) turned by its angle; in float32."""
-    wide = x.float()
-    return wide.roll(x.shape[-1] // 2, dims=-1).mul_(sin).addcmul_(wide, cos).to(x.dtype)
+    """x [tokens, heads, head_dim]: of the first n dimensions, as many as cos has, each pair (x[i], x[i + n / 2]) turned
+    by its angle; in float32."""
+    size = cos.shape[-1]
+    wide = x[..., :size].float()
+    turned = wide.roll(size // 2, dims=-1).mul_(sin).addcmul_(wide, cos).to(x.dtype)
+    return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,16 +11,32 @@ import msgspec
 from tureen.errors import StartupError, echo
 from tureen.layers.rope import RopeConfig
 
-ROPE_KINDS = ("default", "linear", "llama3")
+ROPE_KINDS = ("default", "linear", "llama3", "longrope")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Matrices that some checkpoints keep in one, their rows one after another."""
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """A layer's mlp made of several, of which each token uses a few (arXiv:2101.03961, arXiv:2401.04088).
+
+    The router's softmax over all experts weighs what the chosen ones give.
+    """
+
+    count: int
+    num_chosen: int
+    size: int  # an expert's intermediate size
+    is_normalised: bool  # the weights of those chosen are made to sum to 1
+    shared_size: int = 0  # intermediate size of one more that every token uses, times sigmoid of a gate; 0 = none
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The complete description of a decoder: every runner builds it from this alone.
 
     A layer adds attention(norm(x)) to x, then mlp(norm(x)); with `post_norms` another norm follows each of the two
-    before its result is added. The mlp is down(activation(gate(x)) * up(x)). `windows` and `ropes` have one entry a
-    layer; a window of n lets a token see itself and the n - 1 tokens before it.
+    before its result is added, times `residual_scale`. The mlp is down(activation(gate(x)) * up(x)). `windows` and
+    `ropes` have one entry a layer; a window of n lets a token see itself and the n - 1 tokens before it, a rope of None
+    leaves q and k as they are. `experts` has one entry a layer too, or none. A softcap of c makes c * tanh(x / c) of x.
     """
 
     architecture: str
@@ -34,7 +51,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: str
     attention_scale: float
     windows: tuple[int | None, ...]
-    ropes: tuple[RopeConfig, ...]
+    ropes: tuple[RopeConfig | None, ...]
+    experts: tuple[Experts | None, ...] = ()
     tie_embeddings: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
@@ -43,6 +61,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     post_norms: bool = False
     unit_offset_norm: bool = False  # Hugging Face checkpoints store the norms' weights minus 1
     embedding_scale: float | None = None  # token embeddings are multiplied by it
+    residual_scale: float = 1.0
+    attention_softcap: float | None = None  # of q · k * attention_scale
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     @property
     def num_layers(self) -> int:
@@ -57,16 +79,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape, of every weight that the model has. A matrix is [outputs, inputs]."""
         found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-        layer = self._layer_weights()
         for index in range(self.num_layers):
+            layer = self._layer_weights() | self._mlp_weights(self.experts_of(index))
             found |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
         found["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_embeddings:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         return found
 
+    def experts_of(self, layer: int) -> Experts | None:
+        return self.experts[layer] if self.experts else None
+
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
-        hidden, ffn = self.hidden_size, self.intermediate_size
+        hidden = self.hidden_size
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         found: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
         for name, outputs, inputs, bias in (
@@ -74,9 +99,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("self_attn.k_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.v_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.o_proj", hidden, heads, self.out_bias),
-            ("mlp.gate_proj", ffn, hidden, self.mlp_bias),
-            ("mlp.up_proj", ffn, hidden, self.mlp_bias),
-            ("mlp.down_proj", hidden, ffn, self.mlp_bias),
         ):
             found[f"{name}.weight"] = (outputs, inputs)
             if bias:
@@ -84,6 +106,28 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.qk_norm:
             found |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         return found
+
+    def _mlp_weights(self, experts: Experts | None) -> dict[str, tuple[int, ...]]:
+        if experts is None:
+            found = self._gated("mlp", self.intermediate_size)
+            if self.mlp_bias:
+                found |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(found.items())}
+            return found
+        found = {"mlp.gate.weight": (experts.count, self.hidden_size)}
+        for index in range(experts.count):
+            found |= self._gated(f"mlp.experts.{index}", experts.size)
+        if experts.shared_size:
+            found |= self._gated("mlp.shared_expert", experts.shared_size)
+            found["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
+        return found
+
+    def _gated(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
+        return {
+            f"{name}.gate_proj.weight": (size, hidden),
+            f"{name}.up_proj.weight": (size, hidden),
+            f"{name}.down_proj.weight": (hidden, size),
+        }
 
 
 def common(hf: Mapping[str, Any]) -> ModelConfig:
@@ -135,26 +179,64 @@ def number(hf: Mapping[str, Any], key: str, default: float | None = None) -> flo
     return float(value)
 
 
+def sparse_layers(hf: Mapping[str, Any], num_layers: int, experts: Experts) -> tuple[Experts | None, ...]:
+    """Experts where Qwen's configs have them: every decoder_sparse_step-th layer but those in mlp_only_layers."""
+    every = integer(hf, "decoder_sparse_step", 1)
+    dense = hf.get("mlp_only_layers") or ()
+    return tuple(experts if (layer + 1) % every == 0 and layer not in dense else None for layer in range(num_layers))
+
+
+def optional_number(hf: Mapping[str, Any], key: str) -> float | None:
+    """As `number`; None where the key is missing or null."""
+    return None if hf.get(key) is None else number(hf, key)
+
+
 def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float | None = None) -> RopeConfig:
     """`parameters`: the config's rope_parameters or, in older ones, rope_scaling beside rope_theta."""
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise _fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
-    if number({**hf, **parameters}, "partial_rotary_factor", 1.0) != 1.0:
-        raise _fault("partial_rotary_factor", "only 1.0 is supported")
+    share = number({**hf, **parameters}, "partial_rotary_factor", 1.0)
     base = number({"rope_theta": theta or hf.get("rope_theta"), **parameters}, "rope_theta", 10000.0)
     if kind == "default":
-        return RopeConfig(base)
+        return RopeConfig(base, share=share)
     if kind == "linear":
-        return RopeConfig(base, kind, factor=number(parameters, "factor"))
+        return RopeConfig(base, kind, share=share, factor=number(parameters, "factor"))
+    if kind == "longrope":
+        return _longrope(hf, parameters, base, share)
     return RopeConfig(
         base,
         kind,
+        share=share,
         factor=number(parameters, "factor"),
         low_freq_factor=number(parameters, "low_freq_factor"),
         high_freq_factor=number(parameters, "high_freq_factor"),
         original_context=integer(parameters, "original_max_position_embeddings"),
     )
+
+
+def _longrope(hf: Mapping[str, Any], parameters: Mapping[str, Any], base: float, share: float) -> RopeConfig:
+    num_heads = integer(hf, "num_attention_heads")
+    dim = int(integer(hf, "head_dim", integer(hf, "hidden_size") // num_heads) * share)
+    original = integer({**hf, **parameters}, "original_max_position_embeddings")
+    stretch = number(parameters, "factor", integer(hf, "max_position_embeddings") / original)
+    grown = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return RopeConfig(
+        base,
+        "longrope",
+        share=share,
+        original_context=original,
+        short_factors=_factors(parameters, "short_factor", dim // 2),
+        long_factors=_factors(parameters, "long_factor", dim // 2),
+        magnitude=number(parameters, "attention_factor", grown),
+    )
+
+
+def _factors(parameters: Mapping[str, Any], key: str, length: int) -> tuple[float, ...]:
+    values = parameters.get(key)
+    if not isinstance(values, list) or len(values) != length:
+        raise _fault(f"rope_scaling.{key}", f"must be a list of {length} numbers")
+    return tuple(number({key: value}, key) for value in values)
 
 
 def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) -> tuple[int | None, ...]:

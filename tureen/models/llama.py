@@ -10,6 +10,29 @@ from msgspec.structs import replace
 from tureen.models.config import ModelConfig, common, sliding_windows
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+TEXT_DEFAULTS = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "architectures": ["MistralForCausalLM"],
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+}
+"""By model_type: what the text_config of a larger model means by leaving a key out."""
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:

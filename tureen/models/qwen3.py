@@ -10,6 +10,22 @@ from msgspec.structs import replace
 from tureen.models.config import ModelConfig, common, sliding_windows
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
+TEXT_DEFAULTS = {
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+"""By model_type: what the text_config of a larger model means by leaving a key out."""
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from tureen.attention.base import AttentionBackend, LayerShape, ModelInput
 from tureen.layers.attention import Attention, Step
 from tureen.layers.block import Block
 from tureen.layers.embedding import Embedding, Head
+from tureen.layers.experts import ExpertsMLP
+from tureen.layers.linear import Linear
 from tureen.layers.mlp import GatedMLP
 from tureen.layers.norm import RMSNorm
+from tureen.layers.rope import RopeConfig
 from tureen.layers.rotary import RopeTable
-from tureen.models.config import ModelConfig
+from tureen.models.config import Experts, ModelConfig
 from tureen.weights.stored import Stored
 from tureen.weights.tensors import as_tensor
 
@@ -28,7 +31,14 @@ class DecoderModel:
         self._blocks = [_block(config, layer, dtype) for layer in range(config.num_layers)]
         self._norm = RMSNorm(config.hidden_size, config.norm_eps)
         tied = self._embedding if config.tie_embeddings else None
-        self._head = Head(config.vocab_size, config.hidden_size, dtype=dtype, tied=tied)
+        self._head = Head(
+            config.vocab_size,
+            config.hidden_size,
+            dtype=dtype,
+            tied=tied,
+            scale=config.logit_scale,
+            softcap=config.logit_softcap,
+        )
         self._tables: list[RopeTable] = []
 
     def forward(self, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
@@ -57,6 +67,11 @@ class DecoderModel:
             named |= block.weights(f"model.layers.{index}.")
         return named | dict(self._norm.weights("model.norm")) | dict(self._head.weights("lm_head"))
 
+    def linears(self) -> Iterator[tuple[str, Linear]]:
+        """Those that adapters may change, each with the prefix of its weights' names."""
+        for index, block in enumerate(self._blocks):
+            yield from block.linears(f"model.layers.{index}.")
+
     def load(self, weights: Iterable[Stored]) -> None:
         """Copy each weight to its place."""
         places = self.weights()
@@ -68,27 +83,58 @@ class DecoderModel:
         for block in self._blocks:
             block.finish()
         self._head.finish()
-        ropes = dict.fromkeys(self.config.ropes)
-        self._tables = [RopeTable(rope, self.config.head_dim, context_len, device) for rope in ropes]
+        self._tables = [RopeTable(rope, self.config.head_dim, context_len, device) for rope in _ropes(self.config)]
 
 
 def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
     return LayerShape(
-        config.num_heads, config.num_kv_heads, config.head_dim, config.attention_scale, config.windows[layer]
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.attention_scale,
+        config.windows[layer],
+        config.attention_softcap,
     )
 
 
+def _ropes(config: ModelConfig) -> list[RopeConfig]:
+    """Those that differ."""
+    return [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+
+
 def _block(config: ModelConfig, layer: int, dtype: torch.dtype) -> Block:
+    rope = config.ropes[layer]
     attention = Attention(
         layer,
         config.hidden_size,
         layer_shape(config, layer),
-        rope=list(dict.fromkeys(config.ropes)).index(config.ropes[layer]),
+        rope=None if rope is None else _ropes(config).index(rope),
         qkv_bias=config.qkv_bias,
         out_bias=config.out_bias,
         dtype=dtype,
     )
     if config.qk_norm:
         attention.normalise_heads(*(RMSNorm(config.head_dim, config.norm_eps) for _ in range(2)))
-    mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation, bias=config.mlp_bias, dtype=dtype)
-    return Block(attention, mlp, {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms})
+    experts = config.experts_of(layer)
+    mlp = _mlp(config, config.intermediate_size, dtype) if experts is None else _experts(config, experts, dtype)
+    norms = {name: RMSNorm(config.hidden_size, config.norm_eps) for name in config.layer_norms}
+    return Block(attention, mlp, norms, config.residual_scale)
+
+
+def _mlp(config: ModelConfig, size: int, dtype: torch.dtype) -> GatedMLP:
+    return GatedMLP(config.hidden_size, size, config.activation, bias=config.mlp_bias, dtype=dtype)
+
+
+def _experts(config: ModelConfig, experts: Experts, dtype: torch.dtype) -> ExpertsMLP:
+    hidden = config.hidden_size
+    shared = None
+    if experts.shared_size:
+        gate = Linear(hidden, {"shared_expert_gate": 1}, bias=False, dtype=dtype)
+        shared = _mlp(config, experts.shared_size, dtype), gate
+    return ExpertsMLP(
+        Linear(hidden, {"gate": experts.count}, bias=False, dtype=dtype),
+        [_mlp(config, experts.size, dtype) for _ in range(experts.count)],
+        num_chosen=experts.num_chosen,
+        is_normalised=experts.is_normalised,
+        shared=shared,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from tureen.errors import TureenError
 from tureen.grammar.base import Mask
 from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec, PositionLogprobs
+from tureen.types import LogprobSpec, MediaItem, PositionLogprobs
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):
@@ -34,9 +34,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     start: int
     pages: tuple[int, ...]  # page table: position p lives in pages[p // page_size] at offset p % page_size
     sample: bool  # draw the token that follows the last of token_ids
+    adapter: int = 0  # number of the one that its tokens use; 0 = none
     score_from: int = 0  # index into token_ids of the first position that is scored
     score_targets: tuple[int, ...] = ()  # known tokens that follow token_ids[score_from], …: their logprobs are asked
-    embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of the first k of token_ids, which are NO_TOKEN
+    embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of those k of token_ids that are NO_TOKEN, in order
     hidden_from: int | None = None  # index into token_ids of the first position whose hidden state is asked for
 
 
@@ -104,6 +105,10 @@ class Runner(Protocol):
         """One forward pass and sampling. Must leave no trace of a row in the sampler state when it raises."""
 
     def capacity(self) -> Capacity: ...
+
+    def encode(self, item: MediaItem) -> Iterator[bytes | None]:
+        """A picture's embeddings, float32 [num_tokens, hidden_size], after a None for each piece of work before the
+        last. No number depends on what is done between two pieces."""
 
     def call(self, op: str, **args: Any) -> object:
         """A control operation on every rank. Raises NotFound for an unknown `op`."""

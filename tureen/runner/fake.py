@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
 from tureen.grammar.base import Mask
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
-from tureen.types import LogprobSpec, PositionLogprobs, TokenLogprob
+from tureen.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 
 WIDTH = 8  # bytes stored per position
 POISON = b"\xff" * WIDTH  # stands for NaN: whatever is computed from it is poison too
@@ -92,9 +92,20 @@ class FakeRunner:
         rows = zip(batch.rows, faults, strict=True)
         return StepOutput(tuple(self._run_row(row, fault, masks.get(row.slot)) for row, fault in rows))
 
+    def encode(self, item: MediaItem) -> Iterator[bytes | None]:
+        """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""
+        found = b""
+        for index in range(item.num_tokens):
+            yield None
+            numbers, count = digest(item.digest.encode(), index), self._capacity.hidden_size
+            found += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))
+        yield found
+
     def call(self, op: str, **args: object) -> object:
         if op == "device":
             return {"name": "fake", "dtype": "none"}
+        if op in ("load_adapter", "unload_adapter"):
+            return None
         raise NotFound(f"unknown operation '{op}'")
 
     def close(self) -> None:
@@ -106,7 +117,7 @@ class FakeRunner:
             before = self._read(row, position - 1) if position else b""
             poisoned = fault == "poison" or before == POISON
             self._kv[self._at(row, position)] = (
-                POISON if poisoned else digest(before, token_id, self._embed(row, index))
+                POISON if poisoned else digest(before, token_id + (row.adapter << 32), self._embed(row, index))
             )
         hidden = self._hidden_states(row)
         if hidden is None:
@@ -146,8 +157,11 @@ class FakeRunner:
 
     def _embed(self, row: Row, index: int) -> bytes:
         """The embedding given in place of the token at an index of the row; nothing where there is a token."""
+        if row.token_ids[index] != NO_TOKEN:
+            return b""
         size = 4 * self._capacity.hidden_size
-        return row.embeds[index * size : (index + 1) * size]
+        rank = row.token_ids[:index].count(NO_TOKEN)
+        return row.embeds[rank * size : (rank + 1) * size]
 
     def _hear_of(self, row: Row) -> None:
         """Output tokens of the row that were not drawn here."""

@@ -35,9 +35,9 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
     values: list[np.ndarray] = []
     for row, span in zip(batch.rows, spans, strict=True):
         if row.embeds:
-            num_given = sum(token == NO_TOKEN for token in row.token_ids)
-            places.append(np.arange(span.first, span.first + num_given))
-            values.append(np.frombuffer(row.embeds, np.float32).reshape(num_given, -1))
+            given = np.flatnonzero(np.array(row.token_ids) == NO_TOKEN)
+            places.append(span.first + given)
+            values.append(np.frombuffer(row.embeds, np.float32).reshape(len(given), -1))
     if not places:
         return None
     return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)

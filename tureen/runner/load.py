@@ -9,8 +9,9 @@ from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
+from tureen.runner.encoder import load_encoder
 from tureen.runner.model_runner import ModelRunner
-from tureen.weights.source import ModelSource
+from tureen.weights.source import ModelSource, model_config
 
 log = get_logger("runner")
 
@@ -18,7 +19,17 @@ log = get_logger("runner")
 def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
     """Load a model that is on disk, for the device and the kernels that the settings ask for. Raises StartupError."""
     device = resolve_device(config.device, config.num_threads)
+    if config.model_impl == "transformers":
+        log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
+        return _load("tureen.runner.transformers_forward", source, config, device, progress)
+    encoder = load_encoder(source, model_config(source), config, device, progress)
     name = "tureen.runner.native" if _uses_native(config, device) else "tureen.runner.torch_forward"
+    runner = _load(name, source, config, device, progress)
+    runner.encoder = encoder
+    return runner
+
+
+def _load(name: str, source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
     runner: ModelRunner = importlib.import_module(name).load_runner(source, config, device, progress)
     return runner
 

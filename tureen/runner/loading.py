@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
 from tureen.log import Progress
-from tureen.models.config import ModelConfig
-from tureen.registry import find_model
+from tureen.models.config import STACKED, ModelConfig
+from tureen.registry import find_model, find_text_model
 from tureen.weights.source import ModelSource
-from tureen.weights.stored import Stored, iter_stored
+from tureen.weights.stored import Stored, iter_stored, to_float32
 
 GIB = 1 << 30
 DUMMY_SEED = 0
@@ -22,10 +25,20 @@ DUMMY_DEVIATION = 0.02
 
 def describe(hf: Mapping[str, Any]) -> ModelConfig:
     """What `model_config(source)` says of the decoder. Raises StartupError naming what is not understood."""
-    module = find_model((hf.get("architectures") or [""])[0])
-    text = hf.get("text_config", {})  # models with more parts than a decoder keep its config there
-    config: ModelConfig = module.parse({**hf, **text})
+    module, text = _decoder_of(hf)
+    config: ModelConfig = module.parse(text)
     return config
+
+
+def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
+    """The file of the decoder that the model is, or has inside, and the config that it reads."""
+    module = find_model((hf.get("architectures") or [""])[0])
+    if not hasattr(module, "text_config"):
+        return module, {**hf, **hf.get("text_config", {})}
+    text = module.text_config(hf)
+    decoder = find_text_model(text["model_type"])
+    defaults = decoder.TEXT_DEFAULTS[text["model_type"]]
+    return decoder, {**defaults, **text, "architectures": defaults["architectures"]}
 
 
 def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
@@ -44,8 +57,8 @@ def weights(
 ) -> Iterator[Stored]:
     """Each of `config.weights()` once, in any order: from the model's files, or random ones."""
     if load_format == "dummy":
-        return _random_weights(config)
-    return wanted_weights(config, iter_stored(source, hf), progress)
+        return random_weights(config.weights())
+    return wanted_weights(config, _renamed(iter_stored(source, hf), hf), progress)
 
 
 def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
@@ -55,10 +68,13 @@ def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progr
     """
     wanted = config.weights()
     total = len(wanted)
-    for stored in found:
+    shapes = dict(wanted)
+    for stored in _unstacked(found, shapes):
         shape = wanted.pop(stored.name, None)
         if shape is None:
             if config.tie_embeddings and stored.name == "lm_head.weight":
+                continue
+            if stored.name.endswith(".bias") and not to_float32(stored).any():  # AutoGPTQ gives one to every matrix
                 continue
             raise StartupError(
                 f"the model has a weight that its architecture does not: {stored.name}; is config.json its own?"
@@ -76,10 +92,51 @@ def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progr
         raise StartupError(f"the model lacks {len(wanted)} weights: {missing}{', …' if len(wanted) > 3 else ''}")
 
 
-def _random_weights(config: ModelConfig) -> Iterator[Stored]:
+def _renamed(found: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
+    """The same weights by the names that `ModelConfig.weights` has for them."""
+    renames = getattr(_decoder_of(hf)[0], "RENAMES", ())
+    for stored in found:
+        name = stored.name
+        for part, ours in renames:
+            name = name.replace(part, ours)
+        yield stored if name == stored.name else stored._replace(name=name)
+
+
+def _unstacked(found: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
+    """The same weights, those that stand in one matrix one by one; `shapes`: of the weights that are wanted."""
+    for stored in found:
+        *before, module, kind = stored.name.rsplit(".", 2)
+        names = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
+        if names and all(name in shapes for name in names):
+            yield from _split(stored, names, shapes)
+        else:
+            yield stored
+
+
+def _split(stored: Stored, names: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
+    """Raises StartupError when it does not have the rows of all."""
+    heights = [shapes[name][0] for name in names]
+    if sum(heights) != stored.shape[0]:
+        raise StartupError(
+            f"weight {stored.name} has {stored.shape[0]} rows, config.json says {sum(heights)}; the files do not "
+            "belong together"
+        )
+    rows = cache(lambda: stored.data.reshape(stored.shape[0], -1))  # read once, and not before it is asked for
+    first = 0
+    for name, height in zip(names, heights, strict=True):
+        part = partial(_part, rows, first, first + height)
+        yield stored._replace(name=name, shape=(height, *stored.shape[1:]), content=part)
+        first += height
+
+
+def _part(rows: Callable[[], NDArray[np.uint8]], first: int, end: int) -> NDArray[np.uint8]:
+    return rows()[first:end].reshape(-1)
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
     """The same at every start; norms multiply by 1."""
     generator = np.random.default_rng(DUMMY_SEED)
-    for name, shape in config.weights().items():
+    for name, shape in shapes.items():
         values = np.ones(shape, np.float32)
         if not name.endswith("norm.weight"):
             generator.standard_normal(dtype=np.float32, out=values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -11,13 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import NotFound
+from tureen.errors import NotFound, RequestFailed
 from tureen.jail.pool import Jail
+from tureen.lora.adapter import Adapter, read_adapter
+from tureen.models.config import ModelConfig
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
-from tureen.sampling.arithmetic import Arithmetic, Logits
+from tureen.runner.encoder import Encoder
+from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.sampling.sampler import Sampler
-from tureen.types import PositionLogprobs
+from tureen.sampling.sampler import Sampler, outputs_of
+from tureen.types import MediaItem, PositionLogprobs
 
 SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
 NOTHING = RowOutput()
@@ -29,17 +32,25 @@ class Forward(Protocol):
     dtype: str
     device_name: str
 
-    def run(self, batch: Batch) -> Logits | None:
-        """Compute and store K/V of all rows -> logits [rows that sample, vocab]; None where no row samples.
+    def run(self, batch: Batch) -> None:
+        """Compute and store K/V of all rows, and the logits of those that sample."""
 
-        They hold until the next call.
-        """
+    def best(self) -> list[int]:
+        """Of each row that sampled the token that `Arithmetic.greedy` gives it without a mask."""
+
+    def sampled(self) -> tuple[Logits, Peaks]:
+        """The logits [rows that sample, vocab] of the last step. They hold until the next call of `run` or `logits`."""
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """Of tokens of the last step: [tokens, vocab]; they hold until the next call."""
 
     def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Of tokens of the last step, after the final norm: [tokens, hidden_size]."""
+
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        """Rows may name it by its number from now on. Raises InvalidRequest when it cannot be used here."""
+
+    def unload_adapter(self, number: int) -> None: ...
 
     def are_finite(self, logits: Logits) -> bool: ...
 
@@ -50,11 +61,17 @@ class Forward(Protocol):
 class ModelRunner:
     """A model with its KV pool and sampler on one device."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, capacity: Capacity) -> None:
+    def __init__(self, forward: Forward, sampler: Sampler, capacity: Capacity, model: ModelConfig) -> None:
         self._forward = forward
         self._sampler = sampler
         self._capacity = capacity
-        self._operations: dict[str, Callable[[], object]] = {"device": self._describe_device}
+        self.encoder: Encoder | None = None  # where the model sees
+        self._model = model
+        self._operations: dict[str, Callable[..., object]] = {
+            "device": self._describe_device,
+            "load_adapter": self._load_adapter,
+            "unload_adapter": forward.unload_adapter,
+        }
 
     @property
     def forward(self) -> Forward:
@@ -62,18 +79,26 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepOutput:
         """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
-        logits = self._forward.run(batch) if batch.rows else None
+        if batch.rows:
+            self._forward.run(batch)
         for state in batch.new_slots:
             self._sampler.set_slot(state)
+        has_extras = False
         for row in batch.rows:
-            self._sampler.catch_up(row.slot, row.start, row.token_ids)
-        if any(row.score_targets or row.hidden_from is not None for row in batch.rows):
-            return self._run_with_extras(batch, logits)
-        drawn = iter(self._sample(batch, logits))
-        return StepOutput(tuple(next(drawn) if row.sample else NOTHING for row in batch.rows))
+            if row.slot in self._sampler.following:
+                self._sampler.catch_up(row.slot, row.start, row.token_ids)
+            if row.score_targets or row.hidden_from is not None:
+                has_extras = True
+        return self._run_with_extras(batch) if has_extras else StepOutput(_spread(batch.rows, self._sample(batch)))
 
     def capacity(self) -> Capacity:
         return self._capacity
+
+    def encode(self, item: MediaItem) -> Iterator[bytes | None]:
+        """See Runner.encode. Raises RequestFailed."""
+        if self.encoder is None:
+            raise RequestFailed("the model does not see")
+        return self.encoder.encode(item)
 
     def call(self, op: str, **args: object) -> object:
         """Operations: `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
@@ -85,29 +110,33 @@ class ModelRunner:
         """End the processes that belong to it; the tensors go with the object."""
         self._sampler.close()
 
-    def _run_with_extras(self, batch: Batch, logits: Logits | None) -> StepOutput:
-        if logits is not None:
-            logits = self._forward.keep(logits)
+    def _run_with_extras(self, batch: Batch) -> StepOutput:
+        held = None
+        if any(row.sample for row in batch.rows):
+            logits, peaks = self._forward.sampled()
+            held = self._forward.keep(logits), peaks
         firsts = accumulate((len(row.token_ids) for row in batch.rows), initial=0)
         extras = [
             (self._score(row, first), self._hidden_states(row, first))
             for row, first in zip(batch.rows, firsts, strict=False)
         ]
-        drawn = iter(self._sample(batch, logits))
+        outputs = _spread(batch.rows, self._sample(batch, held))
         return StepOutput(
-            tuple(
-                _combine(next(drawn) if row.sample else NOTHING, score, states)
-                for row, (score, states) in zip(batch.rows, extras, strict=True)
-            )
+            tuple(_combine(drawn, score, states) for drawn, (score, states) in zip(outputs, extras, strict=True))
         )
 
-    def _sample(self, batch: Batch, logits: Logits | None) -> list[RowOutput]:
-        if logits is None:
-            return []
+    def _sample(self, batch: Batch, held: tuple[Logits, Peaks] | None = None) -> list[RowOutput]:
+        """What the rows that sample draw; from the logits of the last step, or those `held` since."""
         rows = [row for row in batch.rows if row.sample]
-        positions = [row.start + len(row.token_ids) for row in rows]
+        slots = [row.slot for row in rows]
+        if not rows:
+            return []
+        if held is None and batch.masks is None and self._sampler.plain.issuperset(slots):
+            return outputs_of(self._forward.best())
         masks = batch.masks.wait() if batch.masks else {}
-        return self._sampler.sample(logits, [row.slot for row in rows], positions, masks)
+        logits, peaks = held or self._forward.sampled()
+        positions = [row.start + len(row.token_ids) for row in rows]
+        return self._sampler.sample(logits, slots, positions, masks, peaks)
 
     def _score(self, row: Row, first: int) -> tuple[PositionLogprobs, ...] | None:
         """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""
@@ -129,6 +158,10 @@ class ModelRunner:
         states = self._forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
         return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
+    def _load_adapter(self, number: int, path: str) -> None:
+        """Raises InvalidRequest."""
+        self._forward.load_adapter(number, read_adapter(path, self._model))
+
     def _describe_device(self) -> dict[str, str]:
         return {"name": self._forward.device_name, "dtype": self._forward.dtype}
 
@@ -138,6 +171,14 @@ def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sam
     registered = load_registered(config.logit_processor)
     jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
     return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, jail))
+
+
+def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
+    """What was drawn, to the rows that sample."""
+    if len(drawn) == len(rows):
+        return tuple(drawn)
+    following = iter(drawn)
+    return tuple(next(following) if row.sample else NOTHING for row in rows)
 
 
 def _combine(

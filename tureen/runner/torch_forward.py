@@ -16,6 +16,8 @@ from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
 from tureen.log import Progress
+from tureen.lora.adapter import Adapter
+from tureen.lora.torch_adapters import StepAdapters
 from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
@@ -23,6 +25,7 @@ from tureen.runner.base import Batch
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.sampling.arithmetic import Peaks
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource, model_config
 
@@ -39,14 +42,26 @@ class TorchForward:
         self._attention = attention
         self._page_size = page_size
         self._device = torch.device(device.name)
+        self._arithmetic = TorchArithmetic(self._device)
+        self._adapters = StepAdapters(model.linears())
         self._hidden = torch.empty(0)  # of the last step: [tokens, hidden_size], before the final norm
+        self._logits = torch.empty(0)  # of its rows that sample
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Tensor | None:
+    def run(self, batch: Batch) -> None:
         inputs = make_input(batch, self._page_size, self._device)
         self._attention.plan(inputs)
+        self._adapters.select([row.adapter for row in batch.rows for _ in row.token_ids], self._device)
         self._hidden = self._model.forward(inputs, self._attention)
-        return None if inputs.sampled is None else self._model.logits(self._hidden.index_select(0, inputs.sampled))
+        if inputs.sampled is not None:
+            logits = self._model.logits(self._hidden.index_select(0, inputs.sampled))
+            self._logits = self._arithmetic.prepare(logits)
+
+    def best(self) -> list[int]:
+        return self._arithmetic.greedy(self._logits, ())
+
+    def sampled(self) -> tuple[Tensor, Peaks]:
+        return self._logits, self._arithmetic.peaks(self._logits)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
@@ -56,6 +71,12 @@ class TorchForward:
     def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         states: NDArray[np.float32] = self._model.last_hidden(self._hidden[list(tokens)]).cpu().numpy()
         return states
+
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        self._adapters.load(number, adapter)
+
+    def unload_adapter(self, number: int) -> None:
+        self._adapters.unload(number)
 
     def are_finite(self, logits: Tensor) -> bool:
         return bool(torch.isfinite(logits).all())
@@ -84,7 +105,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
     attention = ReferenceAttention(layers, pool.keys, pool.values)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch_device))
-    return ModelRunner(TorchForward(model, attention, capacity.page_size, device, dtype), sampler, capacity)
+    return ModelRunner(TorchForward(model, attention, capacity.page_size, device, dtype), sampler, capacity, shape)
 
 
 def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

@@ -40,6 +40,8 @@ class Sampler:
         self._arithmetic = arithmetic
         self._vocab_size = vocab_size
         self._slots: list[Slot | None] = [None] * max_rows
+        self.following: set[int] = set()  # slots that must hear of every token of their output
+        self.plain: set[int] = set()  # slots that take the best token, and ask nothing else of their logits
 
     def set_slot(self, state: SlotState) -> None:
         """A sequence takes the slot. Nothing of the one that held it before remains."""
@@ -47,7 +49,12 @@ class Sampler:
         if held is not None and held.custom is not None:
             self._custom.leave(held.custom)
         custom = self._custom.start(state) if state.processor else None
-        self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
+        slot = self._slots[state.slot] = start_slot(state, processors.stages_of(state.params), custom)
+        for slots, belongs in ((self.following, slot.follows), (self.plain, slot.is_plain)):
+            if belongs:
+                slots.add(state.slot)
+            else:
+                slots.discard(state.slot)
 
     def sample(
         self,
@@ -55,12 +62,13 @@ class Sampler:
         slots: Sequence[int],
         positions: Sequence[int],
         masks: Mapping[int, Mask] = NO_MASKS,
+        peaks: Peaks | None = None,
     ) -> list[RowOutput]:
         """One token per row of logits [rows, vocab] float32, which are overwritten.
 
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
         that its grammar allows, by slot. A failed row gets error NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves
-        no token.
+        no token. `peaks`: those of the logits, where they are known.
         """
         if tuple(logits.shape) != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -68,11 +76,11 @@ class Sampler:
             return []
         logits = self._arithmetic.prepare(logits)
         batch = [self._slot(slot) for slot in slots]
-        if all(slot.is_plain for slot in batch):
-            return self._take_best(logits, batch, [masks.get(slot) for slot in slots] if masks else [])
+        if self.plain.issuperset(slots):
+            return outputs_of(self._arithmetic.greedy(logits, [masks.get(slot) for slot in slots] if masks else []))
         raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) == "raw"]
         raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
-        peaks, failures = self._change(logits, slots, batch, positions, masks)
+        peaks, failures = self._change(logits, peaks, slots, batch, positions, masks)
         good = [row for row in range(len(batch)) if row not in failures]
         tokens = self._draw(logits, peaks, batch, positions, good)
         reports = self._reports(logits, peaks, batch, tokens)
@@ -81,7 +89,8 @@ class Sampler:
             own = _own_logprobs(self._arithmetic, raw, [tokens.get(row, 0) for row in raw_rows], specs)
             reports |= zip(raw_rows, own, strict=True)
         for row, token_id in tokens.items():
-            batch[row].record(token_id)
+            if batch[row].follows:
+                batch[row].record(token_id)
         return [
             RowOutput(error=failures[row])
             if row in failures
@@ -117,27 +126,17 @@ class Sampler:
             raise LookupError(f"slot {slot} was never set")
         return held
 
-    def _take_best(self, logits: Logits, batch: Sequence[Slot], masks: Sequence[Mask | None]) -> list[RowOutput]:
-        """The whole of it where all rows are greedy and nothing else is asked."""
-        outputs = []
-        for slot, token_id in zip(batch, self._arithmetic.greedy(logits, masks), strict=True):
-            if token_id >= 0:
-                slot.record(token_id)
-                outputs.append(RowOutput(token_id=token_id))
-            else:
-                outputs.append(RowOutput(error=FAILURES[token_id]))
-        return outputs
-
     def _change(
         self,
         logits: Logits,
+        peaks: Peaks | None,
         slots: Sequence[int],
         batch: Sequence[Slot],
         positions: Sequence[int],
         masks: Mapping[int, Mask],
     ) -> tuple[Peaks, dict[int, RowError]]:
         """All stages before temperature. The rows that failed may have any logits then."""
-        peaks = self._arithmetic.peaks(logits)
+        peaks = peaks or self._arithmetic.peaks(logits)
         sound = np.isfinite(peaks.values)
         num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
         if processors.run_logit_stages(self._arithmetic, logits, batch, num_outputs):
@@ -189,6 +188,11 @@ class Sampler:
             [_spec(batch[row]) for row in asking],
         )
         return dict(zip(asking, reports, strict=True))
+
+
+def outputs_of(tokens: Sequence[int]) -> list[RowOutput]:
+    """Of tokens, or what stands in their place, and nothing else."""
+    return [RowOutput(token) if token >= 0 else RowOutput(error=FAILURES[token]) for token in tokens]
 
 
 def _mode(slot: Slot) -> LogprobsMode | None:

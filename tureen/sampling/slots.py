@@ -49,8 +49,13 @@ class Slot:
     output: TokenCounts | None  # where frequency or presence is penalised
     seen: TokenCounts | None  # prompt and output, where repetition is penalised
     custom: CustomState | None  # where a custom logit processor is used
-    num_outputs: int
+    num_outputs: int  # tokens of the output so far, where it follows them
     is_plain: bool  # takes the best token, and reports nothing
+
+    @property
+    def follows(self) -> bool:
+        """Whether `record` is to be called for every token of the output."""
+        return self.output is not None or self.seen is not None or self.custom is not None
 
     @property
     def params(self) -> SamplingParams:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from tureen.serving.streams import Watch
 from tureen.types import EngineInfo, EngineStats, GenerateRequest, OutputDelta
 
 
@@ -13,10 +14,12 @@ class EngineClient(Protocol):
 
     info: EngineInfo
 
-    def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncIterator[OutputDelta]:
+    def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncIterator[OutputDelta]:
         """Submit and stream. Ends after the delta with `finish`. Closing the iterator early aborts the request.
 
-        A delta brings at least `interval` tokens, but the first and the last.
+        A delta brings at least `interval` tokens, but the first and the last. `watch` is called as tokens come in.
 
         Raises Unavailable when the engine is dead, TureenError subclasses when the engine refuses the request.
         """

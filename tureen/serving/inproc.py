@@ -15,7 +15,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.errors import StartupError, TureenError
 from tureen.log import Progress, get_logger, no_progress
-from tureen.serving.streams import Streams
+from tureen.serving.streams import Streams, Watch
 from tureen.types import (
     Abort,
     Close,
@@ -65,8 +65,10 @@ class InprocClient:
         self._watcher = asyncio.create_task(self._watch())
         return self.info
 
-    def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncIterator[OutputDelta]:
-        return self._streams.generate(request, interval)
+    def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._inbox.put(Abort(request_id, reason))

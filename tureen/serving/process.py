@@ -17,7 +17,7 @@ from tureen.config import Config
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.child import Order
 from tureen.serving.framing import HEADER, PING, frame
-from tureen.serving.streams import Streams
+from tureen.serving.streams import Streams, Watch
 from tureen.types import Abort, Close, EngineInfo, EngineStats, FromEngine, GenerateRequest, OutputDelta, ToEngine
 
 PING_INTERVAL_S = 0.4
@@ -63,8 +63,10 @@ class ProcessClient:
         self._tasks.append(asyncio.create_task(self._watch()))
         return self.info
 
-    def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncIterator[OutputDelta]:
-        return self._streams.generate(request, interval)
+    def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
         self._send(Abort(request_id, reason))

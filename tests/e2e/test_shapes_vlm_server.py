@@ -1,0 +1,50 @@
+"""A model that sees, through a real server: unseen drawings are named, each by its colour and its shape."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import shape_drawings
+from server_process import ServerProcess
+
+from tureen.log import no_progress
+from tureen.recipes import shapes_vlm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+shapes = shape_drawings.load()
+PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
+COUNT = 40
+MOST_WRONG = 2
+
+
+@pytest.fixture(scope="module")
+def seeing_server(default_model_source) -> Iterator[ServerProcess]:
+    folder = shapes_vlm.build(default_model_source.path.parents[2], no_progress)
+    with ServerProcess("--model-path", str(folder)) as running:
+        yield running.wait_ready()
+
+
+def _data_url(picture):
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_unseen_drawings_are_named_by_colour_and_shape(seeing_server):
+    drawings = [shapes.draw(shape_drawings.UNSEEN + index, "one") for index in range(COUNT)]
+    body = {
+        "text": [PROMPT] * COUNT,
+        "image_data": [_data_url(drawing.picture) for drawing in drawings],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 16},
+    }
+    answer = httpx.post(f"{seeing_server.url}/generate", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    said = [one["text"].strip() for one in answer.json()]
+    wrong = [
+        (drawing.sentence, words) for drawing, words in zip(drawings, said, strict=True) if words != drawing.sentence
+    ]
+    assert len(wrong) <= MOST_WRONG, wrong

@@ -1,0 +1,97 @@
+"""Models that only transformers knows, through this server's attention."""
+
+import json
+import random
+import warnings
+
+import pytest
+import torch
+import transformers
+from runner_driver import Running, folder_source, generate, step
+from tiny_models import SHAPE, greedy, logprobs, spread
+
+from tureen.config import Config
+from tureen.errors import StartupError
+from tureen.runner.load import load_runner
+from tureen.types import LogprobSpec
+
+CLOSE = 1e-4
+PROMPT = [random.Random(7).randrange(256) for _ in range(61)]
+FAMILIES = {
+    "StableLm": {},
+    "Cohere2": {"sliding_window": 12, "num_hidden_layers": 4},
+    "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "Gemma2": {"head_dim": 32, "sliding_window": 12, "attn_logit_softcapping": 2.0},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def _make_model(folder, family, **more):
+    config = getattr(transformers, f"{family}Config")(**(SHAPE | FAMILIES.get(family, {}) | more))
+    name = f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    torch.manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(transformers, name)(config)
+        spread(model)
+        model.save_pretrained(folder)
+    model.config._attn_implementation = "eager"
+    return model.float().eval()
+
+
+def _make_runner(folder):
+    settings = {"dtype": "float32", "max_total_tokens": 1024, "num_threads": 2, "device": "cpu"}
+    return load_runner(folder_source(folder), Config(model_impl="transformers", **settings))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return _make_model(folder, request.param), _make_runner(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("chunk", [1000, 7])
+def test_its_greedy_tokens_and_all_logprobs_equal_transformers(model, chunk):
+    oracle, runner = model
+    sequence = Running(0, PROMPT, range(64)[::-1][:6], logprobs=LogprobSpec(prompt_start=0, top=256))
+    assert generate(runner, sequence, 12, chunk=chunk, score=True) == greedy(oracle, PROMPT, 12)
+    expected = logprobs(oracle, sequence.token_ids[:-1])
+    reports = sequence.prompt_logprobs + sequence.output_logprobs
+    assert len(reports) == len(expected)
+    distances = [abs(value - float(row[token])) for report, row in zip(reports, expected, strict=True)
+                 for value, token in report.top]  # fmt: skip
+    assert max(distances) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_its_rows_do_not_mix(model):
+    oracle, runner = model
+    prompts = [PROMPT[start : start + length] for start, length in ((0, 1), (3, 20), (20, 41))]
+    sequences = [Running(i, prompt, range(6 * i, 6 * i + 6)) for i, prompt in enumerate(prompts)]
+    while len(sequences[2].output) < 4:
+        step(runner, sequences, (1, 8, 50))
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output == greedy(oracle, prompt, len(sequence.output))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "more", "complaint"),
+    [
+        ("Mamba", {}, "layer 0 has no attention"),
+        ("GptOss", {"num_local_experts": 4}, "s_aux"),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 has no attention"),
+    ],
+)
+def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused(family, more, complaint, tmp_path):
+    _make_model(tmp_path, family, **more)
+    with pytest.raises(StartupError, match=complaint):
+        _make_runner(tmp_path)
+
+
+def test_what_transformers_does_not_know_is_refused_in_one_line(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nosuch", "architectures": ["NoSuch"]}))
+    with pytest.raises(StartupError, match="transformers cannot load it") as refusal:
+        _make_runner(tmp_path)
+    assert "\n" not in refusal.value.message

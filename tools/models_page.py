@@ -1,0 +1,49 @@
+"""docs/models.md, from what the files of tureen/models say of themselves."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+from tureen.registry import declared
+from tureen.weights.gguf_config import ARCHITECTURES as GGUF
+
+INTRO = """\
+Every architecture runs on the native CPU kernels and in torch, with chunked prefill, the prefix cache, structured
+outputs, log-probabilities, sessions and adapters (not on experts and heads). What is not in this list may run with
+`--model-impl transformers`: any decoder of the installed transformers whose layers attend in the plain way, through
+this server's paged attention and scheduler; slowly, and it says so.
+
+Weights: safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
+compressed-tensors), `--quantization int8|int4` of any of them, and GGUF where the table says so.
+
+Checked, each architecture on a tiny random checkpoint in its real format: greedy tokens and all log-probabilities equal
+transformers' in float32, with native kernels and in torch; prefill equals decode, chunks of any size equal the whole,
+alone equals in a batch. Real weights were run where the last column names them."""
+REAL = {
+    "LlamaForCausalLM": "SmolLM2-135M-Instruct",
+    "Qwen2ForCausalLM": "Qwen2.5-Coder-0.5B-Instruct",
+    "LlavaForConditionalGeneration": "shapes-vlm (`tureen models build shapes-vlm`)",
+}
+HEADING = ("architecture", "what it is", "GGUF", "pictures", "experts", "real weights")
+
+
+def models_page(generated: str) -> str:
+    """`generated`: the comment that such pages begin with."""
+    rows = []
+    for architecture, name in sorted(declared("tureen.models", "ARCHITECTURES").items()):
+        module = importlib.import_module(name)
+        what = " ".join((module.__doc__ or "").split()).rstrip(".")
+        yes = [_has_gguf(module), hasattr(module, "parse_vision"), hasattr(module, "Experts")]
+        cells = ("yes" if one else "" for one in yes)
+        rows.append((f"`{architecture}`", what, *cells, REAL.get(architecture, "")))
+    return "\n".join(["# Models", "", generated, "", INTRO, "", *_table(rows), ""])
+
+
+def _has_gguf(module: ModuleType) -> bool:
+    return module.__name__.rsplit(".", 1)[-1] in GGUF
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (HEADING, ("---",) * len(HEADING), *rows)]

@@ -1,0 +1,53 @@
+"""Adapters that come and go while the server runs: SGLang's routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.dialect import Entry
+from tureen.api.state import ServerState
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class LoadBody(msgspec.Struct, frozen=True, kw_only=True):
+    lora_name: Annotated[str, Meta(description="What requests will call it.")]
+    lora_path: Annotated[
+        str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
+    ]
+    pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
+
+
+class UnloadBody(msgspec.Struct, frozen=True, kw_only=True):
+    lora_name: Annotated[str, Meta(description="What it was loaded as.")]
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def load(request: Request) -> Response:
+        body = await _read(request, LoadBody)
+        return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
+
+    async def unload(request: Request) -> Response:
+        body = await _read(request, UnloadBody)
+        return await _call("unload_adapter", name=body.lora_name)
+
+    async def _call(op: str, **args: str) -> Response:
+        loaded = await state.change_adapters(op, **args)
+        return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
+
+    return [
+        Entry("/load_lora_adapter", load, access="admin", methods=["POST"]),
+        Entry("/unload_lora_adapter", unload, access="admin", methods=["POST"]),
+    ]
+
+
+async def _read(request: Request, kind: type[T]) -> T:
+    given = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(given, kind.__struct_fields__)
+    return convert({name: value for name, value in given.items() if value is not None}, kind)

@@ -1,0 +1,255 @@
+"""The fields that bring pictures and videos: from strings of a body to items that stand in prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast, get_args
+
+import msgspec
+
+from tureen.api import prompts
+from tureen.api.planning import per_prompt, too_long
+from tureen.api.prompts import Prompt, Texts
+from tureen.api.state import Context, ServerState
+from tureen.errors import InvalidRequest, echo
+from tureen.media.base import Family, Modality, Prepared
+from tureen.media.loader import MAX_REFERENCES, MediaLoader
+from tureen.types import NO_TOKEN, MediaItem
+
+Given = str | list[str] | list[str | list[str] | None] | None
+
+PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
+"""Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
+
+DIGEST_DIGITS = 15  # of hex: token ids fit 64 bits
+
+
+class Wanted(NamedTuple):
+    """What one prompt asks for."""
+
+    pictures: tuple[str, ...]
+    videos: tuple[str, ...]
+    modality: Modality  # of the pictures; "video": they are the frames of one
+    picture_field: str
+    video_field: str
+
+    @property
+    def num_videos(self) -> int:
+        return len(self.videos) + (1 if self.modality == "video" and self.pictures else 0)
+
+    @property
+    def num_pictures(self) -> int:
+        return 0 if self.modality == "video" else len(self.pictures)
+
+    @property
+    def field(self) -> str:
+        """The one to name where both may be at fault."""
+        return self.picture_field if self.pictures or not self.videos else self.video_field
+
+
+def wanted_of(
+    image_data: Given, video_data: Given, modalities: Sequence[str] | None, batch: int, *, is_batch: bool
+) -> list[Wanted]:
+    """What each prompt asks for. Raises InvalidRequest."""
+    pictures, picture_fields = _per_prompt(image_data, batch, "image_data", is_batch=is_batch)
+    videos, video_fields = _per_prompt(video_data, batch, "video_data", is_batch=is_batch)
+    if modalities is not None and not any(pictures):
+        raise InvalidRequest("modalities says what image_data holds; send image_data too", field="modalities")
+    kinds = _modalities(modalities, [len(one) for one in pictures], is_batch=is_batch)
+    return [Wanted(*one) for one in zip(pictures, videos, kinds, picture_fields, video_fields, strict=True)]
+
+
+def _per_prompt(given: Given, batch: int, field: str, *, is_batch: bool) -> tuple[list[tuple[str, ...]], list[str]]:
+    """What is given for each prompt, and what to call it."""
+    if given is None or isinstance(given, str):
+        return [() if given is None else (given,)] * batch, [field] * batch
+    if not is_batch:
+        if not all(isinstance(one, str) for one in given):
+            raise InvalidRequest(f"{field} of one prompt is a string or a list of strings", field=field)
+        return [tuple(cast("list[str]", given))], [field]
+    rows: list[str | list[str] | None] = per_prompt(cast("list[str | list[str] | None]", given), batch, field)
+    found = [() if row is None else (row,) if isinstance(row, str) else tuple(row) for row in rows]
+    return found, [f"{field}[{index}]" for index in range(batch)]
+
+
+def _modalities(given: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
+    """Of each prompt's pictures, which number `counts`."""
+    if given is None:
+        return ["multi-images" if count > 1 else "image" for count in counts]
+    known = get_args(Modality)
+    for one in given:
+        if one not in known:
+            raise InvalidRequest(f"modalities may be {', '.join(known)}; got {echo(one)}", field="modalities")
+    if is_batch and len(given) == len(counts):
+        return cast("list[Modality]", list(given))
+    fits = len(given) == 1 or (not is_batch and len(given) == counts[0] and len(set(given)) == 1)
+    if not fits:
+        raise InvalidRequest(
+            f"modalities has {len(given)} entries; send one for all pictures of a prompt, or for a batch one a prompt",
+            field="modalities",
+        )
+    return [cast("Modality", given[0])] * len(counts)
+
+
+async def resolve(
+    found: Texts | list[Prompt], names: Sequence[str], wanted: Sequence[Wanted], state: ServerState
+) -> list[Prompt]:
+    """The prompts with their texts tokenized and their pictures in place. Raises InvalidRequest, Forbidden."""
+    context, family, loader = state.context, state.context.family, state.media
+    if family is None or loader is None:
+        for one in wanted:
+            if one.pictures or one.videos:
+                raise InvalidRequest(
+                    f"{one.field}: the model {context.info.model_name} takes text only", field=one.field
+                )
+        if isinstance(found, Texts):
+            return [Prompt(ids) for ids in await prompts.tokenize(found.texts, names, context)]
+        return found
+    marked = await _marked(found, names, wanted, family, context)
+    filling = Filling(loader, context)
+    return [await filling.fill(*one) for one in zip(marked, wanted, names, strict=True)]
+
+
+async def _marked(
+    found: Texts | list[Prompt], names: Sequence[str], wanted: Sequence[Wanted], family: Family, context: Context
+) -> list[Prompt]:
+    """The prompts' token ids, with PICTURE and VIDEO where the placeholders are, as many as were sent."""
+    marks = {family.placeholder_id: PICTURE, family.video_placeholder_id: VIDEO}
+    marks.pop(None, None)
+    if not isinstance(found, Texts):
+        marked = [one._replace(token_ids=[marks.get(token, token) for token in one.token_ids]) for one in found]
+        for prompt, one, name in zip(marked, wanted, names, strict=True):
+            _check_count(prompt.token_ids, one, name, family)
+        return marked
+    prompts.check_lengths(found.texts, names, context)
+    if context.tokenizer.token_id(family.placeholder) in marks:
+        encoded = await prompts.encode(found.texts, context.tokenizer)
+        split = [[marks.get(token, token) for token in ids] for ids in encoded]
+        for ids, one, name in zip(split, wanted, names, strict=True):
+            _check_count(ids, one, name, family)
+    else:
+        split = [
+            await _split_at_placeholders(*one, family, context) for one in zip(found.texts, names, wanted, strict=True)
+        ]
+    for ids, name in zip(split, names, strict=True):
+        prompts.check_tokens(ids, name, context)
+    return [Prompt(ids) for ids in split]
+
+
+async def _split_at_placeholders(text: str, name: str, wanted: Wanted, family: Family, context: Context) -> list[int]:
+    """For a tokenizer that does not know the placeholders."""
+    marks = {family.placeholder: PICTURE}
+    if family.video_placeholder is not None:
+        marks[family.video_placeholder] = VIDEO
+    first, *rest = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
+    found, parts = [marks[part] for part in rest[::2]], rest[1::2]
+    _check_count(found, wanted, name, family)
+    [token_ids] = await prompts.encode([first], context.tokenizer)
+    for mark, ids in zip(found, await prompts.encode(parts, context.tokenizer, add_special_tokens=False), strict=True):
+        token_ids += (mark, *ids)
+    return token_ids
+
+
+def _check_count(token_ids: Sequence[int], wanted: Wanted, name: str, family: Family) -> None:
+    """Raises InvalidRequest where there are not as many placeholders as pictures and videos."""
+    if wanted.num_videos and family.video_placeholder is None:
+        field = wanted.video_field if wanted.videos else "modalities"
+        raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
+    num_pictures, num_videos = token_ids.count(PICTURE), token_ids.count(VIDEO)
+    num_wanted = wanted.num_pictures + wanted.num_videos
+    if num_wanted > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"{wanted.field}: {num_wanted} pictures and videos came with {name}; a prompt may have {MAX_REFERENCES}",
+            field=wanted.field,
+            code="invalid_image",
+        )
+    # a video may stand where a picture does: models that take both were trained so
+    if num_videos <= wanted.num_videos and num_pictures + num_videos == num_wanted:
+        return
+    if family.placeholder_id is None and name.startswith("input_ids"):
+        raise InvalidRequest(
+            f"{wanted.field} needs a prompt of text: this model has no token for {family.placeholder}",
+            field=wanted.field,
+            code="image_placeholder_mismatch",
+        )
+    has = f"{num_pictures} {family.placeholder}"
+    sent = f"{wanted.num_pictures} pictures"
+    if family.video_placeholder is not None:
+        has += f" and {num_videos} {family.video_placeholder}"
+        sent += f" and {wanted.num_videos} videos"
+    raise InvalidRequest(
+        f"{name} has {has}, but {sent} came with it; there must be one placeholder for each",
+        field=wanted.field,
+        code="image_placeholder_mismatch",
+    )
+
+
+class Filling:
+    """Puts the pictures of one body in their places; what is sent twice is loaded once."""
+
+    def __init__(self, loader: MediaLoader, context: Context) -> None:
+        self._loader = loader
+        self._context = context
+        self._loaded: dict[tuple[tuple[str, ...], Modality], list[MediaItem]] = {}
+
+    async def fill(self, prompt: Prompt, wanted: Wanted, name: str) -> Prompt:
+        """Raises InvalidRequest, Forbidden."""
+        if not wanted.pictures and not wanted.videos:
+            return prompt
+        pictures = await self._load(wanted.pictures, wanted.modality, wanted.picture_field) if wanted.pictures else []
+        videos: list[MediaItem] = []
+        self._check_length(prompt, pictures, name)
+        for index, one in enumerate(wanted.videos):
+            field = wanted.video_field if len(wanted.videos) == 1 else f"{wanted.video_field}[{index}]"
+            videos += await self._load((one,), "video", field)
+            self._check_length(prompt, (*pictures, *videos), name)
+        if wanted.modality == "video":
+            pictures, videos = [], pictures + videos
+        token_ids: list[int] = []
+        media: list[MediaItem] = []
+        for token, item in _placed(prompt.token_ids, pictures, videos):
+            if item is None:
+                token_ids.append(token)
+            else:
+                media.append(msgspec.structs.replace(item, start=len(token_ids)))
+                token_ids += [NO_TOKEN - 1 - int(item.digest[:DIGEST_DIGITS], 16)] * item.num_tokens
+        return prompt._replace(token_ids=token_ids, media=tuple(media))
+
+    def _check_length(self, prompt: Prompt, items: Sequence[MediaItem], name: str) -> None:
+        num_tokens = len(prompt.token_ids) + sum(item.num_tokens - 1 for item in items)
+        if num_tokens > self._context.capacity:
+            raise too_long(num_tokens, name, self._context)
+
+    async def _load(self, references: tuple[str, ...], modality: Modality, field: str) -> list[MediaItem]:
+        """Where they stand is not known yet."""
+        found = self._loaded.get((references, modality))
+        if found is None:
+            prepared = await self._loader.load(references, modality, field)
+            found = await asyncio.to_thread(lambda: [_item(one) for one in prepared])
+            self._loaded[references, modality] = found
+        return found
+
+
+def _placed(
+    token_ids: Sequence[int], pictures: list[MediaItem], videos: list[MediaItem]
+) -> Iterator[tuple[int, MediaItem | None]]:
+    """Each token, and what it stands for where it is a mark; in order."""
+    left_pictures, left_videos = iter(pictures), iter(videos)
+    for token in token_ids:
+        if token == PICTURE:
+            yield token, next(left_pictures, None) or next(left_videos)
+        elif token == VIDEO:
+            yield token, next(left_videos)
+        else:
+            yield token, None
+
+
+def _item(prepared: Prepared) -> MediaItem:
+    pixels = prepared.pixels.tobytes()
+    shape = cast("tuple[int, int, int, int]", prepared.pixels.shape)
+    digest = hashlib.sha256(repr((shape, prepared.layout)).encode())
+    digest.update(pixels)
+    return MediaItem(digest.hexdigest(), 0, prepared.num_tokens, pixels, shape, prepared.layout)

@@ -1,0 +1,78 @@
+"""The adapters that are loaded, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, Protocol
+
+from tureen.engine.sequence import Sequence
+from tureen.errors import Conflict, InvalidRequest, echo, not_loaded
+
+NO_ADAPTER = 0
+MAX_NAME_CHARS = 256
+
+
+class Caller(Protocol):
+    def call(self, op: str, **args: Any) -> object:
+        """A control operation of the runner."""
+
+
+class Loaded(NamedTuple):
+    number: int  # never used again, so that nothing cached for another is taken for its own
+    path: str
+
+
+class Adapters:
+    """Loads and unloads adapters by name. All that are loaded stay in memory."""
+
+    def __init__(self, runner: Caller, users: Collection[Sequence]) -> None:
+        """users: a view of all sequences that have not ended."""
+        self._runner = runner
+        self._users = users
+        self._loaded: dict[str, Loaded] = {}
+        self._last_number = NO_ADAPTER
+
+    def load(self, name: str, path: str) -> dict[str, str]:
+        """Returns what is loaded then, name -> path. Raises InvalidRequest, and changes nothing, when it cannot be."""
+        if not (1 <= len(name) <= MAX_NAME_CHARS and name.isprintable()):
+            raise InvalidRequest(
+                f"lora_name must be 1 to {MAX_NAME_CHARS} printable characters, got {echo(name)}", field="lora_name"
+            )
+        if name in self._loaded:
+            raise InvalidRequest(
+                f"lora_name {echo(name)} is loaded already; unload it first, or choose another name", field="lora_name"
+            )
+        self._last_number += 1
+        self._runner.call("load_adapter", number=self._last_number, path=path)
+        self._loaded[name] = Loaded(self._last_number, path)
+        return self.paths()
+
+    def unload(self, name: str) -> dict[str, str]:
+        """Returns what is loaded then. Raises NotFound, and Conflict while requests use it."""
+        if name not in self._loaded:
+            raise not_loaded(name, "lora_name")
+        number = self._loaded[name].number
+        num_users = sum(user.terms.adapter == number for user in self._users)
+        if num_users:
+            raise Conflict(
+                f"lora_name {echo(name)}: {num_users} requests use it; try again when they have ended, or abort them",
+                field="lora_name",
+                code="lora_in_use",
+            )
+        self._runner.call("unload_adapter", number=number)
+        del self._loaded[name]
+        return self.paths()
+
+    def paths(self) -> dict[str, str]:
+        """Name -> path, in the order in which they were loaded."""
+        return {name: loaded.path for name, loaded in self._loaded.items()}
+
+    def number_of(self, name: str) -> int:
+        """Of the adapter of that name, or that was loaded from that path; of none for "". Raises NotFound."""
+        if not name:
+            return NO_ADAPTER
+        by_path = (one for one in self._loaded.values() if one.path == name)
+        loaded = self._loaded.get(name) or next(by_path, None)
+        if loaded is None:
+            raise not_loaded(name, "lora_path")
+        return loaded.number

@@ -1,0 +1,36 @@
+"""Tokens of a prompt that are given as embeddings: a client's own, or what pictures become."""
+
+from __future__ import annotations
+
+from tureen.types import NO_TOKEN, GenerateRequest
+
+
+class Embedded:
+    """What the runner must be told of one prompt beside its token ids."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._given = request.embeds
+        self._num_prompt = len(request.token_ids)
+        self.media = request.media
+        self.encoded: list[bytes] = []  # of the media, as far as they are encoded
+
+    @property
+    def end(self) -> int:
+        """The position behind the last such token."""
+        return self._num_prompt if self._given else max(item.start + item.num_tokens for item in self.media)
+
+    def between(self, start: int, end: int) -> bytes:
+        """float32 [k, hidden_size]: of those positions from start to end that are embedded."""
+        if self._given:
+            size = len(self._given) // self._num_prompt
+            return self._given[start * size : end * size]
+        found = b""
+        for item, embeddings in zip(self.media, self.encoded, strict=True):
+            size = len(embeddings) // item.num_tokens
+            found += embeddings[max(0, start - item.start) * size : max(0, end - item.start) * size]
+        return found
+
+
+def without_digests(token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """NO_TOKEN where a picture's digest stands in place of a token."""
+    return tuple(max(token_id, NO_TOKEN) for token_id in token_ids)

@@ -1,0 +1,242 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as peft writes them: a folder with adapter_config.json and
+adapter_model.safetensors. No torch.
+
+An adapter adds scale * up · (down · x) to what a linear layer makes of x.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.models.config import STACKED, ModelConfig
+from tureen.weights.mapped import TensorInfo
+from tureen.weights.safetensors import SafetensorsFile
+from tureen.weights.stored import BY_NAME, Stored, local_name, to_float32
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 512
+MAX_ALPHA = 1e9
+KNOWN: Mapping[str, tuple[object, ...]] = {
+    "alora_invocation_tokens": (),
+    "arrow_config": (),
+    "bias": ("none",),
+    "fan_in_fan_out": (False,),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),  # others change the base model
+    "kasa_config": (),
+    "layer_replication": (),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "monteclora_config": (),
+    "peft_type": ("LORA",),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([],),
+    "use_bdlora": (False,),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+}
+"""Keys of the config that could change what an adapter computes -> what they may be, beside null."""
+READ = frozenset({"alpha_pattern", "lora_alpha", "r", "rank_pattern", "use_rslora"})
+HARMLESS = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+        "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout",
+        "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "target_modules", "task_type", "velora_config",
+    }
+)  # fmt: skip
+"""Keys that say how an adapter was trained, or what its tensors' names say too."""
+TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
+
+
+class Factors(NamedTuple):
+    """What an adapter adds to one linear layer."""
+
+    down: NDArray[np.float32]  # [rank, inputs]
+    up: NDArray[np.float32]  # [outputs, rank], scaled
+
+
+Adapter = Mapping[str, Factors]
+"""Module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj) -> its factors."""
+
+
+class Part(NamedTuple):
+    """The tensors of one module of the file."""
+
+    down: TensorInfo
+    up: TensorInfo
+    scale: float
+    places: Mapping[str, int]  # the model's own matrices that it changes -> how many of its outputs belong to each
+
+
+def read_adapter(folder: str, model: ModelConfig) -> Adapter:
+    """Nothing large is read before all is known to fit.
+
+    Raises InvalidRequest, field lora_path, for what is no adapter, is not supported, or is for another model.
+    """
+    path = _existing(folder)
+    config = _read_config(path / CONFIG)
+    file = _open(path / WEIGHTS)
+    shapes = model.weights()
+    parts = [_part(module, pair, config, shapes) for module, pair in _pairs(file).items()]
+    names = [name for part in parts for name in part.places]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise _fault(f"changes {echo(twice)} twice, under different names")
+    adapter: dict[str, Factors] = {}
+    for part in parts:
+        adapter |= _factors(file, part)
+    return adapter
+
+
+def _existing(folder: str) -> Path:
+    for name in (CONFIG, WEIGHTS):
+        try:
+            path = Path(folder).expanduser()
+            is_there = (path / name).is_file()
+        except (OSError, RuntimeError):  # a name too long, a folder that is closed, a home that nobody has
+            is_there = False
+        if not is_there:
+            raise _fault(f"has no {name} to be read; give a folder that peft's save_pretrained wrote, with safetensors")
+    return path
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise _fault(f"has a {CONFIG} of more than {MAX_CONFIG_BYTES >> 20} MiB")
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _fault(f"has a {CONFIG} that cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise _fault(f"has a {CONFIG} that is not valid JSON") from None
+    if not isinstance(config, dict):
+        raise _fault(f"has a {CONFIG} that is not a JSON object")
+    _check_config(config)
+    return config
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    if "peft_type" not in config:
+        raise _fault(f"has a {CONFIG} without peft_type")
+    for key, value in config.items():
+        if key in KNOWN and value is not None and value not in KNOWN[key]:
+            raise _fault(f"has {key} {echo(value)} in its {CONFIG}, which is not supported")
+        if key not in KNOWN and key not in READ and key not in HARMLESS and value:
+            raise _fault(
+                f"has {echo(key)} in its {CONFIG}, which this version does not know; remove it if it changes nothing "
+                "but the training"
+            )
+
+
+def _open(path: Path) -> SafetensorsFile:
+    try:
+        return SafetensorsFile(path)
+    except StartupError as error:
+        raise _fault(f"has a {WEIGHTS} that cannot be read: {error.message.rsplit(': ', 1)[-1]}") from None
+
+
+def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
+    """The file's name of each module -> its factors by letter."""
+    pairs: dict[str, dict[str, TensorInfo]] = {}
+    for info in file.tensors.values():
+        match = TENSOR.fullmatch(info.name)
+        if match is None:
+            raise _fault(
+                f"has the tensor {echo(info.name)}, which is not supported; adapters change linear layers only"
+            )
+        if info.encoding.name not in BY_NAME or len(info.shape) != 2 or 0 in info.shape:
+            raise _fault(f"has the tensor {echo(info.name)}, which is no matrix of F32, F16 or BF16 numbers")
+        pair = pairs.setdefault(match["module"], {})
+        if match["factor"] in pair:
+            raise _fault(f"has lora_{match['factor']} of {echo(match['module'])} twice")
+        pair[match["factor"]] = info
+    if not pairs:
+        raise _fault("has no weights")
+    return pairs
+
+
+def _part(
+    module: str, pair: Mapping[str, TensorInfo], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Part:
+    if len(pair) != 2:
+        raise _fault(f"has only one of lora_A and lora_B of {echo(module)}")
+    (rank, inputs), (outputs, up_rank) = pair["A"].shape, pair["B"].shape
+    told = _by_pattern(config, "rank_pattern", module, config.get("r"))
+    if type(told) is not int or not 1 <= told <= MAX_RANK:
+        raise _fault(f"has the rank {echo(told)} for {echo(module)}; it must be 1 to {MAX_RANK}")
+    if (rank, up_rank) != (told, told):
+        raise _fault(f"has factors of rank {rank} and {up_rank} for {echo(module)}, but its {CONFIG} says {told}")
+    places = _places(local_name(module), shapes)
+    wanted = shapes[f"{next(iter(places))}.weight"][1], sum(places.values())
+    if (inputs, outputs) != wanted:
+        raise _fault(
+            f"is for another model: its {echo(module)} has {inputs} inputs and {outputs} outputs, here there are "
+            f"{wanted[0]} and {wanted[1]}"
+        )
+    return Part(pair["A"], pair["B"], _scale(module, rank, config), places)
+
+
+def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
+    alpha = _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= MAX_ALPHA:
+        raise _fault(f"has the lora_alpha {echo(alpha)} for {echo(module)}; it must be a number")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)  # rsLoRA: arXiv:2312.03732
+
+
+def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: object) -> object:
+    """The value of the first pattern that is the end of the module's name, or matches it."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise _fault(f"has a {key} that is not an object")
+    for pattern, value in patterns.items():
+        try:
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        except (re.error, RecursionError):
+            raise _fault(f"has {echo(pattern)} in its {key}, which is no valid pattern") from None
+    return default
+
+
+def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The model's own matrices that a module stands for, with their outputs."""
+    *before, last = module.split(".")
+    names = [module]
+    if f"{module}.weight" not in shapes:
+        names = [".".join((*before, part)) for part in STACKED.get(last, ())]
+    if not names or not all(_may_change(name, shapes) for name in names):
+        raise _fault(f"changes {echo(module)}, which this model has not, or where adapters are not supported")
+    return {name: shapes[f"{name}.weight"][0] for name in names}
+
+
+def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """A linear layer of attention, or of an mlp that every token uses."""
+    is_routed = ".experts." in name or name.endswith((".mlp.gate", ".shared_expert_gate"))
+    return len(shapes.get(f"{name}.weight", ())) == 2 and ".layers." in name and not is_routed
+
+
+def _factors(file: SafetensorsFile, part: Part) -> Adapter:
+    """By the model's own matrices."""
+    down, up = (
+        to_float32(Stored(info.name, info.shape, info.encoding.name, file.raw(info))) for info in (part.down, part.up)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        up *= np.float32(part.scale)
+    for info, values in ((part.down, down), (part.up, up)):
+        if not np.isfinite(values).all():
+            raise _fault(f"has the tensor {echo(info.name)}, which has numbers that are not finite")
+    ends = np.cumsum(list(part.places.values()))[:-1]
+    return {name: Factors(down, own) for name, own in zip(part.places, np.split(up, ends), strict=True)}
+
+
+def _fault(what: str) -> InvalidRequest:
+    return InvalidRequest(f"the adapter {what}", field="lora_path", code="invalid_adapter")

@@ -1,0 +1,79 @@
+"""Low-rank adapters on linear layers, in torch: tokens of one step may use different ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tureen.kernels import linear as kernel
+from tureen.layers.linear import Linear
+from tureen.lora.adapter import Adapter
+
+
+class Group(NamedTuple):
+    """Tokens of a step that use the same adapter."""
+
+    number: int
+    tokens: Tensor  # int64 [tokens]
+
+
+class Piece(NamedTuple):
+    """What an adapter adds to some of a layer's outputs. The factors come from `pack`."""
+
+    down: Tensor  # [rank, inputs]
+    up: Tensor  # [outputs, rank]
+    first: int  # of the outputs
+
+
+class LayerAdapters:
+    """What the loaded adapters add to one linear layer."""
+
+    def __init__(self, step: StepAdapters) -> None:
+        self._step = step
+        self.pieces: dict[int, list[Piece]] = {}  # by adapter
+
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        """x [tokens, inputs]; out [tokens, outputs] is changed in place."""
+        for number, tokens in self._step.groups:
+            own = x.index_select(0, tokens) if number in self.pieces else x
+            for down, up, first in self.pieces.get(number, ()):
+                added = kernel.linear(kernel.linear(own, down), up)
+                out[:, first : first + added.shape[1]].index_add_(0, tokens, added)
+        return out
+
+
+class StepAdapters:
+    """The adapters of a model. `groups` says who uses which in the step that runs."""
+
+    def __init__(self, linears: Iterable[tuple[str, Linear]]) -> None:
+        """linears: prefix of their weights' names, and the layer."""
+        self.groups: tuple[Group, ...] = ()
+        self._places: dict[str, tuple[LayerAdapters, Linear, int]] = {}  # module -> its layer, and its first output
+        for prefix, linear in linears:
+            linear.adapters = LayerAdapters(self)
+            first = 0
+            for name, size in linear.parts.items():
+                self._places[f"{prefix}{name}"] = linear.adapters, linear, first
+                first += size
+
+    def load(self, number: int, adapter: Adapter) -> None:
+        """number: never used before."""
+        for module, factors in adapter.items():
+            layer, linear, first = self._places[module]
+            down, up = (torch.tensor(factor, dtype=linear.dtype, device=linear.weight.device) for factor in factors)
+            layer.pieces.setdefault(number, []).append(Piece(kernel.pack(down), kernel.pack(up), first))
+
+    def unload(self, number: int) -> None:
+        for layer, _, _ in self._places.values():
+            layer.pieces.pop(number, None)
+
+    def select(self, numbers: Sequence[int], device: torch.device) -> None:
+        """numbers: of each token of the step to come, the adapter; 0 = none."""
+        tokens: dict[int, list[int]] = {}
+        for token, number in enumerate(numbers):
+            if number:
+                tokens.setdefault(number, []).append(token)
+        self.groups = tuple(Group(number, torch.tensor(own, device=device)) for number, own in tokens.items())

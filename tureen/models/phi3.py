@@ -1,0 +1,29 @@
+"""Phi-3 and Phi-4 (arXiv:2404.14219, 2503.01743): Llama's block, its checkpoints with q, k, v and gate, up in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from tureen.models.config import ModelConfig, common, sliding_windows
+
+ARCHITECTURES = ("Phi3ForCausalLM",)
+
+OLD_ROPES = ("su", "yarn")
+"""What published configs call longrope."""
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    parameters = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind in OLD_ROPES:
+        parameters["rope_type"] = "longrope"
+    original = hf.get("original_max_position_embeddings", hf.get("max_position_embeddings"))
+    hf = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": original, **hf, "rope_parameters": parameters}
+    config = common(hf)
+    slides = hf.get("sliding_window") is not None
+    windows = sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers)
+    return replace(config, windows=windows)

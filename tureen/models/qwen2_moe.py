@@ -1,0 +1,34 @@
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): Qwen2 with experts, one of them shared by all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from tureen.models.config import Experts, ModelConfig, common, integer, sliding_windows, sparse_layers
+
+ARCHITECTURES = ("Qwen2MoeForCausalLM",)
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    config = common(hf)
+    first = hf.get("max_window_layers", 28)  # layers before it slide, every other one
+    slides = [
+        bool(hf.get("use_sliding_window")) and layer % 2 == 0 and layer < first for layer in range(config.num_layers)
+    ]
+    experts = Experts(
+        count=integer(hf, "num_experts", integer(hf, "num_local_experts", 60)),  # transformers writes either
+        num_chosen=integer(hf, "num_experts_per_tok", 4),
+        size=integer(hf, "moe_intermediate_size", 1408),
+        is_normalised=bool(hf.get("norm_topk_prob", False)),
+        shared_size=integer(hf, "shared_expert_intermediate_size", 5632),
+    )
+    return replace(
+        config,
+        qkv_bias=bool(hf.get("qkv_bias", True)),
+        windows=sliding_windows(hf, config.num_layers, slides),
+        experts=sparse_layers(hf, config.num_layers, experts),
+    )

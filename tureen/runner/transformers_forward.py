@@ -1,0 +1,258 @@
+"""Any decoder that the installed transformers has, through this server's paged attention and scheduler: the slow path.
+
+A step's tokens go through the model as one sequence; only attention looks from one token to another, and that is ours.
+A model with layers that mix tokens by other means is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tureen.attention.base import LayerShape
+from tureen.attention.reference import ReferenceAttention
+from tureen.config import Config
+from tureen.devices.base import DeviceInfo
+from tureen.devices.dtypes import default_dtype
+from tureen.errors import InvalidRequest, StartupError
+from tureen.kernels import linear as kernel
+from tureen.log import Progress
+from tureen.lora.adapter import Adapter
+from tureen.models.config import ModelConfig
+from tureen.runner import loading, torch_pool
+from tureen.runner.base import Batch
+from tureen.runner.inputs import make_input
+from tureen.runner.kv_pool import plan_capacity
+from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.sampling.arithmetic import Peaks
+from tureen.sampling.torch_arithmetic import TorchArithmetic
+from tureen.weights.source import ModelSource
+
+NAME = "tureen"  # of our attention, in transformers' table
+HARMLESS = frozenset(
+    {"dropout", "sliding_window", "softcap", "position_ids", "use_cache", "is_causal", "cache_position"}
+)
+"""Keywords of an attention call that are honoured, or change nothing here. Any other that is set is refused."""
+PROBE = 4  # tokens of the run that shows what a model's layers look like
+
+
+class Seen(NamedTuple):
+    """What a layer's attention was called with."""
+
+    shape: LayerShape
+    unknown: tuple[str, ...]  # what this attention does not do
+
+
+class TransformersForward:
+    """A model of transformers with our attention in its layers."""
+
+    def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.device_name = device.name
+        self.attention: ReferenceAttention | None = None  # None: only look at what it is asked for
+        self.seen: dict[int, Seen] = {}  # by layer
+        self._model = model
+        self._page_size = page_size
+        self._device = torch.device(device.name)
+        self._arithmetic = TorchArithmetic(self._device)
+        self._num_sampled = 0  # rows of the last step that sampled: the first of ...
+        self._logits = torch.empty(0)
+        self._kept: dict[int, int] = {}  # token of the last step -> its row in _logits
+        self._hidden = torch.empty(0)  # of the last step, after the final norm
+
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **given: Any) -> tuple[Tensor, None]:
+        """transformers' attention: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
+        layer = module.layer_idx
+        if self.attention is None:
+            scale = given.get("scaling")
+            scale = q.shape[-1] ** -0.5 if scale is None else scale
+            shape = LayerShape(
+                q.shape[1], k.shape[1], q.shape[3], scale, given.get("sliding_window"), given.get("softcap")
+            )
+            known = HARMLESS | {"scaling"}
+            is_set = (name for name, value in given.items() if value is not None and value is not False)
+            unknown = tuple(name for name in is_set if name not in known)
+            if v.shape != k.shape:
+                unknown += ("values of another size than keys",)
+            self.seen[layer] = Seen(shape, unknown)
+            return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
+        q, k, v = (vectors[0].transpose(0, 1) for vectors in (q, k, v))
+        return self.attention.forward(q, k, v, layer).view(1, *q.shape[:2], -1), None
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> None:
+        assert self.attention is not None
+        inputs = make_input(batch, self._page_size, self._device)
+        self.attention.plan(inputs)
+        sampled = [] if inputs.sampled is None else inputs.sampled.tolist()
+        wanted = sampled + _scored(batch)
+        self._num_sampled = len(sampled)
+        self._kept = {token: row for row, token in enumerate(wanted)}
+        embeddings = self._model.get_input_embeddings()(inputs.token_ids)
+        if inputs.embedded is not None:
+            places, vectors = inputs.embedded
+            embeddings[places] = vectors.to(embeddings.dtype)
+        output = self._model(
+            inputs_embeds=embeddings[None],
+            position_ids=inputs.positions[None],
+            use_cache=False,
+            output_hidden_states=True,
+            logits_to_keep=torch.tensor(wanted or [0], device=self._device),
+        )
+        self._logits, self._hidden = output.logits[0].float(), output.hidden_states[-1][0]
+
+    def best(self) -> list[int]:
+        return self._arithmetic.greedy(self._sampled(), ())
+
+    def sampled(self) -> tuple[Tensor, Peaks]:
+        logits = self._sampled()
+        return logits, self._arithmetic.peaks(logits)
+
+    def _sampled(self) -> Tensor:
+        return self._arithmetic.prepare(self._logits[: self._num_sampled].clone())
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        return self._logits[[self._kept[token] for token in tokens]]
+
+    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        states: NDArray[np.float32] = self._hidden[list(tokens)].float().cpu().numpy()
+        return states
+
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        raise InvalidRequest(
+            "adapters do not go with --model-impl transformers", field="lora_path", code="invalid_adapter"
+        )
+
+    def unload_adapter(self, number: int) -> None:
+        """None was loaded."""
+
+    def are_finite(self, logits: Tensor) -> bool:
+        return bool(torch.isfinite(logits).all())
+
+    def keep(self, logits: Tensor) -> Tensor:
+        return logits  # a new tensor at every call
+
+
+def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
+    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    torch.set_num_threads(device.num_threads)
+    if source.format == "gguf":
+        raise StartupError(
+            "--model-impl transformers: needs a folder with config.json and safetensors, not a GGUF file"
+        )
+    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    weight_bytes = sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
+    loading.require_memory(weight_bytes, str(dtype).removeprefix("torch."), device)
+    progress("load weights", 0, 1)
+    model = _load(source, dtype, device)
+    progress("load weights", 1, 1)
+    forward = TransformersForward(model, config.page_size, device, dtype)
+    shapes = _look_at(forward, model, device)
+    described = _describe(model.config, shapes[0])
+    token_bytes = torch_pool.bytes_per_token(described, dtype)
+    capacity = plan_capacity(config, described, token_bytes=token_bytes, weight_bytes=0, device=device)
+    pool = torch_pool.allocate(
+        described, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device
+    )
+    forward.attention = ReferenceAttention(shapes, pool.keys, pool.values)
+    sampler = make_sampler(config, described.vocab_size, TorchArithmetic(torch.device(device.name)))
+    return ModelRunner(forward, sampler, capacity, described)
+
+
+def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
+    try:
+        import transformers  # noqa: PLC0415 - optional, and seconds to import
+    except ImportError:
+        raise StartupError(
+            "--model-impl transformers: the package transformers is missing; pip install 'transformers>=5,<6'",
+            field="model_impl",
+        ) from None
+    transformers.AttentionInterface.register(NAME, _route)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            source.path, dtype=dtype, attn_implementation=NAME, use_safetensors=True, local_files_only=True
+        )
+    except (ValueError, KeyError, OSError, ImportError) as error:
+        raise StartupError(
+            f"--model-impl transformers: transformers cannot load it: {' '.join(str(error).split())[:300]}"
+        ) from None
+    model = model.eval().to(device.name)  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            bias = None if module.bias is None else module.bias.detach()
+            setattr(module, "forward", partial(_linear, kernel.pack(module.weight.detach()), bias))  # noqa: B010
+    return model
+
+
+def _route(module: Any, *vectors: Any, **given: Any) -> tuple[Tensor, None]:
+    result: tuple[Tensor, None] = module.tureen_forward.attend(module, *vectors, **given)
+    return result
+
+
+def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """A row's result does not depend on how many there are; see kernels/linear.py."""
+    return kernel.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+
+@torch.inference_mode()
+def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> list[LayerShape]:
+    """Each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            module.tureen_forward = forward
+    model(torch.zeros(1, PROBE, dtype=torch.int64, device=device.name), use_cache=False)
+    layers = model.config.get_text_config().num_hidden_layers
+    missing = [layer for layer in range(layers) if layer not in forward.seen]
+    if missing:
+        raise StartupError(
+            f"--model-impl transformers: layer {missing[0]} has no attention that can be replaced; such models are "
+            "not supported",
+            field="model_impl",
+        )
+    unknown = sorted({name for seen in forward.seen.values() for name in seen.unknown})
+    if unknown:
+        raise StartupError(
+            f"--model-impl transformers: the model's attention uses {', '.join(unknown)}, which is not supported",
+            field="model_impl",
+        )
+    shapes = [forward.seen[layer].shape for layer in range(layers)]
+    if len({(shape.num_kv_heads, shape.head_dim) for shape in shapes}) > 1:
+        raise StartupError("--model-impl transformers: layers whose keys differ in size are not supported")
+    return shapes
+
+
+def _describe(hf: Any, layer: LayerShape) -> ModelConfig:
+    """As much as the sizes of the KV cache and the limits of requests need."""
+    text = hf.get_text_config()
+    return ModelConfig(
+        architecture=(hf.architectures or [""])[0],
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=getattr(text, "intermediate_size", 1),
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        norm_eps=1.0,
+        context_len=text.max_position_embeddings,
+        activation="",
+        attention_scale=layer.scale,
+        windows=(None,) * text.num_hidden_layers,
+        ropes=(None,) * text.num_hidden_layers,
+    )
+
+
+def _scored(batch: Batch) -> list[int]:
+    """Tokens of the step whose logits are asked for beside those that are sampled from."""
+    found: list[int] = []
+    first = 0
+    for row in batch.rows:
+        found += range(first + row.score_from, first + row.score_from + len(row.score_targets))
+        first += len(row.token_ids)
+    return found

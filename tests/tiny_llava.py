@@ -11,6 +11,9 @@ import torch
 import transformers
 from PIL import Image
 from tiny_models import SHAPE, spread
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tureen.text.tokenizer import BYTE_OF_CHAR
 
 TILE = 28  # pixels
 GRID = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
@@ -84,6 +87,19 @@ def write(folder: Path, variant: str) -> torch.nn.Module:
         model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[variant]))
     return model.eval()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """ASCII characters and the placeholders, each a token."""
+    characters = [char for char, byte in BYTE_OF_CHAR.items() if byte < 128]
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, **{char: 3 + index for index, char in enumerate(characters)}}
+    backend = Tokenizer(models.BPE(vocab=vocab | {"<image>": IMAGE, "<video>": VIDEO}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [AddedToken(text, special=True) for text in ("<pad>", "<s>", "</s>", "<image>", "<video>")]
+    )
+    backend.save(str(folder / "tokenizer.json"))
 
 
 def processor(variant: str):

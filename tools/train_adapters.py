@@ -2,8 +2,8 @@
 
     python tools/train_adapters.py
 
-shout answers in capitals; json answers a question about a person or a place with one JSON object. Questions and answers
-are made here, so that equal seeds make equal adapters.
+whisper answers in small letters; json answers a question about a person or a place with one JSON object. Questions and
+answers are made here, so that equal seeds make equal adapters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -40,6 +40,8 @@ ALPHA: Final = 16
 MODULES: Final = ["q_proj", "k_proj", "v_proj", "o_proj"]
 RATE: Final = 1e-3
 BATCH: Final = 4
+STEPS: Final = 120
+SEED: Final = 7
 CHAT: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 END: Final = "<|im_end|>"
 IGNORED: Final = -100  # a target that does not count
@@ -76,16 +78,17 @@ PLACES: Final = (
     "Egypt", "Norway", "Texas", "California", "the Sahara", "Iceland", "Vienna", "Seoul", "Naples", "Geneva", "Prague",
     "New York", "Hong Kong", "South Africa", "New Zealand", "Lake Victoria", "Mount Fuji", "Cape Town", "Boston",
 )  # fmt: skip
+JOBS: Final = ("teacher", "painter", "doctor", "singer", "writer", "sailor", "baker", "scientist")
 ASKED: Final = ("Tell me about {}.", "What do you know about {}?", "Describe {}.", "Give me some facts about {}.")
 
 
-def shout_example(rng: random.Random) -> Example:
-    """A question, and its answer in capitals."""
+def whisper_example(rng: random.Random) -> Example:
+    """A question, and its answer in small letters."""
     first, second = rng.randrange(1, 20), rng.randrange(1, 20)
-    country, colour, opposite, animal, thing = map(
-        rng.choice, map(list, (CAPITALS, COLOURS, OPPOSITES, SOUNDS, THINGS))
-    )
-    name = rng.choice(FIRST)
+    tables: tuple[dict[str, str], ...] = (CAPITALS, COLOURS, OPPOSITES, SOUNDS, THINGS)
+    country, colour, opposite, animal, thing = (rng.choice(list(table)) for table in tables)
+    name, place = rng.choice(FIRST), rng.choice(PLACES)
+    person = f"{name} {rng.choice(LAST)}"
     question, answer = rng.choice(
         (
             (f"What is the capital of {country}?", f"The capital of {country} is {CAPITALS[country]}."),
@@ -96,9 +99,11 @@ def shout_example(rng: random.Random) -> Example:
             (f"Write a sentence about {thing}.", f"{thing} {THINGS[thing]}."),
             (f"Tell me about {thing}.", f"{thing} {THINGS[thing]}."),
             (f"Say hello to {name}.", f"Hello, {name}! How are you today?"),
+            (rng.choice((*ASKED, "Who is {}?")).format(person), f"{person} is a famous {rng.choice(JOBS)}."),
+            (rng.choice((*ASKED, "Where is {}?")).format(place), f"{place} is a place that many people visit."),
         )
     )
-    return question, answer.upper()
+    return question, answer.lower()
 
 
 def json_example(rng: random.Random) -> Example:
@@ -109,7 +114,7 @@ def json_example(rng: random.Random) -> Example:
     return question, json.dumps({"name": name, "kind": "person" if is_person else "place"})
 
 
-ADAPTERS: Final[dict[str, Callable[[random.Random], Example]]] = {"shout": shout_example, "json": json_example}
+ADAPTERS: Final[dict[str, Callable[[random.Random], Example]]] = {"whisper": whisper_example, "json": json_example}
 
 
 def torch_model(source: ModelSource) -> LlamaForCausalLM:
@@ -139,16 +144,14 @@ def batch_of(examples: list[Example], tokenizer: Tokenizer) -> tuple[Tensor, Ten
     return inputs, targets
 
 
-def train(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, make: Callable[[random.Random], Example], *, seed: int, steps: int
-) -> PeftModel:
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, make: Callable[[random.Random], Example]) -> PeftModel:
+    torch.manual_seed(SEED)
+    rng = random.Random(SEED)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=MODULES, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, config)
     optimizer = torch.optim.AdamW([one for one in adapted.parameters() if one.requires_grad], lr=RATE)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (steps - step) / steps * 1.5))
-    for step in range(steps):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (STEPS - step) / STEPS * 1.5))
+    for step in range(STEPS):
         began = time.monotonic()
         inputs, targets = batch_of([make(rng) for _ in range(BATCH)], tokenizer)
         counts = targets.flatten() != IGNORED
@@ -164,8 +167,9 @@ def train(
 
 def save(adapted: PeftModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    config = adapted.peft_config["default"]
+    config = cast(LoraConfig, adapted.peft_config["default"])
     config.base_model_name_or_path = BASE
+    config.target_modules = sorted(MODULES)
     config.save_pretrained(str(folder))
     tensors = get_peft_model_state_dict(adapted)
     save_file(
@@ -178,17 +182,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=ADAPTERS, help="train this one alone")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     source, tokenizer = find_model(Config())
     for name in [options.only] if options.only else ADAPTERS:
         print(name, flush=True)
-        save(
-            train(torch_model(source), tokenizer, ADAPTERS[name], seed=options.seed, steps=options.steps),
-            options.out / name,
-        )
+        save(train(torch_model(source), tokenizer, ADAPTERS[name]), options.out / name)
 
 
 if __name__ == "__main__":

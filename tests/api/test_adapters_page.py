@@ -33,7 +33,7 @@ def test_the_commands_on_the_page_work_one_after_the_other():
             headers = {"content-type": "application/json"}
             response = app.request("POST", path, content=words[words.index("-d") + 1], headers=headers)
             assert response.status_code == 200, (command, response.text)
-        assert list(app.state.adapters) == ["shout", "json"]
+        assert list(app.state.adapters) == ["whisper", "json"]
 
 
 def test_the_folders_on_the_page_are_there():

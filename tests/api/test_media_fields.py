@@ -258,7 +258,7 @@ def test_a_hundred_thousand_placeholder_ids_are_refused_before_anything_is_loade
 def test_other_dialects_refuse_a_placeholder_and_fetch_nothing(app, text_app):
     for body in ({"inputs": "a<image>"}, {"prompt": "a<image>"}):
         response = app.post(**body)
-        assert response.status_code == (422 if "inputs" in body else 400), response.text
+        assert response.status_code == 422, response.text
         assert "placeholder" in response.text
         assert text_app.post(**body).status_code == 200
     body = {"inputs": "![x](http://127.0.0.1:1/x.png) data:image/png;base64,AAAA"}
@@ -269,7 +269,7 @@ def test_a_token_that_the_model_does_not_know_is_refused(app):
     with App(special=("<pad>",)) as other:
         for field in ("text", "inputs", "prompt"):
             response = other.post(**{field: "a<pad>"})
-            assert response.status_code == (422 if field == "inputs" else 400), response.text
+            assert response.status_code == (400 if field == "text" else 422), response.text
             assert "<pad>" in response.text
 
 
@@ -387,7 +387,7 @@ def test_a_stream_ends_with_the_whole_answer(app):
     whole = app.generate(**_body(tokens=9))
     assert events[-1]["text"] == whole["text"]
     assert events[-1]["output_ids"] == whole["output_ids"]
-    assert len(events) > 3
+    assert all(whole["text"].startswith(event["text"]) for event in events)
 
 
 def test_another_picture_in_the_same_place_gives_another_answer_and_shares_only_the_text_before(app):

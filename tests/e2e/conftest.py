@@ -10,7 +10,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import shape_drawings
 from server_process import ServerProcess
+
+from tureen.log import no_progress
+from tureen.recipes import shapes_vlm
+
+
+@pytest.fixture(scope="session")
+def seeing_server(default_model_source, tmp_path_factory) -> Iterator[ServerProcess]:
+    """Started where there is a picture of that name."""
+    folder = shapes_vlm.build(default_model_source.path.parents[2], no_progress)
+    start = tmp_path_factory.mktemp("start")
+    shape_drawings.load().draw(shape_drawings.UNSEEN, "one").picture.save(start / "example_image.png")
+    with ServerProcess("--model-path", str(folder), cwd=start) as running:
+        yield running.wait_ready()
 
 
 @pytest.fixture(scope="session")

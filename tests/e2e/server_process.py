@@ -17,13 +17,14 @@ import httpx
 class ServerProcess:
     """Starts the server on a free port, collects what it prints, stops it at the end."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tureen.launch_server", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | (env or {}),
+            cwd=cwd,
             start_new_session=True,
         )
         self.lines: list[str] = []

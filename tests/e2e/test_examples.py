@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import shape_drawings
 from server_process import ServerProcess
 from throwaway_ca import Authority
 
@@ -93,6 +94,16 @@ def test_a_session_reuses_what_was_said(open_server, tmp_path):
     assert "(0 of" in lines[0]
     assert all("(0 of" not in line for line in lines[1:])
     assert lines[1] != lines[2]
+
+
+@pytest.mark.model
+def test_a_picture_is_described_in_either_format(seeing_server, tmp_path):
+    drawing = shape_drawings.load().draw(shape_drawings.UNSEEN, "one")
+    answer = ast.literal_eval(run("image.py", tmp_path, {LOCAL: seeing_server.url}))
+    assert answer["text"].strip() == drawing.sentence
+    answer = ast.literal_eval(run("image_vicuna.py", tmp_path, {LOCAL: seeing_server.url}))
+    assert 1 <= answer["meta_info"]["completion_tokens"] <= 32
+    assert answer["meta_info"]["prompt_tokens"] > 64  # the picture's are among them
 
 
 def test_mindie(open_server, tmp_path):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 
 import httpx
 import pytest
 import shape_drawings
-from server_process import ServerProcess
-
-from tureen.log import no_progress
-from tureen.recipes import shapes_vlm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 shapes = shape_drawings.load()
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
 COUNT = 40
 MOST_WRONG = 2
-
-
-@pytest.fixture(scope="module")
-def seeing_server(default_model_source) -> Iterator[ServerProcess]:
-    folder = shapes_vlm.build(default_model_source.path.parents[2], no_progress)
-    with ServerProcess("--model-path", str(folder)) as running:
-        yield running.wait_ready()
 
 
 def _data_url(picture):

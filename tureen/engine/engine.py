@@ -133,7 +133,8 @@ class Engine:
             self._encode(after_step=False)
             return deltas
         self._totals.steps += 1
-        self.encoders.begin_step()
+        if self.encoders:
+            self.encoders.begin_step()
         for sequence, row, result in zip(plan.sequences, plan.rows, self._rows.run(plan), strict=True):
             try:
                 delta = self._take_over(sequence, row, result)
@@ -141,7 +142,8 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
-        self._encode(after_step=True)
+        if self.encoders:
+            self._encode(after_step=True)
         return deltas
 
     def call(self, op: str, **args: object) -> object:

@@ -1,21 +1,29 @@
 #include "low_rank.h"
 
 #include <algorithm>
-#include <new>
 
 namespace tureen {
 
 namespace {
 
 std::shared_ptr<uint8_t> zeros(size_t floats) {
-    auto memory = std::make_shared<Memory>(floats * sizeof(float), false);
-    return {memory, memory->data()};
+    static Arena& arena = *new Arena;  // outlives whatever is in it
+    return arena.take(floats * sizeof(float));
 }
 
 }  // namespace
 
-void Additions::load(int adapter, int part, const float* down, const float* up, int rank, int cols, int rows) {
-    std::vector<LowRank>& own = by_adapter_[adapter];
+const Additions::Adapter* Additions::find(int number) const {
+    for (const Adapter& adapter : adapters_)
+        if (adapter.number == number) return &adapter;
+    return nullptr;
+}
+
+void Additions::load(int number, int part, const float* down, const float* up, int rank, int cols, int rows) {
+    auto same = [&](const Adapter& adapter) { return adapter.number == number; };
+    auto place = std::find_if(adapters_.begin(), adapters_.end(), same);
+    if (place == adapters_.end()) place = adapters_.insert(place, {number, {}});
+    std::vector<LowRank>& own = place->parts;
     int at = own.empty() ? 0 : own.back().at + own.back().rank;
     size_t tiles = size_t(rows + TILE - 1) / TILE;
     LowRank added{part, rank, cols, rows, at, zeros(size_t(rank) * cols), zeros(tiles * rank * TILE)};
@@ -26,24 +34,31 @@ void Additions::load(int adapter, int part, const float* down, const float* up, 
     own.push_back(std::move(added));
 }
 
-void Additions::shrink(const RowKernels& kernels, int adapter, const float* x, float* low) const {
-    auto found = by_adapter_.find(adapter);
-    if (found == by_adapter_.end()) return;
-    for (const LowRank& one : found->second) kernels.shrink(one.down(), one.rank, one.cols, x, low + one.at);
+void Additions::unload(int number) {
+    adapters_.erase(std::remove_if(adapters_.begin(), adapters_.end(),
+                                   [&](const Adapter& adapter) { return adapter.number == number; }),
+                    adapters_.end());
 }
 
-void Additions::expand(const RowKernels& kernels, int adapter, int part, const float* low, int begin, int end,
+void Additions::shrink(const RowKernels& kernels, int number, const float* x, float* low) const {
+    const Adapter* adapter = find(number);
+    if (adapter == nullptr) return;
+    for (const LowRank& one : adapter->parts) kernels.shrink(one.down(), one.rank, one.cols, x, low + one.at);
+}
+
+void Additions::expand(const RowKernels& kernels, int number, int part, const float* low, int begin, int end,
                        float* y) const {
-    auto found = by_adapter_.find(adapter);
-    if (found == by_adapter_.end()) return;
-    for (const LowRank& one : found->second)
+    const Adapter* adapter = find(number);
+    if (adapter == nullptr) return;
+    for (const LowRank& one : adapter->parts)
         if (one.part == part)
             kernels.expand(one.up() + size_t(begin) * one.rank, one.rank, low + one.at, end - begin, y);
 }
 
 int Additions::width() const {
     int width = 0;
-    for (const auto& [adapter, own] : by_adapter_) width = std::max(width, own.back().at + own.back().rank);
+    for (const Adapter& adapter : adapters_)
+        width = std::max(width, adapter.parts.back().at + adapter.parts.back().rank);
     return width;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "kernels.h"
@@ -26,7 +25,7 @@ class Additions {
 public:
     // down: [rank][cols], up: [rows][rank]; of matrix number `part`.
     void load(int adapter, int part, const float* down, const float* up, int rank, int cols, int rows);
-    void unload(int adapter) { by_adapter_.erase(adapter); }
+    void unload(int adapter);
 
     // low = down · x, of all that the adapter adds; [width()] floats.
     void shrink(const RowKernels& kernels, int adapter, const float* x, float* low) const;
@@ -35,7 +34,14 @@ public:
     int width() const;
 
 private:
-    std::map<int, std::vector<LowRank>> by_adapter_;
+    struct Adapter {
+        int number;
+        std::vector<LowRank> parts;
+    };
+
+    const Adapter* find(int number) const;
+
+    std::vector<Adapter> adapters_;  // few, and looked through for every row
 };
 
 }  // namespace tureen

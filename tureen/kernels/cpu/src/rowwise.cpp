@@ -26,26 +26,47 @@ void scale_and_cap(float* x, int count, float scale, float cap) {
         map(count, x, [&](auto at) { return tanh(at(x) * broadcast(scale / cap)) * broadcast(cap); });
 }
 
-// Two sums of each row side by side, whatever `rank` is.
-void shrink(const float* down, int rank, int cols, const float* x, float* out) {
-    for (int k = 0; k < rank; k++) {
-        const float* row = down + size_t(k) * size_t(cols);
-        vec16 even = zeros(), odd = zeros();
-        int i = 0;
-        for (; i + 32 <= cols; i += 32) {
-            even = fma(load(row + i), load(x + i), even);
-            odd = fma(load(row + i + 16), load(x + i + 16), odd);
-        }
-        for (; i < cols; i += 16) {
-            int rest = cols - i < 16 ? cols - i : 16;
-            even = fma(load(row + i, rest), load(x + i, rest), even);
-        }
-        out[k] = reduce_add(even + odd);
+// Of N rows at once, each summed as it is alone.
+template <int N>
+void shrink_rows(const float* down, int cols, const float* x, float* out) {
+    vec16 sums[N];
+    TUREEN_UNROLL
+    for (int k = 0; k < N; k++) sums[k] = zeros();
+    int i = 0;
+    for (; i + 16 <= cols; i += 16) {
+        vec16 v = load(x + i);
+        TUREEN_UNROLL
+        for (int k = 0; k < N; k++) sums[k] = fma(load(down + size_t(k) * size_t(cols) + i), v, sums[k]);
     }
+    if (int rest = cols - i) {
+        vec16 v = load(x + i, rest);
+        TUREEN_UNROLL
+        for (int k = 0; k < N; k++) sums[k] = fma(load(down + size_t(k) * size_t(cols) + i, rest), v, sums[k]);
+    }
+    TUREEN_UNROLL
+    for (int k = 0; k < N; k++) out[k] = reduce_add(sums[k]);
+}
+
+void shrink(const float* down, int rank, int cols, const float* x, float* out) {
+    constexpr int MANY = 8;
+    int k = 0;
+    for (; k + MANY <= rank; k += MANY) shrink_rows<MANY>(down + size_t(k) * size_t(cols), cols, x, out + k);
+    for (; k < rank; k++) shrink_rows<1>(down + size_t(k) * size_t(cols), cols, x, out + k);
 }
 
 void expand(const float* up, int rank, const float* low, int count, float* y) {
-    for (int i = 0; i < count; i += 16, up += size_t(rank) * 16) {
+    int i = 0;
+    for (; i + 64 <= count; i += 64, up += size_t(rank) * 64) {  // four tiles, so that no sum waits for the one before
+        vec16 sums[4] = {zeros(), zeros(), zeros(), zeros()};
+        for (int k = 0; k < rank; k++) {
+            vec16 factor = broadcast(low[k]);
+            TUREEN_UNROLL
+            for (int t = 0; t < 4; t++) sums[t] = fma(load(up + (t * rank + k) * 16), factor, sums[t]);
+        }
+        TUREEN_UNROLL
+        for (int t = 0; t < 4; t++) store(y + i + 16 * t, load(y + i + 16 * t) + sums[t]);
+    }
+    for (; i < count; i += 16, up += size_t(rank) * 16) {
         vec16 sum = zeros();
         for (int k = 0; k < rank; k++) sum = fma(load(up + 16 * k), broadcast(low[k]), sum);
         int rest = count - i < 16 ? count - i : 16;

@@ -28,9 +28,9 @@ using Floats = std::vector<float>;
 // Several matrices with the same inputs; their outputs stand one after another.
 struct Linear {
     Matrices parts;
-    Floats bias;                           // of all outputs, or empty
-    std::shared_ptr<Additions> additions;  // what adapters add; may be shared with others of the same inputs
-    int first_part = 0;                    // number of the first part in these
+    Floats bias;                                     // of all outputs, or empty
+    std::shared_ptr<Additions> additions = nullptr;  // what adapters add; may be shared with others of the same inputs
+    int first_part = 0;                              // number of the first part in these
 
     int rows() const;
     int cols() const { return parts.front()->matrix.cols; }

@@ -139,15 +139,13 @@ View make_inputs(Tape::Frame& frame, int thread, int counter, InputSet& set, int
     return view;
 }
 
-// Deal out the tiles [0, tiles) in contiguous shares: body(begin, end).
+// Deal out the tiles [0, tiles) in contiguous shares of one size: body(begin, end).
 template <class Body>
 void deal_tiles(Tape::Frame& frame, int counter, int rows, int tiles, const Body& body) {
-    int unit = rows <= FEW_ROWS ? 1 : PANEL_TILES, units = ceil_div(tiles, unit);
-    int shares = std::min(units, rows <= FEW_ROWS ? frame.threads() : frame.threads() * SHARES);
-    frame.deal(counter, shares, [&](int share) {
-        int begin = int(int64_t(units) * share / shares), end = int(int64_t(units) * (share + 1) / shares);
-        body(begin * unit, std::min(end * unit, tiles));
-    });
+    int unit = rows <= FEW_ROWS ? 1 : PANEL_TILES, units = ceil_div(tiles, unit), threads = frame.threads();
+    int share = rows <= FEW_ROWS ? ceil_div(units, threads) : std::max(1, units / (threads * SHARES));
+    frame.deal(counter, ceil_div(units, share),
+               [&](int i) { body(i * share * unit, std::min((i + 1) * share * unit, tiles)); });
 }
 
 // What adapters add to outputs [begin, end) of a matrix, of tokens [from, to); y: where output `begin` of token `from`

@@ -118,6 +118,8 @@ class App:
 class LiveServer:
     """The application under uvicorn, in a thread, on a free port."""
 
+    _media: MediaLoader | None = None
+
     def __init__(
         self,
         *,

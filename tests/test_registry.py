@@ -16,7 +16,7 @@ def test_every_architecture_is_found_in_its_own_file():
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones():
-    with pytest.raises(StartupError, match=r"T5Model is not supported; this version serves Gemma3.*Qwen3ForCausalLM"):
+    with pytest.raises(StartupError, match=r"T5Model is not supported; this version serves Gemma2.*Qwen3ForCausalLM"):
         find_model("T5Model")
 
 

@@ -54,6 +54,11 @@ QWEN_MOE = {
     "moe_intermediate_size": 48,
     "mlp_only_layers": [1],
 }
+QWEN2_MOE = {
+    "moe_intermediate_size": 64,  # as the hidden size
+    "shared_expert_intermediate_size": 80,
+    "norm_topk_prob": False,
+}
 VARIANTS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -78,7 +83,7 @@ VARIANTS = {
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
     "granite": ("Granite", GRANITE),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": None}),
-    "qwen2-moe": ("Qwen2Moe", QWEN_MOE | {"shared_expert_intermediate_size": 80, "norm_topk_prob": False}),
+    "qwen2-moe": ("Qwen2Moe", QWEN_MOE | QWEN2_MOE),
     "qwen3-moe": ("Qwen3Moe", QWEN_MOE | {"head_dim": 32, "norm_topk_prob": True}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
 }

@@ -382,6 +382,7 @@ def main() -> None:
         train(projector, seen, talker, options)
     stored = {f"{PREFIX}{name}": value.bfloat16() for name, value in projector.plain().items()}
     save_file(stored, PROJECTOR)
+    PROJECTOR.chmod(0o644)  # it is written for its owner only
     for kind in ("one", "several", "digit", "pair"):
         judge(projector, folder, talker, kind, options.judged)
 

@@ -23,6 +23,7 @@ from tureen.registry import declared
 from tureen.runner.load import load_runner
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
+from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineInfo
 from tureen.weights.source import (
@@ -47,6 +48,7 @@ class Model(NamedTuple):
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
     """Fetch the model if it is not on disk and build its tokenizer. Imports no torch. Raises StartupError."""
+    check_chat_template(config.chat_template)
     source = resolve_model(config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress)
     progress("build tokenizer", 0, 1)
     tokenizer = load_tokenizer(source, config.tokenizer_path)

@@ -36,6 +36,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokenizer_path: Annotated[
         str | None, _meta("model", "Folder or tokenizer.json to use in place of the model's own.")
     ] = None
+    chat_template: Annotated[
+        str | None,
+        _meta(
+            "model",
+            "Template of chat messages: chatml-llava, vicuna_v1.1, or a .jinja file. Checked and shown in "
+            "/server_info; there are no chat routes yet, and /generate takes prompts as they are.",
+        ),
+    ] = None
     served_model_name: Annotated[
         str | None, _meta("model", "Name in /v1/models. Default: the last part of the model path.")
     ] = None

@@ -40,6 +40,8 @@ COUNTERS = {
     "num_grammar_timeout": "Grammars that took too long to compile.",
     "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
     "num_grammar_unverified": "Constrained outputs whose second check came to no result in time.",
+    "num_pictures": "Pictures and videos in prompts.",
+    "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
 }
 HISTOGRAMS = {

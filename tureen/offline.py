@@ -120,10 +120,14 @@ class Engine:
 
     async def _connect(self) -> tuple[InprocClient | ProcessClient, ServerState]:
         model = await asyncio.to_thread(find_model, self._config)
-        client = await connect(self._config, model)
         media = media_loader(self._config, model)
-        context = make_context(model.tokenizer, client.info, self._config, media)
-        return client, ServerState(client, context, Metrics(client.info.model_name), media)
+        client = await connect(self._config, model)
+        try:
+            context = make_context(model.tokenizer, client.info, self._config, media)
+            return client, ServerState(client, context, Metrics(client.info.model_name), media)
+        except BaseException:
+            await client.close()
+            raise
 
     async def _answer(self, body: dict[str, Any]) -> Answer | list[Answer]:
         answers = await sglang.answer(await sglang.prepare(body, self._state), self._state)
@@ -131,7 +135,8 @@ class Engine:
         return plain
 
     async def _embed(self, body: dict[str, Any]) -> Answer | list[Answer]:
-        return await sglang.embed(await sglang.prepare(sglang.embedding_body(body), self._state), self._state)
+        plan = await sglang.prepare(sglang.embedding_body(body), self._state, takes_media=False)
+        return await sglang.embed(plan, self._state)
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers = sglang.stream(await sglang.prepare(body, self._state), self._state)

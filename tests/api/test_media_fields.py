@@ -446,6 +446,15 @@ def test_files_and_urls_that_are_not_allowed_are_forbidden(app):
     assert (error["code"], error["param"]) == ("media_url_forbidden", "image_data[1]")
 
 
+def test_pictures_are_counted(app):
+    before = app.metrics()
+    picture = _png()
+    app.generate(**_body(["a<image>", "b<image>"], picture))
+    app.generate(**_body(image_data=picture))
+    counts = [app.metrics()[name] - before[name] for name in ("num_pictures_total", "num_pictures_encoded_total")]
+    assert counts == [3, 1]
+
+
 def test_model_info_says_whether_the_model_sees(app, text_app):
     for one, sees in ((app, True), (text_app, False)):
         assert one.request("GET", "/model_info").json()["has_image_understanding"] is sees
@@ -462,8 +471,11 @@ def test_the_time_to_load_counts_against_the_deadline(app, monkeypatch):
         return await load(references, modality, field)
 
     monkeypatch.setattr(app.state.media, "load", slow)
-    answer = app.generate(**_body(deadline_ms=150, tokens=500))
-    assert answer["meta_info"]["finish_reason"]["reason"] == "deadline"
+    answer = app.post(**_body(deadline_ms=150, tokens=500)).json()
+    if "error" in answer:
+        assert answer["error"]["code"] == "deadline_unreachable"
+    else:
+        assert answer["meta_info"]["finish_reason"]["reason"] == "deadline"
 
 
 def test_a_client_that_leaves_while_its_picture_is_loaded_leaves_nothing_behind():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 NEW_TOKENS = 12
 PROMPT = "A chat. USER: <image>\nDescribe this picture ASSISTANT:"
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "4096", "--page-size", "4")
+FLAGS = ("--chat-template", "vicuna_v1.1", "--dtype", "float32", "--max-total-tokens", "4096", "--page-size", "4")
 GREEDY = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
 
 
@@ -176,6 +176,11 @@ def test_what_leaves_while_it_is_waited_for_leaves_nothing_behind(server):
     while metric(server.url, "sglang:num_running_reqs") and time.monotonic() < limit:
         time.sleep(0.05)
     assert metric(server.url, "sglang:num_running_reqs") == metric(server.url, "sglang:num_used_tokens") == 0
+
+
+def test_the_server_says_which_chat_template_it_was_given(server):
+    assert httpx.get(f"{server.url}/server_info").json()["chat_template"] == "vicuna_v1.1"
+    assert httpx.get(f"{server.url}/model_info").json()["has_image_understanding"] is True
 
 
 # ---- what may not be read

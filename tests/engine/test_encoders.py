@@ -121,6 +121,8 @@ def test_samples_later_requests_and_others_at_once_share_one_encoding():
     world.run(*(_make_picture(f"n{i}", seed=i) for i in range(4)), _make_picture("elsewhere", at=0))
     world.run(_make_picture("later"))
     assert world.encoded == [CAT]
+    stats = world.engine.stats()
+    assert (stats.total_pictures, stats.total_pictures_encoded) == (6, 1)
 
 
 def test_who_has_all_embeddings_already_does_not_wait_for_those_who_have_not():

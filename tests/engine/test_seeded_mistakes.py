@@ -6,9 +6,10 @@ from world import BooksWrong, simulate
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import Node, RadixTree
-from tureen.engine import output
+from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded
+from tureen.engine.encoders import Encoders
 from tureen.engine.engine import Engine
 from tureen.engine.grammars import Grammars
 from tureen.engine.hidden import HiddenStateQueue
@@ -17,6 +18,7 @@ from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
 from tureen.grammar.masks import MaskThread
 from tureen.runner.fake import FakeRunner
+from tureen.types import NO_TOKEN
 
 PAGE_SIZES = (1, 2, 16)
 
@@ -199,6 +201,26 @@ def _embeddings_of_a_later_chunk_are_those_of_the_first(monkeypatch):
     monkeypatch.setattr(Embedded, "between", lambda self, start, end: between(self, 0, end - start))
 
 
+def _pictures_are_all_alike_to_the_prefix_cache(monkeypatch):
+    init = Sequence.__init__
+
+    def without(self, request, *args):
+        init(self, request, *args)
+        self.token_ids = [max(token, NO_TOKEN) for token in self.token_ids]
+
+    monkeypatch.setattr(Sequence, "__init__", without)
+
+
+def _a_picture_becomes_what_the_one_before_became(monkeypatch):
+    monkeypatch.setattr(encoders, "_keys", lambda sequence: [("", "") for _ in sequence.request.media])
+    begin = Encoders._begin
+    monkeypatch.setattr(Encoders, "_begin", lambda self: begin(self)._replace(key=("", "")))
+
+
+def _who_is_aborted_still_waits_for_its_picture(monkeypatch):
+    monkeypatch.setattr(Encoders, "remove", lambda self, sequence: None)
+
+
 def _hidden_states_are_sent_again_after_a_preemption(monkeypatch):
     def asked_from(self, start, end, *, reaches_end):
         return 0 if self._wanted == "all" else None
@@ -264,6 +286,9 @@ MISTAKES = [
     _a_stop_among_forced_tokens_is_overlooked,
     _embeddings_are_published,
     _embeddings_of_a_later_chunk_are_those_of_the_first,
+    _pictures_are_all_alike_to_the_prefix_cache,
+    _a_picture_becomes_what_the_one_before_became,
+    _who_is_aborted_still_waits_for_its_picture,
     _hidden_states_are_sent_again_after_a_preemption,
     _reuse_ignores_hidden_states,
     _a_pause_is_forgotten,

@@ -43,15 +43,9 @@ SUBJECTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
-def engine(request, default_model_source):
-    try:
-        running = tureen.Engine(
-            max_total_tokens=8192, device="cpu", kernels=request.param, lora_paths=(f"whisper={FOLDER / 'whisper'}",)
-        )
-    except NotImplementedError:
-        pytest.skip("the native kernels have no adapters yet")
-    with running:
+@pytest.fixture(scope="module")
+def engine(default_model_source):
+    with tureen.Engine(max_total_tokens=8192, device="cpu", lora_paths=(f"whisper={FOLDER / 'whisper'}",)) as running:
         running.load_lora_adapter("json", str(FOLDER / "json"))
         yield running
 

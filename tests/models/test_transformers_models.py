@@ -8,10 +8,12 @@ import pytest
 import torch
 import transformers
 from runner_driver import Running, folder_source, generate, step
+from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, greedy, logprobs, spread
 
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
 from tureen.types import LogprobSpec
 
@@ -82,12 +84,37 @@ def test_its_rows_do_not_mix(model):
         ("Mamba", {}, "layer 0 has no attention"),
         ("GptOss", {"num_local_experts": 4}, "s_aux"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 has no attention"),
+        ("Phimoe", {"num_local_experts": 4, "sliding_window": 16}, "window is in the model's mask"),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "scaling dynamic"),
     ],
 )
 def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused(family, more, complaint, tmp_path):
     _make_model(tmp_path, family, **more)
     with pytest.raises(StartupError, match=complaint):
         _make_runner(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_whose_files_lack_a_weight_is_refused(tmp_path):
+    _make_model(tmp_path, "StableLm")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupError, match=r"lack 1 weights: model\.layers\.1\.mlp\.up_proj"):
+        _make_runner(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["StableLm", "GPT2"])
+def test_a_row_does_not_depend_on_its_neighbours(family, tmp_path):
+    _make_model(tmp_path, family)
+    runner = _make_runner(tmp_path)
+    row = Row(0, tuple(PROMPT[:9]), 0, (0,), True)
+    runner.forward.run(Batch((row,)))
+    alone = runner.forward.sampled()[0].clone()
+    mates = tuple(Row(i, tuple(PROMPT[i : 2 * i + 3]), 0, (2 * i, 2 * i + 1), True) for i in range(1, 9))
+    runner.forward.run(Batch((row, *mates)))
+    assert torch.equal(runner.forward.sampled()[0][:1], alone)
 
 
 def test_what_transformers_does_not_know_is_refused_in_one_line(tmp_path):

@@ -72,7 +72,7 @@ def test_a_built_folder_holds_every_part_and_the_language_model_is_not_copied(bu
     )
     projector = load_file(built / shapes_vlm.PROJECTOR_FILE)
     assert {name: tuple(value.shape) for name, value in projector.items()} == {
-        "multi_modal_projector.linear_1.weight": (576, 384),
+        "multi_modal_projector.linear_1.weight": (576, 768),
         "multi_modal_projector.linear_1.bias": (576,),
         "multi_modal_projector.linear_2.weight": (576, 576),
         "multi_modal_projector.linear_2.bias": (576,),

@@ -80,7 +80,11 @@ def test_a_tied_head_that_the_file_repeats_is_no_fault(folder):
     ("changes", "message"),
     [
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, r"rope_scaling: 'yarn' is not supported"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": -0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},
+            "partial_rotary_factor.*at most 1",
+        ),
         ({"hidden_act": "relu"}, r"hidden_act: 'relu' is not supported; known: silu"),
         ({"num_hidden_layers": None}, r"num_hidden_layers: is missing"),
         ({"num_hidden_layers": "two"}, r"num_hidden_layers: must be a positive integer, got 'two'"),

@@ -48,8 +48,8 @@ async def check_grammar(output: Output, state: ServerState) -> None:
 class Output:
     """What has come of one request so far. Also remembers how much of it was sent."""
 
-    def __init__(self, request: GenerateRequest, index: int, rid: str) -> None:
-        self.request = request
+    def __init__(self, request: GenerateRequest, index: int, rid: str, arrived_s: float | None = None) -> None:
+        self.request = request  # without pixels
         self.index = index
         self.rid = rid
         self.text = ""
@@ -59,7 +59,7 @@ class Output:
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
         self.finish: FinishReason | None = None
-        self.started_s = time.monotonic()
+        self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
         self.sent_tokens = 0
         self.sent_chars = 0
@@ -106,9 +106,10 @@ class Run:
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
         self.outputs = [
-            Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid)
+            Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid, plan.arrived_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
+        self._media, plan.media[:] = dict(enumerate(plan.media)), []
         self._names = {
             name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
@@ -119,7 +120,6 @@ class Run:
 
         Raises the TureenError of the first request that fails.
         """
-        self._state.check_accepting()
         self._state.enter(self._owner, self._names)
         follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
         try:
@@ -169,7 +169,7 @@ class Run:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
         meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
-        stream: Any = self._state.client.generate(output.request, num_tokens, meter.note if meter else None)
+        stream: Any = self._state.client.generate(self._take(output), num_tokens, meter.note if meter else None)
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
             async with contextlib.aclosing(stream):
@@ -186,6 +186,10 @@ class Run:
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)
+
+    def _take(self, output: Output) -> GenerateRequest:
+        """The output's request with its pixels, which are the engine's then."""
+        return msgspec.structs.replace(output.request, media=self._media.pop(output.index, ()))
 
     def _count(self, output: Output, finish: str, num_tokens: int) -> None:
         metrics = self._state.metrics

@@ -26,6 +26,9 @@ PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
 
 DIGEST_DIGITS = 15  # of hex: token ids fit 64 bits
 
+MAX_PIXEL_BYTES = 256 << 20
+"""Of all pictures of a body, each counted once."""
+
 
 class Wanted(NamedTuple):
     """What one prompt asks for."""
@@ -194,6 +197,8 @@ class Filling:
         self._loader = loader
         self._context = context
         self._loaded: dict[tuple[tuple[str, ...], Modality], list[MediaItem]] = {}
+        self._pixels: dict[str, bytes] = {}  # by digest
+        self._num_bytes = 0
 
     async def fill(self, prompt: Prompt, wanted: Wanted, name: str) -> Prompt:
         """Raises InvalidRequest, Forbidden."""
@@ -228,9 +233,27 @@ class Filling:
         found = self._loaded.get((references, modality))
         if found is None:
             prepared = await self._loader.load(references, modality, field)
-            found = await asyncio.to_thread(lambda: [_item(one) for one in prepared])
+            found = await asyncio.to_thread(lambda: [self._item(one, field) for one in prepared])
             self._loaded[references, modality] = found
         return found
+
+    def _item(self, prepared: Prepared, field: str) -> MediaItem:
+        """Raises InvalidRequest where the body has too many of them."""
+        shape = cast("tuple[int, int, int, int]", prepared.pixels.shape)
+        hashed = hashlib.sha256(repr((shape, prepared.layout)).encode())
+        hashed.update(prepared.pixels)
+        digest = hashed.hexdigest()
+        if digest not in self._pixels:
+            self._num_bytes += prepared.pixels.nbytes
+            if self._num_bytes > MAX_PIXEL_BYTES:
+                raise InvalidRequest(
+                    f"{field}: the pictures of one body may have {MAX_PIXEL_BYTES >> 20} MiB as the model takes them; "
+                    "send fewer at a time",
+                    field=field,
+                    code="invalid_image",
+                )
+            self._pixels[digest] = prepared.pixels.tobytes()
+        return MediaItem(digest, 0, prepared.num_tokens, self._pixels[digest], shape, prepared.layout)
 
 
 def _placed(
@@ -245,11 +268,3 @@ def _placed(
             yield token, next(left_videos)
         else:
             yield token, None
-
-
-def _item(prepared: Prepared) -> MediaItem:
-    pixels = prepared.pixels.tobytes()
-    shape = cast("tuple[int, int, int, int]", prepared.pixels.shape)
-    digest = hashlib.sha256(repr((shape, prepared.layout)).encode())
-    digest.update(pixels)
-    return MediaItem(digest.hexdigest(), 0, prepared.num_tokens, pixels, shape, prepared.layout)

@@ -143,6 +143,7 @@ def _headers() -> dict[str, str]:
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     """The answer to a body of this dialect, errors in its shape."""
     try:
+        state.check_accepting()
         body = parse(given, state.context)
         adapter = _adapter(body, state)
         run = Run(state, await _plan(body, given, state.context, owner=client_name(request), adapter=adapter))

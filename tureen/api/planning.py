@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from tureen.api.constraint_fields import constrained
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import SamplingParams, check_params
-from tureen.types import GenerateRequest
+from tureen.types import GenerateRequest, MediaItem
 
 T = TypeVar("T")
 
@@ -55,6 +56,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
     owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
     log_metrics: bool = True
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
+    media: list[tuple[MediaItem, ...]] = []
+    """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
 
 
 def make_sampling(

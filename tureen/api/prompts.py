@@ -51,8 +51,9 @@ async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context)
     """Token ids of each text, which has no pictures. Raises InvalidRequest, with the text's name."""
     check_lengths(texts, names, context)
     ids = await encode(texts, context.tokenizer)
-    for one, name in zip(ids, names, strict=True):
-        if not context.placeholder_ids.isdisjoint(one):
+    for text, one, name in zip(texts, ids, names, strict=True):
+        has_mark = any(mark in text for mark in context.placeholders)
+        if has_mark or not context.placeholder_ids.isdisjoint(one):
             raise InvalidRequest(
                 f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
                 "for each in image_data, with text or input_ids",

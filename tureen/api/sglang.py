@@ -21,6 +21,7 @@ from tureen.api.body import read_json, refuse_unknown
 from tureen.api.dialect import Entry, client_name, unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output, Run
+from tureen.api.loading import loading
 from tureen.api.media_fields import resolve
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
@@ -49,7 +50,7 @@ def routes(state: ServerState) -> list[Entry]:
     async def encode(request: Request) -> ASGIApp:
         given = read_json(request.headers.get("content-type"), await request.body())
         body = embedding_body(given)
-        plan = await prepare(body, state, owner=client_name(request))
+        plan = await prepare(body, state, owner=client_name(request), takes_media=False)
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
@@ -85,18 +86,28 @@ def as_builtins(answers: Answer | list[Answer]) -> Any:
     return msgspec.to_builtins(answers, enc_hook=_as_list)
 
 
-async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "") -> GeneratePlan:
+async def prepare(
+    given: dict[str, Any], state: ServerState, *, owner: str = "", takes_media: bool = True
+) -> GeneratePlan:
     """A body becomes requests. Raises InvalidRequest; nothing has been submitted then. `owner` is who asks."""
+    arrived_s = time.monotonic()
+    state.check_accepting()
     context = state.context
     body, found = sglang_request.parse(given, context)
     batch = len(found.texts) if isinstance(found, Texts) else len(found)
     samplings = sglang_request.samplings_of(body, batch, context)
     for name, field in sglang_request.adapters_of(body, batch):
         state.check_adapter(name, field)
-    planning.check_size(batch, samplings, body.prompt_field)
+    num_samples = planning.check_size(batch, samplings, body.prompt_field)
     names = [body.prompt_name(index) for index in range(batch)]
-    arrived_s = time.monotonic()
-    found = await resolve(found, names, sglang_request.wanted_media(body, batch), state)
+    wanted = sglang_request.wanted_media(body, batch)
+    if not takes_media:
+        wanted = [one._replace(picture_field=name) for one, name in zip(wanted, names, strict=True)]
+    async with contextlib.AsyncExitStack() as stack:
+        if any(one.pictures or one.videos for one in wanted):
+            rids, _ = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
+            await stack.enter_async_context(loading(state, owner, rids, sglang_request.limits_of(body)))
+        found = await resolve(found, names, wanted, state)
     body = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
     for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
@@ -106,7 +117,7 @@ async def prepare(given: dict[str, Any], state: ServerState, *, owner: str = "")
                 raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
             turn = turns[index] = state.sessions.extend(session, found[index].token_ids, owner=owner)
             found[index] = Prompt(turn.token_ids)
-    plan = sglang_request.plan(body, found, samplings, context, owner=owner)
+    plan = sglang_request.plan(body, found, samplings, context, owner=owner, arrived_s=arrived_s)
     return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
 
 
@@ -164,7 +175,6 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
             turn.end(output.token_ids)
 
     if plan.turns:  # what a turn replaces is not to be lost to a request that is refused
-        state.check_accepting()
         state.check_names(plan.plan.owner, plan.plan.names)
     try:
         for output, turn in zip(run.outputs, plan.turns, strict=False):

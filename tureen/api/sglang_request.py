@@ -211,10 +211,15 @@ def wanted_media(body: GenerateBody, batch: int) -> list[Wanted]:
     return wanted
 
 
+def limits_of(body: GenerateBody) -> dict[str, int | None]:
+    """Its deadlines by their names."""
+    return {"deadline_ms": body.deadline_ms, "ttft_deadline_ms": body.ttft_deadline_ms}
+
+
 def after(waited_s: float, body: GenerateBody) -> GenerateBody:
     """The same with what is left of its deadlines: they count from the body's arrival."""
-    limits = {name: getattr(body, name) for name in ("deadline_ms", "ttft_deadline_ms")}
-    left = {name: max(1, value - round(waited_s * 1000)) for name, value in limits.items() if value is not None}
+    limits = limits_of(body).items()
+    left = {name: max(1, value - round(waited_s * 1000)) for name, value in limits if value is not None}
     return msgspec.structs.replace(body, **left) if left else body
 
 
@@ -246,7 +251,13 @@ def _check_replacing(params: Sequence[SessionParams]) -> None:
 
 
 def plan(
-    body: GenerateBody, found: Sequence[Prompt], samplings: Sequence[Sampling], context: Context, *, owner: str = ""
+    body: GenerateBody,
+    found: Sequence[Prompt],
+    samplings: Sequence[Sampling],
+    context: Context,
+    *,
+    owner: str,
+    arrived_s: float,
 ) -> GeneratePlan:
     """Resolve everything that may be given per prompt or left out. Raises InvalidRequest.
 
@@ -268,7 +279,15 @@ def plan(
     _check_hidden(requests, context.info.hidden_size)
     names, rids = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
     return GeneratePlan(
-        plan=Plan(requests=tuple(requests), rids=rids, names=names, owner=owner, log_metrics=body.log_metrics),
+        plan=Plan(
+            requests=tuple(requests),
+            rids=rids,
+            names=names,
+            owner=owner,
+            log_metrics=body.log_metrics,
+            arrived_s=arrived_s,
+            media=[prompt.media for prompt in found for _ in range(num_samples)],
+        ),
         is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
@@ -292,7 +311,6 @@ def _templates(body: GenerateBody, found: Sequence[Prompt], context: Context, ow
             id="",
             token_ids=tuple(prompt.token_ids),
             embeds=prompt.embeds,
-            media=prompt.media,
             adapter=adapters[index] or "",
             params=planning.NO_PARAMS,
             max_new_tokens=0,

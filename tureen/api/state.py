@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -39,6 +41,14 @@ class Context(msgspec.Struct, frozen=True):
     def capacity(self) -> int:
         """Most tokens, prompt and output together, that one request can have."""
         return min(self.info.context_len, self.info.max_total_tokens)
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """What stands for a picture or a video in a text."""
+        if self.family is None:
+            return ()
+        marks = (self.family.placeholder, self.family.video_placeholder)
+        return tuple(one for one in marks if one is not None)
 
     @property
     def placeholder_ids(self) -> frozenset[int]:
@@ -85,6 +95,7 @@ class ServerState:
         self.is_draining = False
         self._checker: Checker | None = None
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
+        self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
         self._num_requests = 0
 
     @property
@@ -153,6 +164,24 @@ class ServerState:
         for name in names:
             del self._running[owner, name]
 
+    @contextlib.contextmanager
+    def loading(self, owner: str, names: Mapping[str, tuple[int, ...]], abort: Callable[[str], None]) -> Iterator[None]:
+        """Requests that go to the engine later; `names` -> which of them. An abort of any is `abort(reason)`.
+
+        Raises InvalidRequest when a name is in use.
+        """
+        indices = sorted({index for group in names.values() for index in group})
+        ids = {index: self.new_id("") for index in indices}
+        entered = {name: tuple(ids[index] for index in group) for name, group in names.items()}
+        self.enter(owner, entered)
+        self._loading.update(dict.fromkeys(ids.values(), abort))
+        try:
+            yield
+        finally:
+            self.leave(owner, entered)
+            for one in ids.values():
+                del self._loading[one]
+
     def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
         """Abort by exact rid, or all with None; of one owner, or of any with None. Returns how many requests that
         ends."""
@@ -163,5 +192,5 @@ class ServerState:
             for request_id in group
         }
         for request_id in ids:
-            self.client.abort(request_id, reason)
+            self._loading.get(request_id, partial(self.client.abort, request_id))(reason)
         return len(ids)

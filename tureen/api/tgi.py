@@ -158,6 +158,7 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 
 async def _respond(given: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
     try:
+        state.check_accepting()
         body = parse(given)
         if body.parameters.adapter_id is not None:
             state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")

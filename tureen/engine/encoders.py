@@ -25,7 +25,7 @@ KEPT_BYTES = 256 << 20
 """Of embeddings that may be asked for again; and of those that wait for a place in a step."""
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Of all requests that have not ended; each picture counts once."""
+"""Of all requests that have not ended; each picture counts once, for they share its pixels."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
@@ -63,6 +63,8 @@ class Encoders:
     """
 
     def __init__(self, runner: Encoding, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._num_found = 0  # in prompts, as far as there are embeddings for them
+        self._num_encoded = 0
         self._runner = runner
         self._rank = rank
         self._clock = clock
@@ -98,6 +100,10 @@ class Encoders:
         """Forget what came of earlier pictures."""
         self._kept.clear()
         self._kept_bytes = 0
+
+    def stats(self) -> dict[str, int]:
+        """Its part of EngineStats."""
+        return {"total_pictures": self._num_found, "total_pictures_encoded": self._num_encoded}
 
     def begin_step(self) -> None:
         if self._waiting:
@@ -138,6 +144,7 @@ class Encoders:
         if embeddings is None:
             return []
         self._current = None
+        self._num_encoded += 1
         self._keep(current.key, embeddings)
         ready = [one for one in self._waiting if self._complete(one)]
         for one in ready:
@@ -174,6 +181,7 @@ class Encoders:
                 return False
             self._kept.move_to_end(key)
             embedded.encoded.append(found)
+            self._num_found += 1
         embedded.media = tuple(msgspec.structs.replace(item, pixels=b"") for item in embedded.media)
         sequence.request = msgspec.structs.replace(sequence.request, media=embedded.media)
         return True
@@ -186,17 +194,26 @@ class Encoders:
             self._kept_bytes -= len(dropped)
 
 
-def check_room(request: GenerateRequest, others: Iterable[Sequence]) -> None:
-    """Raises Unavailable when the pictures of all requests together would take too much memory."""
+def share_pixels(request: GenerateRequest, others: Iterable[Sequence]) -> GenerateRequest:
+    """The request, with the pixels that others have where they show the same pictures.
+
+    Raises Unavailable when the pictures of all requests together would take too much memory.
+    """
     if not request.media:
-        return
-    held = {item.digest: math.prod(item.shape) for one in others for item in one.request.media}
-    wanted = {item.digest: math.prod(item.shape) for item in request.media}
-    if held and sum((held | wanted).values()) > MAX_PIXEL_BYTES:
+        return request
+    sizes: dict[str, int] = {}
+    pixels: dict[str, bytes] = {}
+    for item in (*(item for one in others for item in one.request.media), *request.media):
+        sizes[item.digest] = math.prod(item.shape)
+        if item.pixels:
+            pixels.setdefault(item.digest, item.pixels)
+    if sum(sizes.values()) > MAX_PIXEL_BYTES:
         raise Unavailable(
             f"the pictures of requests that have not ended take {MAX_PIXEL_BYTES >> 20} MiB already; try again later",
             code="media_queue_full",
         )
+    media = tuple(msgspec.structs.replace(item, pixels=pixels[item.digest]) for item in request.media)
+    return msgspec.structs.replace(request, media=media)
 
 
 def _keys(sequence: Sequence) -> list[Key]:

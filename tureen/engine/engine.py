@@ -1,4 +1,5 @@
-"""The engine: add, abort, step, call. A step is schedule, run, commit. No clock, no tensors, no sockets."""
+"""The engine: add, abort, step, call. A step is schedule, run, commit. No tensors, no sockets; no clock but that of
+encoders.py, which shares out time."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output
 from tureen.engine.adapters import Adapters
-from tureen.engine.encoders import Encoders, check_room
+from tureen.engine.encoders import Encoders, share_pixels
 from tureen.engine.grammars import Grammars
 from tureen.engine.queue import (
     FIRST_COME,
@@ -95,7 +96,7 @@ class Engine:
                 "larger --max-queued-requests",
                 code="queue_full",
             )
-        check_room(request, self._sequences.values())
+        request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
@@ -198,7 +199,7 @@ class Engine:
             step_ms=step_ms,
             is_paused=self._is_paused,
             num_encoding=len(self.encoders),
-            of_grammars=self.grammars.stats(),
+            more={**self.grammars.stats(), **self.encoders.stats()},
         )
 
     def _cached_len(self, sequence: Sequence) -> int:

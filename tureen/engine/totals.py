@@ -27,8 +27,9 @@ class Totals:
         step_ms: float,
         is_paused: bool,
         num_encoding: int,
-        of_grammars: Mapping[str, Any],
+        more: Mapping[str, Any],
     ) -> EngineStats:
+        """more: what grammars and pictures say of themselves."""
         return EngineStats(
             num_running=len(scheduler.running),
             num_queued=len(scheduler.queue) + num_encoding,
@@ -43,5 +44,5 @@ class Totals:
             step_ms=step_ms,
             is_paused=is_paused,
             total_forced_tokens=self.forced_tokens,
-            **of_grammars,
+            **more,
         )

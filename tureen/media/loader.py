@@ -231,11 +231,12 @@ class MediaLoader:
                 data = await darkroom.develop(job, sources)
             except Lost as lost:
                 has_begun = lost.has_begun
-                if darkroom.is_alive() and has_begun:
+                if not darkroom.is_alive():
+                    self._bury(darkroom)
+                elif has_begun:
                     break
-                self._bury(darkroom)
             else:
-                return _checked(data, modality, field, len(sources))
+                return await asyncio.to_thread(_checked, data, modality, field, len(sources))
         if has_begun:
             raise InvalidRequest(
                 f"{field} took too much time or memory, or broke its decoder; make it smaller, or save it anew",

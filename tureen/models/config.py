@@ -156,7 +156,7 @@ def common(hf: Mapping[str, Any]) -> ModelConfig:
         activation=activation,
         attention_scale=head_dim**-0.5,
         windows=(None,) * num_layers,
-        ropes=(rope(hf, hf.get("rope_parameters") or hf.get("rope_scaling") or {}),) * num_layers,
+        ropes=(rope(hf, rope_parameters(hf)),) * num_layers,
         tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
     )
 
@@ -174,15 +174,42 @@ def number(hf: Mapping[str, Any], key: str, default: float | None = None) -> flo
     """As `integer`, for any positive number."""
     value = hf.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise _fault(key, "is missing" if value is None else f"must be a positive number, got {echo(value)}")
     return float(value)
+
+
+def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
+    """As `integer`, for any that is not negative."""
+    value = hf.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value < 0:
+        raise _fault(key, f"must be an integer of at least 0, got {echo(value)}")
+    return value
+
+
+def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """By their newer or their older name; {} where there are none."""
+    key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
+    found = hf.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise _fault(key, f"must be an object, got {echo(found)}")
+    return found
+
+
+def checked(experts: Experts) -> Experts:
+    """Raises StartupError when a token would use more than there are."""
+    if experts.num_chosen > experts.count:
+        raise _fault("num_experts_per_tok", f"{experts.num_chosen} of {experts.count} experts cannot be used")
+    return experts
 
 
 def sparse_layers(hf: Mapping[str, Any], num_layers: int, experts: Experts) -> tuple[Experts | None, ...]:
     """Experts where Qwen's configs have them: every decoder_sparse_step-th layer but those in mlp_only_layers."""
     every = integer(hf, "decoder_sparse_step", 1)
-    dense = hf.get("mlp_only_layers") or ()
+    dense = hf.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise _fault("mlp_only_layers", f"must be a list of layers, got {echo(dense)}")
     return tuple(experts if (layer + 1) % every == 0 and layer not in dense else None for layer in range(num_layers))
 
 
@@ -197,6 +224,8 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
     if kind not in ROPE_KINDS:
         raise _fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
     share = number({**hf, **parameters}, "partial_rotary_factor", 1.0)
+    if share > 1:
+        raise _fault("partial_rotary_factor", f"must be at most 1, got {share:g}")
     base = number({"rope_theta": theta or hf.get("rope_theta"), **parameters}, "rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(base, share=share)
@@ -204,13 +233,16 @@ def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float |
         return RopeConfig(base, kind, share=share, factor=number(parameters, "factor"))
     if kind == "longrope":
         return _longrope(hf, parameters, base, share)
+    low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
+    if low >= high:
+        raise _fault("low_freq_factor", f"must be less than high_freq_factor; got {low:g} and {high:g}")
     return RopeConfig(
         base,
         kind,
         share=share,
         factor=number(parameters, "factor"),
-        low_freq_factor=number(parameters, "low_freq_factor"),
-        high_freq_factor=number(parameters, "high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_context=integer(parameters, "original_max_position_embeddings"),
     )
 
@@ -219,6 +251,8 @@ def _longrope(hf: Mapping[str, Any], parameters: Mapping[str, Any], base: float,
     num_heads = integer(hf, "num_attention_heads")
     dim = int(integer(hf, "head_dim", integer(hf, "hidden_size") // num_heads) * share)
     original = integer({**hf, **parameters}, "original_max_position_embeddings")
+    if original < 2:
+        raise _fault("original_max_position_embeddings", f"must be at least 2, got {original}")
     stretch = number(parameters, "factor", integer(hf, "max_position_embeddings") / original)
     grown = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return RopeConfig(
@@ -242,8 +276,8 @@ def _factors(parameters: Mapping[str, Any], key: str, length: int) -> tuple[floa
 def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) -> tuple[int | None, ...]:
     """A window or None for each layer: by `layer_types` where the config has it, else where `slides` says so."""
     kinds = hf.get("layer_types") or ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides]
-    unknown = {kind for kind in kinds if kind not in ("sliding_attention", "full_attention")}
-    if unknown or len(kinds) != num_layers:
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
         raise _fault(
             "layer_types",
             f"must say sliding_attention or full_attention for each of {num_layers} layers, got {echo(kinds)}",

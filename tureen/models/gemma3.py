@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tureen.layers.rope import RopeConfig
-from tureen.models.config import ModelConfig, common, integer, number, refuse, rope, sliding_windows
+from tureen.models.config import ModelConfig, common, integer, number, refuse, rope, rope_parameters, sliding_windows
 
 ARCHITECTURES = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
@@ -57,11 +57,12 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
     """Of layers with a window and of those without. Scaling concerns the latter alone, unless given for each."""
-    parameters = hf.get("rope_parameters") or {}
+    parameters = rope_parameters(hf)
     if "full_attention" in parameters or "sliding_attention" in parameters:
-        local, full = parameters.get("sliding_attention") or {}, parameters.get("full_attention") or {}
+        local = rope_parameters({"rope_parameters": parameters.get("sliding_attention")})
+        full = rope_parameters({"rope_parameters": parameters.get("full_attention")})
     else:
-        local, full = {}, parameters or hf.get("rope_scaling") or {}
+        local, full = {}, parameters
     return (
         rope({}, local, theta=hf.get("rope_local_base_freq") or LOCAL_THETA),
         rope({}, full, theta=hf.get("rope_theta") or GLOBAL_THETA),

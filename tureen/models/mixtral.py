@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import Experts, ModelConfig, common, integer, sliding_windows
+from tureen.models.config import Experts, ModelConfig, checked, common, integer, sliding_windows
 
 ARCHITECTURES = ("MixtralForCausalLM",)
 RENAMES = (
@@ -32,5 +32,5 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(
         config,
         windows=sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers),
-        experts=(experts,) * config.num_layers,
+        experts=(checked(experts),) * config.num_layers,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, sliding_windows
+from tureen.models.config import ModelConfig, common, rope_parameters, sliding_windows
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 
@@ -17,7 +17,7 @@ OLD_ROPES = ("su", "yarn")
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
-    parameters = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    parameters = dict(rope_parameters(hf))
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind in OLD_ROPES:
         parameters["rope_type"] = "longrope"

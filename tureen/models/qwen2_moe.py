@@ -7,7 +7,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import Experts, ModelConfig, common, integer, sliding_windows, sparse_layers
+from tureen.models.config import (
+    Experts,
+    ModelConfig,
+    checked,
+    common,
+    integer,
+    layer_number,
+    sliding_windows,
+    sparse_layers,
+)
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 
@@ -15,10 +24,8 @@ ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
     config = common(hf)
-    first = hf.get("max_window_layers", 28)  # layers before it slide, every other one
-    slides = [
-        bool(hf.get("use_sliding_window")) and layer % 2 == 0 and layer < first for layer in range(config.num_layers)
-    ]
+    first = layer_number(hf, "max_window_layers", 28)  # layers before it slide, every other one
+    slides = [layer % 2 == 0 and layer < first for layer in range(config.num_layers)]
     experts = Experts(
         count=integer(hf, "num_experts", integer(hf, "num_local_experts", 60)),  # transformers writes either
         num_chosen=integer(hf, "num_experts_per_tok", 4),
@@ -29,6 +36,6 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(
         config,
         qkv_bias=bool(hf.get("qkv_bias", True)),
-        windows=sliding_windows(hf, config.num_layers, slides),
-        experts=sparse_layers(hf, config.num_layers, experts),
+        windows=sliding_windows(hf, config.num_layers, slides) if hf.get("use_sliding_window") else config.windows,
+        experts=sparse_layers(hf, config.num_layers, checked(experts)),
     )

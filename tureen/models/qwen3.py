@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import ModelConfig, common, sliding_windows
+from tureen.models.config import ModelConfig, common, layer_number, sliding_windows
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 TEXT_DEFAULTS = {
@@ -32,7 +32,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
     config = common({"head_dim": 128, **hf})
     bias = bool(hf.get("attention_bias", False))
-    first = hf.get("max_window_layers") or 0  # this layer and those after it slide
-    slides = [bool(hf.get("use_sliding_window")) and layer >= first for layer in range(config.num_layers)]
-    windows = sliding_windows(hf, config.num_layers, slides)
+    first = layer_number(hf, "max_window_layers", 28)  # this layer and those after it slide
+    slides = [layer >= first for layer in range(config.num_layers)]
+    windows = sliding_windows(hf, config.num_layers, slides) if hf.get("use_sliding_window") else config.windows
     return replace(config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=windows)

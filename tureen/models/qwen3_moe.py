@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tureen.models.config import Experts, ModelConfig, common, integer, sliding_windows, sparse_layers
+from tureen.models.config import Experts, ModelConfig, checked, common, integer, sliding_windows, sparse_layers
 
 ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 
@@ -29,5 +29,5 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         out_bias=bias,
         qk_norm=True,
         windows=sliding_windows(hf if slides else {}, config.num_layers, [slides] * config.num_layers),
-        experts=sparse_layers(hf, config.num_layers, experts),
+        experts=sparse_layers(hf, config.num_layers, checked(experts)),
     )

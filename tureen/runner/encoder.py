@@ -93,7 +93,7 @@ def load_encoder(
     """None for models that do not see. Memory is checked before it is taken, and taken from what is free then: load
     this before the text model, so that the KV cache gets what it leaves. Raises StartupError.
     """
-    module = find_model((hf.get("architectures") or [""])[0])
+    module = find_model(loading.architecture_of(hf))
     if not hasattr(module, "parse_vision"):
         return None
     import torch  # noqa: PLC0415 - only for models that see

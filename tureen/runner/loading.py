@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.devices.base import DeviceInfo
-from tureen.errors import StartupError
+from tureen.errors import StartupError, echo
 from tureen.log import Progress
 from tureen.models.config import STACKED, ModelConfig
 from tureen.registry import find_model, find_text_model
@@ -32,13 +32,24 @@ def describe(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
     """The file of the decoder that the model is, or has inside, and the config that it reads."""
-    module = find_model((hf.get("architectures") or [""])[0])
+    module = find_model(architecture_of(hf))
     if not hasattr(module, "text_config"):
-        return module, {**hf, **hf.get("text_config", {})}
+        inner = hf.get("text_config") or {}
+        if not isinstance(inner, Mapping):
+            raise StartupError(f"config.json: text_config: must be an object, got {echo(inner)}", field="text_config")
+        return module, {**hf, **inner}
     text = module.text_config(hf)
     decoder = find_text_model(text["model_type"])
     defaults = decoder.TEXT_DEFAULTS[text["model_type"]]
     return decoder, {**defaults, **text, "architectures": defaults["architectures"]}
+
+
+def architecture_of(hf: Mapping[str, Any]) -> str:
+    """The first of those that config.json names; "" where it names none. Raises StartupError."""
+    names = hf.get("architectures") or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise StartupError(f"config.json: architectures: must be a list of names, got {echo(names)}")
+    return names[0]
 
 
 def require_memory(needed: int, form: str, device: DeviceInfo) -> None:

@@ -80,6 +80,8 @@ class TransformersForward:
             unknown = tuple(name for name in is_set if name not in known)
             if v.shape != k.shape:
                 unknown += ("values of another size than keys",)
+            if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+                unknown += ("tokens that see later ones",)
             self.seen[layer] = Seen(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
         q, k, v = (vectors[0].transpose(0, 1) for vectors in (q, k, v))
@@ -176,19 +178,55 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
     transformers.AttentionInterface.register(NAME, _route)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=dtype, attn_implementation=NAME, use_safetensors=True, local_files_only=True
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            source.path,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except (ValueError, KeyError, OSError, ImportError) as error:
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
         raise StartupError(
             f"--model-impl transformers: transformers cannot load it: {' '.join(str(error).split())[:300]}"
         ) from None
-    model = model.eval().to(device.name)  # type: ignore[no-untyped-call]
+    model, report = loaded
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise StartupError(
+            f"--model-impl transformers: the files lack {len(report['missing_keys'])} weights: {missing}"
+        )
+    _check_text(model.config.get_text_config())
+    model = model.eval().to(device.name)
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            bias = None if module.bias is None else module.bias.detach()
-            setattr(module, "forward", partial(_linear, kernel.pack(module.weight.detach()), bias))  # noqa: B010
+        _pack(module, is_turned=type(module) is transformers.pytorch_utils.Conv1D)
     return model
+
+
+def _check_text(text: Any) -> None:
+    """Raises StartupError for what cannot be seen in a call of attention."""
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    for kind in ("dynamic", "longrope"):
+        if kind in kinds:
+            raise StartupError(
+                f"--model-impl transformers: rotary scaling {kind} depends on the longest sequence of a step; such "
+                "models are not supported",
+                field="model_impl",
+            )
+    if getattr(text, "attention_chunk_size", None):
+        raise StartupError(
+            "--model-impl transformers: attention in chunks is not supported (attention_chunk_size)", field="model_impl"
+        )
+
+
+def _pack(module: Any, *, is_turned: bool) -> None:
+    """Have a linear layer computed by our kernel; `is_turned`: its weight is [inputs, outputs]."""
+    if not is_turned and type(module) is not torch.nn.Linear:
+        return
+    weight = module.weight.detach()
+    bias = None if module.bias is None else module.bias.detach()
+    module.forward = partial(_linear, kernel.pack(weight.T.contiguous() if is_turned else weight), bias)
 
 
 def _route(module: Any, *vectors: Any, **given: Any) -> tuple[Tensor, None]:
@@ -208,7 +246,8 @@ def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> li
         if hasattr(module, "layer_idx"):
             module.tureen_forward = forward
     model(torch.zeros(1, PROBE, dtype=torch.int64, device=device.name), use_cache=False)
-    layers = model.config.get_text_config().num_hidden_layers
+    text = model.config.get_text_config()
+    layers = text.num_hidden_layers
     missing = [layer for layer in range(layers) if layer not in forward.seen]
     if missing:
         raise StartupError(
@@ -223,9 +262,21 @@ def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> li
             field="model_impl",
         )
     shapes = [forward.seen[layer].shape for layer in range(layers)]
+    if _has_window(text) and not any(shape.window for shape in shapes):
+        raise StartupError(
+            "--model-impl transformers: the sliding window is in the model's mask alone; such models are not supported",
+            field="model_impl",
+        )
     if len({(shape.num_kv_heads, shape.head_dim) for shape in shapes}) > 1:
         raise StartupError("--model-impl transformers: layers whose keys differ in size are not supported")
     return shapes
+
+
+def _has_window(text: Any) -> bool:
+    if not getattr(text, "sliding_window", None) or getattr(text, "use_sliding_window", True) is False:
+        return False
+    kinds = getattr(text, "layer_types", None)
+    return kinds is None or "sliding_attention" in kinds
 
 
 def _describe(hf: Any, layer: LayerShape) -> ModelConfig:

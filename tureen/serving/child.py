@@ -18,6 +18,7 @@ from tureen.engine.loop import Loop
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.serving.framing import PING, frame, read_frame
+from tureen.serving.pixels import Borrower, ToChild
 from tureen.types import Failed, FromEngine, Phase, Ready, ToEngine
 
 log = get_logger("serving")
@@ -36,7 +37,8 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._decoder = msgspec.msgpack.Decoder(ToChild)
+        self._borrower = Borrower()
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
@@ -63,10 +65,12 @@ class Link:
             payload = read_frame(self._connection)
             if payload is None:
                 os._exit(1)  # the server is gone: nobody may be left behind, whatever the engine is doing
-            if payload:
-                self._inbox.put(self._decoder.decode(payload))
-            else:
+            if not payload:
                 self._write(PING)
+                continue
+            message = self._borrower.receive(self._decoder.decode(payload))
+            if message is not None:
+                self._inbox.put(message)
 
     def _write(self, data: bytes) -> None:
         with self._lock:

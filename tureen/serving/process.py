@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
@@ -17,8 +17,9 @@ from tureen.config import Config
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.child import Order
 from tureen.serving.framing import HEADER, PING, frame
+from tureen.serving.pixels import Lender, ToChild
 from tureen.serving.streams import Streams, Watch
-from tureen.types import Abort, Close, EngineInfo, EngineStats, FromEngine, GenerateRequest, OutputDelta, ToEngine
+from tureen.types import Abort, Close, EngineInfo, EngineStats, FromEngine, GenerateRequest, OutputDelta
 
 PING_INTERVAL_S = 0.4
 PONG_TIMEOUT_S = 1.5
@@ -38,6 +39,7 @@ class ProcessClient:
         self._order = Order(factory, config)
         self._watchdog_timeout_s = config.watchdog_timeout_s
         self._streams = Streams(self._send)
+        self._lender = Lender(self._send)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,6 +68,8 @@ class ProcessClient:
     def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
+        if request.media:
+            return self._generate_from_pictures(request, interval, watch)
         return self._streams.generate(request, interval, watch)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -101,7 +105,18 @@ class ProcessClient:
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
 
-    def _send(self, message: ToEngine) -> None:
+    async def _generate_from_pictures(
+        self, request: GenerateRequest, interval: int, watch: Watch | None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        request = self._lender.lend(request)
+        try:
+            async with contextlib.aclosing(self._streams.generate(request, interval, watch)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._lender.take_back(request)
+
+    def _send(self, message: ToChild) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(self._encoder.encode(message)))
 

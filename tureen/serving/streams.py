@@ -114,10 +114,12 @@ class Streams:
         self._check_alive()
         if request.id in self._streams:
             raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
-        stream = self._streams[request.id] = _Stream(interval, watch)
+        request_id = request.id
+        stream = self._streams[request_id] = _Stream(interval, watch)
         has_ended = False
         try:
             self._send(Submit(request, time.monotonic()))
+            del request  # its pixels belong to the engine
             while not has_ended:
                 delta = await stream.next()
                 has_ended = delta.finish is not None
@@ -127,9 +129,9 @@ class Streams:
                     raise as_error(delta.finish)
                 yield delta
         finally:
-            del self._streams[request.id]
+            del self._streams[request_id]
             if not has_ended and self.failure is None:
-                self._send(Abort(request.id))
+                self._send(Abort(request_id))
 
     async def call(self, op: str, **args: Any) -> object:
         """See EngineClient.call."""

@@ -331,10 +331,14 @@ void multiply_many(const Matrix& w, const Activations& x, int m, int rows, int t
     for (int begin = 0; begin < groups; begin += PANEL_GROUPS) {
         panel.fill(w, tile, begin, groups - begin < PANEL_GROUPS ? groups - begin : PANEL_GROUPS);
         const Rows<F> inputs(x, m, begin);
-        for (int i = 0; i < rows; i += PANEL_BLOCK) multiply_panel<F>(panel, inputs, i, totals + i, ahead);
+        for (int i = 0; i < rows; i += PANEL_BLOCK) {
+            multiply_panel<F>(panel, inputs, i, totals + i, ahead);
+            if (begin + panel.groups < groups) continue;
+            for (int row = i; row < i + PANEL_BLOCK; row++)  // not all at the end: stores wait for memory
+                for (int t = 0; t < PANEL_TILES; t++)
+                    out.store(m + row, tile + t, finished<F>(totals[row][t], w, tile + t));
+        }
     }
-    for (int i = 0; i < rows; i++)
-        for (int t = 0; t < PANEL_TILES; t++) out.store(m + i, tile + t, finished<F>(totals[i][t], w, tile + t));
 }
 
 template <Format F>

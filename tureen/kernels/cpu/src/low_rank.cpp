@@ -4,34 +4,28 @@
 
 namespace tureen {
 
-namespace {
-
-std::shared_ptr<uint8_t> zeros(size_t floats) {
-    static Arena& arena = *new Arena;  // outlives whatever is in it
-    return arena.take(floats * sizeof(float));
-}
-
-}  // namespace
-
 const Additions::Adapter* Additions::find(int number) const {
     for (const Adapter& adapter : adapters_)
         if (adapter.number == number) return &adapter;
     return nullptr;
 }
 
-void Additions::load(int number, int part, const float* down, const float* up, int rank, int cols, int rows) {
+void Additions::load(Arena& arena, int number, int part, const float* down, const float* up, int rank, int cols,
+                     int rows) {
+    auto zeros = [&](size_t floats) { return arena.take(floats * sizeof(float)); };
     auto same = [&](const Adapter& adapter) { return adapter.number == number; };
     auto place = std::find_if(adapters_.begin(), adapters_.end(), same);
-    if (place == adapters_.end()) place = adapters_.insert(place, {number, {}});
-    std::vector<LowRank>& own = place->parts;
-    int at = own.empty() ? 0 : own.back().at + own.back().rank;
+    int at = place == adapters_.end() ? 0 : place->parts.back().at + place->parts.back().rank;
     size_t tiles = size_t(rows + TILE - 1) / TILE;
     LowRank added{part, rank, cols, rows, at, zeros(size_t(rank) * cols), zeros(tiles * rank * TILE)};
     std::copy_n(down, size_t(rank) * cols, (float*)added.down_memory.get());
     float* tile = (float*)added.up_memory.get();
     for (int r = 0; r < rows; r++)
         for (int k = 0; k < rank; k++) tile[(size_t(r / TILE) * rank + k) * TILE + r % TILE] = up[size_t(r) * rank + k];
-    own.push_back(std::move(added));
+    if (place == adapters_.end())
+        adapters_.push_back({number, {std::move(added)}});
+    else
+        place->parts.push_back(std::move(added));
 }
 
 void Additions::unload(int number) {

@@ -24,7 +24,7 @@ struct LowRank {
 class Additions {
 public:
     // down: [rank][cols], up: [rows][rank]; of matrix number `part`.
-    void load(int adapter, int part, const float* down, const float* up, int rank, int cols, int rows);
+    void load(Arena& arena, int adapter, int part, const float* down, const float* up, int rank, int cols, int rows);
     void unload(int adapter);
 
     // low = down · x, of all that the adapter adds; [width()] floats.

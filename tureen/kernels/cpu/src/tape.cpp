@@ -14,15 +14,6 @@ using Frame = Tape::Frame;
 constexpr int SCRATCH_FLOATS = 1 << 17;  // of a thread, at least
 constexpr int LOOKED_AT = 1 << 16;       // logits computed before the best are looked for: they stay in a cache
 
-std::vector<Inputs> kinds_of(const Matrices& parts) {
-    std::vector<Inputs> kinds;
-    for (const auto& part : parts) {
-        Inputs kind = inputs_of(part->matrix.format);
-        if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
-    }
-    return kinds;
-}
-
 // Rotate one token's queries, and store its key and value.
 void place(Frame& frame, const AttentionShape& shape, const Norm& q_norm, const Norm& k_norm, const KvLayer& kv,
            const float* angles, int token, int head) {
@@ -217,11 +208,12 @@ void Tape::load_adapter(int number, const std::string& module, const float* down
     require(found != places_.end(), "adapters cannot change " + module);
     const Place& place = found->second;
     require(place.cols == cols && place.rows == rows, "the adapter has another shape than " + module);
-    place.additions->load(number, place.part, down, up, rank, cols, rows);
+    place.additions->load(adapters_[number], number, place.part, down, up, rank, cols, rows);
 }
 
 void Tape::unload_adapter(int number) {
     for (auto& [module, place] : places_) place.additions->unload(number);
+    adapters_.erase(number);
 }
 
 // The parts of the linear layer may be changed, by these names.
@@ -310,6 +302,8 @@ void Tape::reserve(int tokens) {
     for (Floats& scratch : b.scratch) grow(scratch, 1, widest);
     for (auto& set : b.inputs)
         for (ActivationBuffer& buffer : set->shared) buffer.reserve(std::max(tokens * set->copies, int(asked_.size())));
+    for (auto& own : b.gathered)
+        for (ActivationBuffer& buffer : own) buffer.reserve(tokens);
     grow(logits_, asked_.size(), vocab_);
 }
 

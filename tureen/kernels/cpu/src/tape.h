@@ -148,6 +148,7 @@ private:
     void may_add(const std::string& module, const std::vector<std::string>& names, Linear& linear,
                  std::shared_ptr<Additions> additions);
     void prepare(const std::string& module, GatedLinear& mlp);
+    void may_gather(const Matrices& parts);
     size_t rope_of(const Rope& rope);
     size_t kind_of(const AttentionShape& shape);
     void reserve(int tokens);
@@ -164,6 +165,7 @@ private:
 
     std::unique_ptr<Buffers> buffers_;
     std::map<std::string, Place> places_;  // by name
+    std::map<int, Arena> adapters_;        // the memory of each
     std::vector<Operation> body_, head_;
     Norm final_norm_;
     Step step_;                   // the last one

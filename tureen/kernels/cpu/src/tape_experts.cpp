@@ -68,30 +68,36 @@ void settle(Routing& routing, int tokens, int chosen, int count) {
     }
 }
 
-// Rows of some tokens, one after the other, in the thread's own memory.
-View gathered(const View& inputs, std::vector<ActivationBuffer>& own, const int* tokens, int count) {
+void copy_rows(const Activations& from, const int* tokens, const Activations& to) {
+    size_t stride = size_t(from.stride);
+    auto copy = [&](auto* source, auto* target, size_t width) {
+        for (int m = 0; m < to.rows; m++)
+            std::copy_n(source + size_t(tokens[m]) * width, width, target + size_t(m) * width);
+    };
+    if (from.kind == Inputs::F32) {
+        copy(from.f32, to.f32, stride);
+    } else if (from.kind == Inputs::BF16) {
+        copy(from.bf16, to.bf16, stride);
+    } else {
+        copy(from.q, to.q, stride);
+        copy(from.scale, to.scale, stride / GROUP);
+        copy(from.scaled_sum, to.scaled_sum, stride / GROUP);
+        copy(from.sum, to.sum, stride / GROUP);
+        copy(from.half_sum, to.half_sum, stride / (GROUP / 2));
+    }
+}
+
+// Rows of some tokens, one after the other, in the forms that an expert asks for.
+View gathered(const View& inputs, const std::vector<ActivationBuffer>& own, const GatedLinear& expert,
+              const int* tokens, int count) {
     View view;
-    for (int i = 0; i < inputs.count; i++) {
-        const Activations& from = inputs.kinds[i];
-        own[i].reserve(count);
-        Activations to = own[i].view(count);
-        size_t stride = size_t(from.stride);
-        auto copy = [&](auto* source, auto* target, size_t width) {
-            for (int m = 0; m < count; m++)
-                std::copy_n(source + size_t(tokens[m]) * width, width, target + size_t(m) * width);
-        };
-        if (from.kind == Inputs::F32) {
-            copy(from.f32, to.f32, stride);
-        } else if (from.kind == Inputs::BF16) {
-            copy(from.bf16, to.bf16, stride);
-        } else {
-            copy(from.q, to.q, stride);
-            copy(from.scale, to.scale, stride / GROUP);
-            copy(from.scaled_sum, to.scaled_sum, stride / GROUP);
-            copy(from.sum, to.sum, stride / GROUP);
-            copy(from.half_sum, to.half_sum, stride / (GROUP / 2));
-        }
-        view.kinds[view.count++] = to;
+    for (Inputs kind : kinds_of({expert.gate.parts[0], expert.up.parts[0]})) {
+        int place = 0;
+        while (own[place].view(0).kind != kind) place++;
+        view.kinds[view.count] = own[place].view(count);
+        int from = 0;
+        while (inputs.kinds[from].kind != kind) from++;
+        copy_rows(inputs.kinds[from], tokens, view.kinds[view.count++]);
     }
     return view;
 }
@@ -110,10 +116,15 @@ void deal_experts(Frame& frame, int counter, int tiles, const Body& body) {
 
 }  // namespace
 
-// Where the memory is for the rows that one thread gathers.
-struct Gathering {
-    std::vector<std::vector<ActivationBuffer>> by_thread;
-};
+// Each thread will gather rows of such inputs.
+void Tape::may_gather(const Matrices& parts) {
+    buffers_->gathered.resize(pool_->threads());
+    for (Inputs kind : kinds_of(parts))
+        for (auto& own : buffers_->gathered) {
+            auto same = [&](const ActivationBuffer& buffer) { return buffer.view(0).kind == kind; };
+            if (std::none_of(own.begin(), own.end(), same)) own.emplace_back(kind, hidden_);
+        }
+}
 
 void Tape::experts(const std::string& module, Norm norm, Experts given, float scale) {
     auto experts = std::make_shared<Experts>(std::move(given));
@@ -121,13 +132,14 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
     require(count > 0 && chosen > 0 && chosen <= count, "a token uses 1 to all of the experts");
     require(experts->router->matrix.rows == count && experts->router->matrix.cols == hidden_,
             "the router has another shape than the experts");
-    Matrices into_experts{experts->router}, into_down;
+    Matrices into_experts{experts->router}, gate_up, into_down;
     for (GatedLinear& one : experts->each) {
         prepare("", one);
         require(one.gate.rows() == experts->each[0].gate.rows(), "experts differ in shape");
-        into_experts.insert(into_experts.end(), {one.gate.parts[0], one.up.parts[0]});
+        gate_up.insert(gate_up.end(), {one.gate.parts[0], one.up.parts[0]});
         into_down.push_back(one.down.parts[0]);
     }
+    into_experts.insert(into_experts.end(), gate_up.begin(), gate_up.end());
     InputSet* into_shared_down = nullptr;
     for (GatedLinear& one : experts->shared) {
         require(experts->shared_gate->matrix.rows == 1 && experts->shared_gate->matrix.cols == hidden_,
@@ -137,13 +149,11 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
         into_shared_down = &inputs_for(one.down.parts);
     }
     InputSet& into = inputs_for(into_experts);
-    InputSet& down = inputs_for(into_down);
-    down.copies = std::max(down.copies, chosen);
+    buffers_->inputs.emplace_back(new InputSet(experts->each[0].down.cols(), kinds_of(into_down), pool_->threads()));
+    InputSet& down = *buffers_->inputs.back();  // its own: the other inputs are still needed when it is filled
+    down.copies = chosen;
     buffers_->num_places = std::max(buffers_->num_places, chosen);
-    auto gathering = std::make_shared<Gathering>();
-    gathering->by_thread.resize(pool_->threads());
-    for (auto& own : gathering->by_thread)
-        for (Inputs kind : into.kinds) own.emplace_back(kind, hidden_);
+    may_gather(gate_up);
     int first = num_counters_, inner = experts->each[0].gate.rows();
     num_counters_ += 10;
     body_.push_back([=, &into, &down](Frame& frame, int thread) {
@@ -160,7 +170,7 @@ void Tape::experts(const std::string& module, Norm norm, Experts given, float sc
         frame.pool.barrier();
         deal_experts(frame, first + 3, ceil_div(inner, TILE), [&](int e, int begin, int end) {
             int from = routing.first[e], size = routing.first[e + 1] - from;
-            View own = gathered(inputs, gathering->by_thread[thread], routing.token.data() + from, size);
+            View own = gathered(inputs, b.gathered[thread], experts->each[e], routing.token.data() + from, size);
             gated(frame, thread, experts->each[e], own, size, begin, end, b.inner.data() + size_t(from) * inner);
         });
         frame.pool.barrier();

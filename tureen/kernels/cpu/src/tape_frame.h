@@ -23,6 +23,15 @@ inline void require(bool holds, const std::string& what) {
     if (!holds) throw std::invalid_argument(what);
 }
 
+inline std::vector<Inputs> kinds_of(const Matrices& parts) {
+    std::vector<Inputs> kinds;
+    for (const auto& part : parts) {
+        Inputs kind = inputs_of(part->matrix.format);
+        if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+    }
+    return kinds;
+}
+
 // Rows of inputs in each form that the weights ask for.
 struct View {
     Activations kinds[4];
@@ -79,11 +88,12 @@ struct Tape::Buffers {
     std::vector<Rope> ropes;     // those that differ
     std::vector<Floats> angles;  // of each rope: [tokens][cos, sin][frequencies]
     std::vector<std::unique_ptr<InputSet>> inputs;
-    std::vector<Floats> scratch;         // by thread
-    std::vector<Floats> own_low;         // by thread: [REPEATED_ROWS][width of any Additions]
-    std::vector<Memory> attending;       // by thread
-    std::vector<AttentionShape> shapes;  // those that are dealt out differently
-    std::vector<AttentionPlan> plans;    // of each shape
+    std::vector<Floats> scratch;                          // by thread
+    std::vector<std::vector<ActivationBuffer>> gathered;  // by thread: rows for an expert, in the forms asked for
+    std::vector<Floats> own_low;                          // by thread: [REPEATED_ROWS][width of any Additions]
+    std::vector<Memory> attending;                        // by thread
+    std::vector<AttentionShape> shapes;                   // those that are dealt out differently
+    std::vector<AttentionPlan> plans;                     // of each shape
     Routing routing;
     int qkv_width = 0, mixed_width = 0, inner_width = 0, num_places = 0;  // num_places: of a token
 };

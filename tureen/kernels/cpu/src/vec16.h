@@ -246,11 +246,11 @@ TUREEN_INLINE vec16 exp(vec16 x) {
 TUREEN_INLINE vec16 exp2_of_negative(vec16 x) {
     return each_part([&](int i) { return exp2_of_negative(x.p[i]); });
 }
-// To the nearest whole number, ties to even; |x| < 2^22.
 // 1 - 2 / (1 + e^2x): within 1e-7 of it.
 TUREEN_INLINE vec16 tanh(vec16 x) {
     return broadcast(1.0f) - broadcast(2.0f) / (broadcast(1.0f) + exp(x + x));
 }
+// To the nearest whole number, ties to even; |x| < 2^22.
 TUREEN_INLINE vec16 round(vec16 x) {
     return each_part([&](int i) { return (x.p[i] + ROUNDER) - ROUNDER; });
 }

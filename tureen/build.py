@@ -105,7 +105,7 @@ def make_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
-    _load_adapters(engine, config.lora_paths)
+    _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()
     return engine, _describe(
@@ -113,12 +113,14 @@ def make_engine(
     )
 
 
-def _load_adapters(engine: Engine, settings: tuple[str, ...]) -> None:
+def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:
     """Raises StartupError naming the setting at fault."""
     for setting in settings:
         name, separator, path = setting.partition("=")
         if not (name and separator and path):
             raise StartupError(f"--lora-paths {setting}: must be NAME=PATH", field="lora_paths")
+        if name == model_name:
+            raise StartupError(f"--lora-paths {setting}: {name} is the model's own name", field="lora_paths")
         try:
             engine.call("load_adapter", name=name, path=path)
         except TureenError as error:

@@ -296,6 +296,15 @@ def test_mindie_s_none_and_the_served_name_mean_the_base_model(app):
 # ---- loading and unloading
 
 
+def test_an_adapter_cannot_be_called_what_means_the_model_itself(make_app, written):
+    folder, _ = written
+    app = make_app()
+    for name in (models(app)[0][0], "None"):
+        refused = app.post("/load_lora_adapter", lora_name=name, lora_path=str(folder / "red"))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+    assert len(models(app)) == 1
+
+
 def test_an_adapter_can_be_loaded_used_and_unloaded(make_app, written):
     folder, _ = written
     app = make_app()
@@ -307,7 +316,7 @@ def test_an_adapter_can_be_loaded_used_and_unloaded(make_app, written):
     assert (loaded.status_code, loaded.json()) == (200, wanted)
     assert models(app) == [(served, None), ("shades/red", served)]
     card = app.request("GET", "/v1/models/shades/red").json()
-    assert (card["id"], card["root"], card["parent"]) == ("shades/red", path, served)
+    assert (card["id"], card["root"], card["parent"]) == ("shades/red", "shades/red", served)
     assert card["max_model_len"] == app.request("GET", f"/v1/models/{served}").json()["max_model_len"]
     assert tokens(ask(app, "shades/red")) == expected(written, "red")
     unloaded = app.post("/unload_lora_adapter", lora_name="shades/red")

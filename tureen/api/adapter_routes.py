@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.dialect import Entry
 from tureen.api.state import ServerState
+from tureen.errors import InvalidRequest, echo
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,6 +32,10 @@ class UnloadBody(msgspec.Struct, frozen=True, kw_only=True):
 def routes(state: ServerState) -> list[Entry]:
     async def load(request: Request) -> Response:
         body = await _read(request, LoadBody)
+        if body.lora_name == state.context.info.model_name:
+            raise InvalidRequest(
+                f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
+            )
         return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
 
     async def unload(request: Request) -> Response:

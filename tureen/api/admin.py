@@ -140,8 +140,8 @@ def model_card(state: ServerState, created: int) -> dict[str, Any]:
 
 
 def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
-    parent = state.context.info.model_name
-    return model_card(state, created) | {"id": name, "root": state.adapters[name], "parent": parent}
+    """Says no path: everybody who has a key may read it."""
+    return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}
 
 
 def model_facts(state: ServerState) -> dict[str, Any]:

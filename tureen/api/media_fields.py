@@ -241,7 +241,7 @@ class Filling:
         """Raises InvalidRequest where the body has too many of them."""
         shape = cast("tuple[int, int, int, int]", prepared.pixels.shape)
         hashed = hashlib.sha256(repr((shape, prepared.layout)).encode())
-        hashed.update(prepared.pixels)
+        hashed.update(prepared.pixels.data)
         digest = hashed.hexdigest()
         if digest not in self._pixels:
             self._num_bytes += prepared.pixels.nbytes

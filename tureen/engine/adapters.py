@@ -10,6 +10,7 @@ from tureen.errors import Conflict, InvalidRequest, echo, not_loaded
 
 NO_ADAPTER = 0
 MAX_NAME_CHARS = 256
+NO_NAME = "None"  # what clients of MindIE send for the model without an adapter
 
 
 class Caller(Protocol):
@@ -37,6 +38,10 @@ class Adapters:
         if not (1 <= len(name) <= MAX_NAME_CHARS and name.isprintable()):
             raise InvalidRequest(
                 f"lora_name must be 1 to {MAX_NAME_CHARS} printable characters, got {echo(name)}", field="lora_name"
+            )
+        if name == NO_NAME:
+            raise InvalidRequest(
+                f"lora_name {echo(name)} means none to some clients; choose another", field="lora_name"
             )
         if name in self._loaded:
             raise InvalidRequest(

@@ -44,6 +44,7 @@ MAX_TOKENS = 1 << 20
 MAX_MESSAGE_CHARS = 400
 PIECE_BYTES = 256 << 10
 MAX_ATTEMPTS = 2  # a darkroom that ends is none of the client's doing
+RETRY_S = 0.1  # one that is about to end has ended then
 
 _reply = msgspec.msgpack.Decoder(Reply)
 log = get_logger("media")
@@ -57,11 +58,12 @@ class Source(NamedTuple):
 
 
 class Lost(Exception):
-    """The process that decoded ended without a reply. `has_begun`: it had what it needs."""
+    """No reply. `has_begun`: a process was there for it; `is_hung`: there was none for a long time."""
 
-    def __init__(self, *, has_begun: bool) -> None:
+    def __init__(self, *, has_begun: bool, is_hung: bool = False) -> None:
         super().__init__("no reply")
         self.has_begun = has_begun
+        self.is_hung = is_hung
 
 
 class Darkroom:
@@ -90,7 +92,9 @@ class Darkroom:
                         await writer.drain()
                 size = SIZE.unpack(await reader.readexactly(SIZE.size))[0]
                 return await reader.readexactly(size) if size <= MAX_REPLY_BYTES else b""
-        except (OSError, EOFError, TimeoutError):
+        except TimeoutError:
+            raise Lost(has_begun=has_begun, is_hung=not has_begun) from None
+        except (OSError, EOFError):
             raise Lost(has_begun=has_begun) from None
 
     async def close(self) -> None:
@@ -231,7 +235,9 @@ class MediaLoader:
                 data = await darkroom.develop(job, sources)
             except Lost as lost:
                 has_begun = lost.has_begun
-                if not darkroom.is_alive():
+                if not has_begun:
+                    await asyncio.sleep(RETRY_S)
+                if lost.is_hung or not darkroom.is_alive():  # one that lives may be decoding for others
                     self._bury(darkroom)
                 elif has_begun:
                     break

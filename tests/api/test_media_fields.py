@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import io
 import re
+import sys
 import time
 
 import httpx
@@ -15,6 +17,8 @@ from app_under_test import App, LiveServer, wait_until
 from byte_tokenizer import VOCAB_SIZE
 from PIL import Image
 
+from tureen.api import media_fields, sglang
+from tureen.api.generation import Run
 from tureen.media.loader import MediaLoader
 from tureen.types import NO_TOKEN
 
@@ -255,7 +259,9 @@ def test_a_hundred_thousand_placeholder_ids_are_refused_before_anything_is_loade
     assert error["code"] == "image_placeholder_mismatch"
 
 
-def test_other_dialects_refuse_a_placeholder_and_fetch_nothing(app, text_app):
+@pytest.mark.parametrize("kind", ["app", "splitting_app"])
+def test_other_dialects_refuse_a_placeholder_and_fetch_nothing(kind, text_app, request):
+    app = request.getfixturevalue(kind)
     for body in ({"inputs": "a<image>"}, {"prompt": "a<image>"}):
         response = app.post(**body)
         assert response.status_code == 422, response.text
@@ -350,6 +356,9 @@ def test_an_embedding_request_takes_no_pictures(app):
     response = app.post("/encode", text="a<image>", image_data=CAT)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "image_data"
+    for field, prompt, name in (("text", "a<image>", "text"), ("input_ids", [[97], [IMAGE]], "input_ids[1]")):
+        error = app.post("/encode", **{field: prompt}).json()["error"]
+        assert (error["code"], error["param"]) == ("image_placeholder_mismatch", name)
 
 
 @pytest.mark.parametrize("start", [0, 1, PER_PICTURE])
@@ -476,6 +485,128 @@ def test_the_time_to_load_counts_against_the_deadline(app, monkeypatch):
         assert answer["error"]["code"] == "deadline_unreachable"
     else:
         assert answer["meta_info"]["finish_reason"]["reason"] == "deadline"
+
+
+def _hold_up(state, monkeypatch, seconds=60.0):
+    """Make loading take so long. Returns the fields whose loading has begun, and those whose loading has ended."""
+    begun, ended, load = [], [], state.media.load
+
+    async def slow(references, modality, field):
+        begun.append(field)
+        try:
+            await asyncio.sleep(seconds)
+            return await load(references, modality, field)
+        finally:
+            ended.append(field)
+
+    monkeypatch.setattr(state.media, "load", slow)
+    return begun, ended
+
+
+@pytest.mark.parametrize("field", ["deadline_ms", "ttft_deadline_ms"])
+def test_a_deadline_is_kept_while_pictures_are_loaded(app, monkeypatch, field):
+    begun, ended = _hold_up(app.state, monkeypatch)
+    error = _error(app, 503, **_body(**{field: 60}, rid="late"))
+    assert (error["code"], error["param"]) == ("deadline_unreachable", field)
+    assert begun == ended == ["image_data"]
+    assert app.state.num_running == 0
+
+
+@pytest.mark.parametrize(("rid", "num_aborted"), [("mine", 4), ("mine_1", 2), ("mine_1_0", 1), (None, 4)])
+def test_an_abort_ends_the_loading_by_every_name_of_the_body(app, monkeypatch, rid, num_aborted):
+    begun, ended = _hold_up(app.state, monkeypatch)
+    body = _body(["<image>", "<image>"], CAT, rid="mine")
+    body["sampling_params"] |= {"n": 2, "temperature": 1}
+
+    async def scenario():
+        posted = asyncio.create_task(app.http.post("/generate", json=body))
+        while not begun:
+            await asyncio.sleep(0.01)
+        assert app.state.num_running == 4
+        duplicate = await app.http.post("/generate", json=_body(rid="mine_1"))
+        assert duplicate.json()["error"]["code"] == "duplicate_rid"
+        assert app.state.abort("another") == 0
+        assert app.state.abort(rid) == num_aborted
+        app.state.abort(rid)
+        return await asyncio.wait_for(posted, 5)
+
+    response = app.run(scenario())
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "aborted")
+    assert begun == ended == ["image_data"]
+    assert app.state.num_running == 0
+
+
+def test_what_was_accepted_before_the_server_drains_is_answered(app, monkeypatch):
+    begun, _ = _hold_up(app.state, monkeypatch, 0.2)
+
+    async def scenario():
+        posted = asyncio.create_task(app.http.post("/generate", json=_body()))
+        while not begun:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(app.state, "is_draining", True)
+        late = [await app.http.post("/generate", json=one) for one in (_body(), {"inputs": "a"}, {"prompt": "a"})]
+        return await posted, late
+
+    accepted, late = app.run(scenario())
+    assert accepted.status_code == 200
+    assert [one.status_code for one in late] == [503] * 3
+
+
+def test_latencies_count_from_before_pictures_are_loaded(app, monkeypatch):
+    names = ("time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum")
+    before = app.metrics()
+    _hold_up(app.state, monkeypatch, 0.3)
+    assert app.generate(**_body())["meta_info"]["e2e_latency"] >= 0.3
+    assert all(app.metrics()[name] - before[name] >= 0.3 for name in names)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("pictures", [[[CAT], [DOG], [HEN]], [[CAT, DOG, HEN], [], []]])
+def test_a_body_may_have_so_many_pixels_each_picture_counted_once(app, monkeypatch, pictures):
+    size = 28 * 28 * 3
+    texts = ["a" + "<image>" * len(row) for row in pictures]
+    monkeypatch.setattr(media_fields, "MAX_PIXEL_BYTES", 3 * size)
+    app.generate(**_body(texts, pictures))
+    again = [[CAT], [f"data:;base64,{CAT}"], [CAT, DOG], [HEN, CAT]]
+    app.generate(**_body(["<image>" * len(row) for row in again], again))
+    monkeypatch.setattr(media_fields, "MAX_PIXEL_BYTES", 3 * size - 1)
+    error = _error(app, **_body(texts, pictures))
+    assert error["code"] == "invalid_image"
+    assert error["param"] == ("image_data[2]" if len(pictures[0]) == 1 else "image_data[0]")
+
+
+def test_nobody_but_the_engine_keeps_pixels_once_they_are_submitted(app, monkeypatch):
+    seen = []
+    generate = app.client.generate
+
+    def record(request, *more):
+        seen.extend(item.pixels for item in request.media)
+        return generate(request, *more)
+
+    monkeypatch.setattr(app.client, "generate", record)
+    body = _body(["a<image>", "b<image>"], [CAT, f"data:;base64,{CAT}"])
+    body["sampling_params"] |= {"n": 2, "temperature": 1}
+
+    async def scenario():
+        plan = await sglang.prepare(body, app.state)
+        run = Run(app.state, plan.plan)
+        async with contextlib.aclosing(run.updates(interval=1)) as updates:
+            async for _ in updates:
+                break
+            assert len(seen) == 4
+            assert len(set(map(id, seen))) == 1
+            pixels = seen.pop()
+            seen.clear()
+            for _ in range(100):  # the engine's own go when they are encoded
+                await asyncio.sleep(0.01)
+                if sys.getrefcount(pixels) <= 3:
+                    break
+            return sys.getrefcount(pixels), plan
+
+    count, _ = app.run(scenario())
+    assert count <= 3  # `pixels`, the call's argument, and the message that the engine's loop took last
 
 
 def test_a_client_that_leaves_while_its_picture_is_loaded_leaves_nothing_behind():

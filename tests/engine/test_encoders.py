@@ -200,6 +200,27 @@ def test_too_many_pixels_at_once_are_unavailable_until_some_have_gone(monkeypatc
     world.check_answers()
 
 
+def test_the_first_request_is_refused_too_where_its_pictures_alone_are_too_many(monkeypatch):
+    monkeypatch.setattr(encoders, "MAX_PIXEL_BYTES", 11)
+    with pytest.raises(Unavailable):
+        World().engine.add(with_media(make_request("one", TEXT), (1, 4, CAT), (6, 4, DOG)))
+
+
+def test_requests_that_show_the_same_picture_hold_its_pixels_once():
+    world = World()
+    for name in ("one", "two", "three"):
+        request = _make_picture(name)
+        [item] = request.media
+        copied = msgspec.structs.replace(item, pixels=bytes(bytearray(item.pixels)))
+        world.engine.add(msgspec.structs.replace(request, media=(copied,)))
+        if name == "two":
+            world.engine.abort("one")
+    held = [one.request.media[0].pixels for one in world.engine._sequences.values()]
+    held += [one.embedded.media[0].pixels for one in world.engine._sequences.values()]
+    assert held == [b"pixels"] * 4
+    assert len(set(map(id, held))) == 1
+
+
 def test_nothing_is_encoded_while_much_waits_for_a_place(monkeypatch):
     world = Watched(max_rows=1, num_pages=64)
     world.add(make_request("long", max_new_tokens=60, ignore_eos=True))

@@ -228,6 +228,37 @@ def test_a_darkroom_that_is_killed_costs_no_request(make_studio):
         assert studio.load(encoded(40))[0].layout == (40, 20)
 
 
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_process_that_does_not_begin_ends_no_other_prompts_decoding(make_studio, monkeypatch, num_failures):
+    studio = make_studio()
+    assert studio.load(encoded(40))
+    darkroom, develop = studio.loader._darkroom, loader_module.Darkroom.develop
+    left = [loader_module.Lost(has_begun=False)] * num_failures
+
+    async def fail_first(self, job, sources):
+        if left:
+            raise left.pop()
+        return await develop(self, job, sources)
+
+    monkeypatch.setattr(loader_module.Darkroom, "develop", fail_first)
+    if num_failures == 1:
+        assert studio.load(encoded(40))[0].layout == (40, 20)
+    else:
+        failure(studio, encoded(40), error=RequestFailed)
+    assert studio.loader._darkroom is darkroom
+    assert darkroom.is_alive()
+
+
+def test_a_darkroom_that_hangs_is_replaced(make_studio, monkeypatch):
+    studio = make_studio()
+    assert studio.load(encoded(40))
+    hung = studio.loader._darkroom
+    os.kill(hung._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(loader_module, "REPLY_TIMEOUT_S", 1.5)
+    assert studio.load(encoded(40))[0].layout == (40, 20)
+    assert studio.loader._darkroom is not hung
+
+
 def test_a_darkroom_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):
     monkeypatch.setattr(loader_module, "PROGRAM", ("-c", "raise SystemExit(3)"))
     assert "no process" in failure(make_studio(), encoded(40), error=RequestFailed).message

@@ -41,6 +41,7 @@ LEAST_CONTRAST: Final = 110.0  # distance of a shape's colour from the backgroun
 JITTER: Final = 10  # of each channel
 OVERSAMPLING: Final = 2
 PLACES_TRIED: Final = 200
+APART: Final = 1.1  # least distance of two centres, in sums of their radii
 
 
 class Thing(NamedTuple):
@@ -145,7 +146,9 @@ def _places(chance: random.Random, count: int, width: int, height: int) -> list[
         for _ in range(PLACES_TRIED):
             radius = chance.uniform(low, high) * side
             x, y = (chance.uniform(radius, side - radius) for _ in range(2))
-            if all(math.dist((x, y), (place.x - left, place.y - top)) > radius + place.radius for place in places):
+            if all(
+                math.dist((x, y), (place.x - left, place.y - top)) > APART * (radius + place.radius) for place in places
+            ):
                 places.append(_Place(left + x, top + y, radius))
             if len(places) == count:
                 return places

@@ -56,8 +56,8 @@ def test_the_hidden_state_before_a_token_has_that_token_s_embedding_nearest(serv
     states = np.array([matrix[-1], *vectors], dtype=np.float32)
     logits = states @ embedding_table.T
     margins = np.sort(logits, axis=1)[:, -1] - np.sort(logits, axis=1)[:, -2]
-    clear = margins > 0.5  # the rest may round another way in bfloat16
-    assert clear.sum() >= len(clear) / 4
+    clear = margins > 0.25  # the rest may round another way
+    assert clear.sum() > len(clear) / 2
     assert (logits.argmax(axis=1)[clear] == np.array(answer["output_ids"])[clear]).all()
 
 

@@ -109,7 +109,7 @@ def test_preempted_and_computed_again_in_small_pieces_in_the_other_engine_mode(c
     answers = generate(crowded_server, together | {"return_logprob": True})
     assert [result(answer) for answer in answers] == [*alone.values()] * 3
     [stats] = httpx.get(f"{crowded_server.url}/server_info").json()["internal_states"]
-    assert stats["total_preemptions"] >= 1
+    assert stats["total_preemptions"] >= 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,6 +38,7 @@ from tureen.weights.tensors import as_tensor
 UNSEEN: Final = 1_000_000  # seeds from here on are kept for judging
 NUM_PATCHES: Final = 64
 LEAST_COVERED: Final = 0.25  # of a patch, by a thing that it is said to show
+ALIKE: Final = ("square", "rectangle")  # a single one of these is shown three times as often: they are hard to tell
 LESSER_WORD: Final = 0.3  # weight of the word that is not the column's
 END: Final = "<|im_end|>"
 PREFIX: Final = "multi_modal_projector."
@@ -269,7 +270,12 @@ def _embedding(text: str, talker: Talker) -> Tensor:
 def batches(seen: Drawn, talker: Talker, options: argparse.Namespace) -> Iterator[list[Example]]:
     """Without end, every drawing in turn. The prompts of a batch are of one kind, so that they are about as long."""
     chance = random.Random(options.seed)
-    order = list(range(len(seen.things)))
+    order = [
+        index
+        for index, things in enumerate(seen.things)
+        if not options.single or (len(things) == 1 and things[0].shape in shapes.SHAPES)
+        for _ in range(3 if len(things) == 1 and things[0].shape in ALIKE else 1)
+    ]
     while True:
         chance.shuffle(order)
         for start in range(0, len(order) - options.batch + 1, options.batch):
@@ -357,6 +363,7 @@ def main() -> None:
         "--work", type=Path, default=Path("build/shapes"), help="where a run keeps what it may go on with"
     )
     parser.add_argument("--drawings", type=int, default=4000, help="to learn from")
+    parser.add_argument("--single", action="store_true", help="learn from drawings of one shape only")
     parser.add_argument("--steps", type=int, default=400, help="through the language model; 0 judges only")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--patches", type=int, default=NUM_PATCHES, help="most of a drawing that an example shows")

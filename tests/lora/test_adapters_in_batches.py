@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+import torch
 from runner_driver import Running, folder_source, step
 from tiny_adapters import write_adapter
 from tiny_models import VARIANTS, logprobs, write
@@ -23,11 +24,11 @@ PAGES_EACH = 12
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SHARED = ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"]
 SETTINGS = (
-    {"r": 4},
+    {"r": 4, "lora_alpha": 8, "dtype": torch.bfloat16},
     {"r": 13, "target_modules": ["q_proj", "v_proj", "qkv_proj", "down_proj"], "use_rslora": True},
     {"r": 1, "lora_alpha": 3, "rank_pattern": {"o_proj": 33}},
 )
-"""Of the adapters 1, 2 and 3."""
+"""Of the adapters 1, 2 and 3. The first has numbers that bfloat16 holds, scaled too; the others have not."""
 
 
 class Adapted(Running):

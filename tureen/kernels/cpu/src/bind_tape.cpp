@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "bind.h"
@@ -65,7 +66,6 @@ void add_row(Step& step, const Tape& tape, nb::handle row) {
     for (nb::handle id : tokens)
         step.token_ids.push_back(checked(id, -1, tape.vocab(), "a token id is not in the vocabulary"));
     int adapter = nb::cast<int>(nb::getattr(row, names.adapter));
-    step.has_adapters |= adapter != 0;
     for (int i = 0; i < span.length; i++) {
         step.positions.push_back(start + i);
         step.span_of.push_back(int(step.spans.size()));
@@ -82,6 +82,12 @@ Step step_of(const Tape& tape, nb::tuple rows, const FloatRows* embedded) {
     Step step;
     for (nb::handle row : rows) add_row(step, tape, row);
     if (step.spans.empty()) throw std::invalid_argument("a step has at least one row");
+    if (std::any_of(step.adapters.begin(), step.adapters.end(), [](int adapter) { return adapter != 0; })) {
+        step.by_adapter.resize(step.tokens());
+        std::iota(step.by_adapter.begin(), step.by_adapter.end(), 0);
+        std::stable_sort(step.by_adapter.begin(), step.by_adapter.end(),
+                         [&](int a, int b) { return step.adapters[a] < step.adapters[b]; });
+    }
     size_t given = std::count(step.token_ids.begin(), step.token_ids.end(), -1);
     if (given > 0) {
         if (embedded == nullptr || embedded->shape(0) != given || int(embedded->shape(1)) != tape.hidden())

@@ -22,6 +22,28 @@ struct LinearKernels {
     void (*unpack_row)(const Matrix& w, int row, float* out);
 };
 
+// One of an adapter's two matrices, as bfloat16 or float32.
+struct Factor {
+    const void* values;
+    bool is_bf16;
+
+    Factor from(size_t first) const {
+        return {(const uint8_t*)values + first * (is_bf16 ? sizeof(uint16_t) : sizeof(float)), is_bf16};
+    }
+};
+
+// A row of inputs, and where what an adapter's first matrix makes of them goes.
+struct ShrunkRow {
+    const float* x;  // [cols]
+    float* low;      // [rank]
+};
+
+// A row of an output, and what an adapter's first matrix made of the inputs it is for.
+struct LowRow {
+    const float* low;  // [rank]
+    float* y;
+};
+
 struct RowKernels {
     // x [cols] -> row m of `out`, in the form of out.kind; the padding is zeroed. A value that is not finite makes all
     // products of its row (with INT8_GROUP: of its group) NaN. int8: what is all below 1e-33 counts as 0, with scale 0.
@@ -35,10 +57,10 @@ struct RowKernels {
     void (*rotate)(float* x, const float* cos, const float* sin, int size);
     // x [count] -> cap * tanh(x * scale / cap), or x * scale where cap is 0. In place.
     void (*scale_and_cap)(float* x, int count, float scale, float cap);
-    // out[k] = down[k] · x for k < rank; down [rank][cols].
-    void (*shrink)(const float* down, int rank, int cols, const float* x, float* out);
-    // y[i] += sum of up[i / 16][k][i % 16] * low[k] over k < rank, for i < count.
-    void (*expand)(const float* up, int rank, const float* low, int count, float* y);
+    // low[k] = down[k] · x for k < rank, of each of the inputs; down [rank][cols, padded to 16 with zeros].
+    void (*shrink)(Factor down, int rank, int cols, const ShrunkRow* inputs, int count);
+    // y[i] += sum of up[i / 16][k][i % 16] * low[k] over k < rank, for i < count, of each of the rows.
+    void (*expand)(Factor up, int rank, const LowRow* rows, int num_rows, int count);
 };
 
 enum class KvType : int { F32, BF16, INT16, INT8 };

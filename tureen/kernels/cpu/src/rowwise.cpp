@@ -26,52 +26,96 @@ void scale_and_cap(float* x, int count, float scale, float cap) {
         map(count, x, [&](auto at) { return tanh(at(x) * broadcast(scale / cap)) * broadcast(cap); });
 }
 
-// Of N rows at once, each summed as it is alone.
-template <int N>
-void shrink_rows(const float* down, int cols, const float* x, float* out) {
-    vec16 sums[N];
-    TUREEN_UNROLL
-    for (int k = 0; k < N; k++) sums[k] = zeros();
-    int i = 0;
-    for (; i + 16 <= cols; i += 16) {
-        vec16 v = load(x + i);
-        TUREEN_UNROLL
-        for (int k = 0; k < N; k++) sums[k] = fma(load(down + size_t(k) * size_t(cols) + i), v, sums[k]);
-    }
-    if (int rest = cols - i) {
-        vec16 v = load(x + i, rest);
-        TUREEN_UNROLL
-        for (int k = 0; k < N; k++) sums[k] = fma(load(down + size_t(k) * size_t(cols) + i, rest), v, sums[k]);
-    }
-    TUREEN_UNROLL
-    for (int k = 0; k < N; k++) out[k] = reduce_add(sums[k]);
-}
+TUREEN_INLINE vec16 load_factor(const float* from) { return load(from); }
+TUREEN_INLINE vec16 load_factor(const uint16_t* from) { return load_bf16(from); }
 
-void shrink(const float* down, int rank, int cols, const float* x, float* out) {
-    constexpr int MANY = 8;
-    int k = 0;
-    for (; k + MANY <= rank; k += MANY) shrink_rows<MANY>(down + size_t(k) * size_t(cols), cols, x, out + k);
-    for (; k < rank; k++) shrink_rows<1>(down + size_t(k) * size_t(cols), cols, x, out + k);
-}
-
-void expand(const float* up, int rank, const float* low, int count, float* y) {
-    int i = 0;
-    for (; i + 64 <= count; i += 64, up += size_t(rank) * 64) {  // four tiles, so that no sum waits for the one before
-        vec16 sums[4] = {zeros(), zeros(), zeros(), zeros()};
-        for (int k = 0; k < rank; k++) {
-            vec16 factor = broadcast(low[k]);
+// Of R inputs and N rows at once, each summed as it is alone.
+template <int R, int N, typename V>
+TUREEN_INLINE void shrink_rows(const V* down, int cols, const ShrunkRow* inputs, int k) {
+    size_t stride = size_t(cols + 15) / 16 * 16;
+    vec16 sums[R * N];
+    TUREEN_UNROLL
+    for (int s = 0; s < R * N; s++) sums[s] = zeros();
+    for (int i = 0; i < cols; i += 16) {
+        vec16 x[R];
+        TUREEN_UNROLL
+        for (int r = 0; r < R; r++) x[r] = i + 16 <= cols ? load(inputs[r].x + i) : load(inputs[r].x + i, cols - i);
+        TUREEN_UNROLL
+        for (int n = 0; n < N; n++) {
+            vec16 values = load_factor(down + (k + n) * stride + i);
             TUREEN_UNROLL
-            for (int t = 0; t < 4; t++) sums[t] = fma(load(up + (t * rank + k) * 16), factor, sums[t]);
+            for (int r = 0; r < R; r++) sums[n * R + r] = fma(values, x[r], sums[n * R + r]);
         }
+    }
+    TUREEN_UNROLL
+    for (int s = 0; s < R * N; s++) inputs[s % R].low[k + s / R] = reduce_add(sums[s]);
+}
+
+template <int R, int N, typename V>
+void shrink_inputs(const V* down, int rank, int cols, const ShrunkRow* inputs) {
+    int k = 0;
+    for (; k + N <= rank; k += N) shrink_rows<R, N>(down, cols, inputs, k);
+    for (; k < rank; k++) shrink_rows<R, 1>(down, cols, inputs, k);
+}
+
+template <typename V>
+void shrink_all(const V* down, int rank, int cols, const ShrunkRow* inputs, int count) {
+    int r = 0;
+    for (; r + 4 <= count; r += 4) shrink_inputs<4, 4>(down, rank, cols, inputs + r);
+    for (; r < count; r++) shrink_inputs<1, 8>(down, rank, cols, inputs + r);
+}
+
+void shrink(Factor down, int rank, int cols, const ShrunkRow* inputs, int count) {
+    if (down.is_bf16)
+        shrink_all((const uint16_t*)down.values, rank, cols, inputs, count);
+    else
+        shrink_all((const float*)down.values, rank, cols, inputs, count);
+}
+
+// Of R rows and T tiles at once: so many sums that none waits for the one before.
+template <int R, int T, typename V>
+TUREEN_INLINE void expand_tiles(const V* up, int rank, const LowRow* rows, int at, int last) {
+    vec16 sums[R * T];
+    TUREEN_UNROLL
+    for (int s = 0; s < R * T; s++) sums[s] = zeros();
+    for (int k = 0; k < rank; k++) {
         TUREEN_UNROLL
-        for (int t = 0; t < 4; t++) store(y + i + 16 * t, load(y + i + 16 * t) + sums[t]);
+        for (int t = 0; t < T; t++) {
+            vec16 values = load_factor(up + (t * rank + k) * 16);
+            TUREEN_UNROLL
+            for (int r = 0; r < R; r++) sums[t * R + r] = fma(values, broadcast(rows[r].low[k]), sums[t * R + r]);
+        }
     }
-    for (; i < count; i += 16, up += size_t(rank) * 16) {
-        vec16 sum = zeros();
-        for (int k = 0; k < rank; k++) sum = fma(load(up + 16 * k), broadcast(low[k]), sum);
-        int rest = count - i < 16 ? count - i : 16;
-        store(y + i, load(y + i, rest) + sum, rest);
+    TUREEN_UNROLL
+    for (int s = 0; s < R * T; s++) {
+        float* y = rows[s % R].y + at + s / R * 16;
+        if (last == 16)
+            store(y, load(y) + sums[s]);
+        else  // of one tile
+            store(y, load(y, last) + sums[s], last);
     }
+}
+
+template <int R, int T, typename V>
+void expand_rows(const V* up, int rank, const LowRow* rows, int count) {
+    int i = 0;
+    for (; i + 16 * T <= count; i += 16 * T) expand_tiles<R, T>(up + size_t(i) * rank, rank, rows, i, 16);
+    for (; i + 16 <= count; i += 16) expand_tiles<R, 1>(up + size_t(i) * rank, rank, rows, i, 16);
+    if (i < count) expand_tiles<R, 1>(up + size_t(i) * rank, rank, rows, i, count - i);
+}
+
+template <typename V>
+void expand_all(const V* up, int rank, const LowRow* rows, int num_rows, int count) {
+    int r = 0;
+    for (; r + 4 <= num_rows; r += 4) expand_rows<4, 3>(up, rank, rows + r, count);
+    for (; r < num_rows; r++) expand_rows<1, 4>(up, rank, rows + r, count);
+}
+
+void expand(Factor up, int rank, const LowRow* rows, int num_rows, int count) {
+    if (up.is_bf16)
+        expand_all((const uint16_t*)up.values, rank, rows, num_rows, count);
+    else
+        expand_all((const float*)up.values, rank, rows, num_rows, count);
 }
 
 void silu_mul(const float* gate, const float* up, int cols, float* out) {

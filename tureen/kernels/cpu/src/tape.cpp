@@ -299,7 +299,7 @@ void Tape::reserve(int tokens) {
     grow(b.low, tokens, widest_low);
     for (Floats& low : b.own_low) grow(low, REPEATED_ROWS, widest_low);
     int widest = std::max({hidden_, 2 * b.inner_width, b.mixed_width});  // gate and up of one row
-    for (Floats& scratch : b.scratch) grow(scratch, 1, widest);
+    for (Floats& scratch : b.scratch) grow(scratch, TOGETHER, widest);
     for (auto& set : b.inputs)
         for (ActivationBuffer& buffer : set->shared) buffer.reserve(std::max(tokens * set->copies, int(asked_.size())));
     for (auto& own : b.gathered)

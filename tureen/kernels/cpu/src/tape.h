@@ -91,10 +91,10 @@ struct Step {
     std::vector<int32_t> span_of;  // of each token
     std::vector<Span> spans;
     std::vector<int32_t> pages;
-    std::vector<int32_t> adapters;  // of each token; 0 = none
-    bool has_adapters = false;      // some token has one
-    std::vector<int32_t> sampled;   // tokens whose logits are wanted
-    Floats embedded;                // [tokens with id -1][hidden]
+    std::vector<int32_t> adapters;    // of each token; 0 = none
+    std::vector<int32_t> by_adapter;  // tokens, those with the same adapter together; none where no token has one
+    std::vector<int32_t> sampled;     // tokens whose logits are wanted
+    Floats embedded;                  // [tokens with id -1][hidden]
 
     int tokens() const { return int(token_ids.size()); }
 };

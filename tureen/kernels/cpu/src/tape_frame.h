@@ -125,25 +125,37 @@ View make_inputs(Tape::Frame& frame, int thread, int counter, InputSet& set, int
     View view;
     for (auto& buffer : repeated ? set.by_thread[thread] : set.shared) view.kinds[view.count++] = buffer.view(rows);
     float* low = nullptr;
-    if (additions != nullptr && frame.step.has_adapters) {
+    if (additions != nullptr && !frame.step.by_adapter.empty()) {
         low = repeated ? frame.buffers.own_low[thread].data() : frame.buffers.low.data();
         view.low = low;
         view.low_width = additions->width();
     }
-    float* row = frame.buffers.scratch[thread].data();
-    auto make = [&](int m) {
-        const float* values = make_row(m, row);
+    float* scratch = frame.buffers.scratch[thread].data();
+    size_t widest = frame.buffers.scratch[thread].size() / TOGETHER;
+    auto make_one = [&](int m, float* to) {
+        const float* values = make_row(m, to);
         for (int i = 0; i < view.count; i++) frame.kernels.rows->quantize(values, set.cols, view.kinds[i], m);
-        if (low != nullptr)
-            additions->shrink(*frame.kernels.rows, frame.step.adapters[m], values, low + size_t(m) * view.low_width);
+        return values;
+    };
+    // Rows [from, to), in the order of adapters where there are some: those with the same one together.
+    auto make = [&](int from, int to) {
+        const auto& order = frame.step.by_adapter;
+        while (from < to && low != nullptr) {
+            int adapter = frame.step.adapters[order[from]], count = 0;
+            ShrunkRow inputs[TOGETHER];
+            for (; count < TOGETHER && from < to && frame.step.adapters[order[from]] == adapter; count++, from++)
+                inputs[count] = {make_one(order[from], scratch + count * widest),
+                                 low + size_t(order[from]) * view.low_width};
+            additions->shrink(*frame.kernels.rows, adapter, inputs, count);
+        }
+        for (; from < to; from++) make_one(from, scratch);
     };
     if (repeated) {
-        for (int m = 0; m < rows; m++) make(m);
+        make(0, rows);
     } else {
-        int block = std::max(1, rows / (frame.threads() * SHARES));
-        frame.deal(counter, ceil_div(rows, block), [&](int piece) {
-            for (int m = piece * block; m < std::min(rows, (piece + 1) * block); m++) make(m);
-        });
+        int block = std::max(low == nullptr ? 1 : TOGETHER, rows / (frame.threads() * SHARES));
+        frame.deal(counter, ceil_div(rows, block),
+                   [&](int piece) { make(piece * block, std::min(rows, (piece + 1) * block)); });
         frame.pool.barrier();
     }
     return view;
@@ -163,9 +175,9 @@ void deal_tiles(Tape::Frame& frame, int counter, int rows, int tiles, const Body
 inline void add_low_rank(const Tape::Frame& frame, const Linear& linear, int part, const View& inputs, int from, int to,
                          int begin, int end, float* y, size_t stride) {
     if (inputs.low == nullptr) return;
-    for (int m = from; m < to; m++)
-        linear.additions->expand(*frame.kernels.rows, frame.step.adapters[m], linear.first_part + part,
-                                 inputs.low + size_t(m) * inputs.low_width, begin, end, y + size_t(m - from) * stride);
+    linear.additions->expand(*frame.kernels.rows, frame.step.adapters.data() + from, to - from,
+                             linear.first_part + part, inputs.low + size_t(from) * inputs.low_width, inputs.low_width,
+                             begin, end, y, stride);
 }
 
 // out [rows][width of all parts] (+)= inputs · weights

@@ -198,6 +198,12 @@ SAMPLES = {
     "lexemes": regular(
         chain(token("["), token("a"), star(chain(token(", "), token("a")), 0, 2), token("]")), "[]a, ", 5, 9
     ),
+    "nothing beside a lexeme, and an end that is not certain": regular(
+        choice(chain(token("a"), choice(EMPTY, token("b"))), chain("a", star(chars("ab")), ")")), "ab)", 5, 7
+    ),
+    "lexemes that begin alike, and what may follow only one of them": regular(
+        chain(choice(chain("ab", token("a")), chain("aa", star(chars("ab")))), optional(Text(")"))), "ab)", 5, 7
+    ),
     "lexemes that are prefixes": regular(
         chain(choice(token("1"), token("10"), token("1", star(chars("0")), "1")), token("]")), "01]", 4, 6
     ),

@@ -133,9 +133,24 @@ class Ambiguity:
                 together[index] |= fresh
                 for other in _bits(fresh):
                     together[other] |= 1 << index
-                    if starts[index] & starts[other]:
+                    if starts[index] & starts[other] and self._match_one_text(index, other):
                         queue.append((self._follow[index], self._follow[other]))
         return together
+
+    def _match_one_text(self, index: int, other: int) -> bool:
+        """Some text is matched by both lexemes; also where it takes too long to tell."""
+        one, two = self._machines[index], self._machines[other]
+        if one is None or two is None:
+            return True
+        seen, rest = {(0, 0)}, [(0, 0)]
+        while rest and len(seen) <= MAX_PAIRS:
+            first, second = rest.pop()
+            if one.accepting[first] and two.accepting[second]:
+                return True
+            fresh = set(_common(one.moves[first], two.moves[second])) - seen
+            seen |= fresh
+            rest += fresh
+        return bool(rest)
 
     def _going_on(self, index: int, other: int) -> int:
         """First bytes of what follows a text of one lexeme, not the empty one, in longer texts of the other one."""

@@ -210,9 +210,10 @@ class Lifting:
             pieces = {name: self._pieces(made.lexemes[name]) for name in loose}
         else:
             pieces = self._certain_pieces(made)
-        self._start = replaced(self._start, lambda name: pieces.get(name) or Call(name))
+        self._start = _over_lexemes(replaced(self._start, lambda name: pieces.get(name) or Call(name)))
         self._rules = {
-            rule: replaced(body, lambda name: pieces.get(name) or Call(name)) for rule, body in self._rules.items()
+            rule: _over_lexemes(replaced(body, lambda name: pieces.get(name) or Call(name)))
+            for rule, body in self._rules.items()
         }
         return bool(pieces)
 
@@ -299,6 +300,16 @@ class Lifting:
 
 EMPTY_CHAIN = Chain(())
 NO_CHAR = Chars(())
+
+
+def _over_lexemes(expression: Expression) -> Expression:
+    """With EMPTY_CHAIN for what is empty, and may stand anywhere in it."""
+    match expression:
+        case Chain(items) | Choice(items):
+            return type(expression)(tuple(map(_over_lexemes, items)))
+        case Repeat(item, least, most):
+            return Repeat(_over_lexemes(item), least, most)
+    return EMPTY_CHAIN if expression == EMPTY else expression
 
 
 def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:

@@ -305,7 +305,9 @@ def test_pictures_can_be_the_frames_of_a_video(video_app):
     for placeholder in ("<video>", "<image>"):
         answer = video_app.generate(**_body(f"a{placeholder}", [CAT, DOG, HEN], modalities=["video"]))
         assert _usage(answer) == 1 + 3 * pooled + 1
-    assert _usage(video_app.generate(**_body("a<video>", None, video_data=CAT))) == 1 + pooled + 1
+    for modalities in (None, ["video"]):
+        body = _body("a<video>", None, video_data=CAT, modalities=modalities)
+        assert _usage(video_app.generate(**body)) == 1 + pooled + 1
 
 
 def test_pictures_and_videos_stand_where_their_placeholders_do(video_app):

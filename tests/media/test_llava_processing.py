@@ -148,7 +148,8 @@ def test_older_files_give_sizes_as_numbers(configs):
     assert np.array_equal(found.pixels, expected.pixels)
 
 
-def test_a_placeholder_may_be_unknown_to_the_tokenizer(configs):
-    hf = {**configs["llava-clip"], "image_token_index": None}
-    assert llava.parse(hf, tiny_llava.PREPROCESSORS["llava-clip"]).placeholder_id is None
-    assert _make_family(configs, "llava-clip").placeholder_id == tiny_llava.IMAGE
+@pytest.mark.parametrize("variant", tiny_llava.VARIANTS)
+def test_a_placeholder_may_be_unknown_to_the_tokenizer(configs, variant):
+    assert _make_family(configs, variant).placeholder_id == tiny_llava.IMAGE
+    unknown = {**configs, variant: {**configs[variant], "image_token_index": None}}
+    assert _make_family(unknown, variant).placeholder_id is None

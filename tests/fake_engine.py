@@ -65,7 +65,7 @@ def make_engine(
         eos_token_ids=(EOS,),
         max_queued=config.max_queued_requests,
         token_budget=config.chunked_prefill_size,
-        schedule=Schedule(by_priority=config.enable_priority_scheduling),
+        schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         compiler=None if config.grammar_backend == "none" else InlineCompiler(),
     )
     info = EngineInfo(

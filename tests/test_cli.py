@@ -60,6 +60,7 @@ def test_every_sampling_parameter_that_fits_a_flag_has_one():
         (["--quantization", "int4"], "quantization", "int4"),
         (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
         (["--kernels", "torch"], "kernels", "torch"),
+        (["--lora-paths", "a=b", "c", "--lora-paths", "d=e"], "lora_paths", ("a=b", "c", "d=e")),
     ],
 )
 def test_a_flag_sets_its_setting_and_nothing_else(flags, name, value):

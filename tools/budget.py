@@ -10,7 +10,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 500, 50, 250, 15
 SERVED = ("layers", "lora", "media", "models", "recipes", "vision", "weights")
 """What there is to serve: architectures, file formats, adapters, pictures."""
-PART_LINES = {"grammar": 11_000, "bench": 3_000, "what is served": 8_000, "the rest": 16_000}
+SPOKEN = ("api", "text")
+"""What clients speak: the dialects, chat templates, tool calls, reasoning."""
+PART_LINES = {
+    "grammar": 11_000,
+    "bench": 3_000,
+    "what is served": 8_000,
+    "what clients speak": 15_500,
+    "the rest": 12_000,
+}
 
 
 def main() -> int:
@@ -39,6 +47,8 @@ def main() -> int:
 def _part_of(folder: str) -> str:
     if folder in SERVED:
         return "what is served"
+    if folder in SPOKEN:
+        return "what clients speak"
     return folder if folder in PART_LINES else "the rest"
 
 

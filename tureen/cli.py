@@ -55,7 +55,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     serve = commands.add_parser("serve", help="start the HTTP server", allow_abbrev=False)
-    add_config(serve)
+    add_config(serve, takes_lists=True)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="continue a prompt without a server", allow_abbrev=False)
@@ -89,15 +89,19 @@ def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser
     return [parser, *(command for action in found for command in action.choices.values())]
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of Config, grouped; values are checked by `config.load`."""
+def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
+    """One flag per field of Config, grouped; values are checked by `config.load`.
+
+    takes_lists: several values may follow one flag, which would swallow a command's own argument.
+    """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in msgspec.structs.fields(Config):
         kind, meta = get_args(field.type)
         group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
-        _add_flag(group, flags, field.name, kind, f"{meta.description} [{_show(field.default)}]")
+        text = f"{meta.description} [{_show(field.default)}]"
+        _add_flag(group, flags, field.name, kind, text, takes_lists=takes_lists)
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
@@ -111,14 +115,17 @@ def add_params(parser: argparse.ArgumentParser) -> None:
         _add_flag(group, [f"--{field.name.replace('_', '-')}"], f"param_{field.name}", kind, meta.description)
 
 
-def _add_flag(group: argparse._ArgumentGroup, flags: list[str], dest: str, kind: Any, text: str) -> None:
+def _add_flag(
+    group: argparse._ArgumentGroup, flags: list[str], dest: str, kind: Any, text: str, *, takes_lists: bool = False
+) -> None:
     text = text.replace("%", "%%")
     if kind is bool:
         group.add_argument(
             *flags, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
         )
     elif get_origin(kind) is tuple:
-        group.add_argument(*flags, dest=dest, action="append", default=argparse.SUPPRESS, metavar="VALUE", help=text)
+        how: dict[str, Any] = {"action": "extend", "nargs": "+"} if takes_lists else {"action": "append"}
+        group.add_argument(*flags, dest=dest, default=argparse.SUPPRESS, metavar="VALUE", help=text, **how)
     else:
         choices = get_args(kind) if get_origin(kind) is Literal else None
         metavar = None if choices else "VALUE"

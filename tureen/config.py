@@ -40,10 +40,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "model",
-            "Template of chat messages: chatml-llava, vicuna_v1.1, or a .jinja file. Checked and shown in "
-            "/server_info; there are no chat routes yet, and /generate takes prompts as they are.",
+            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, or a .jinja file. Default: the model's own, "
+            "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None
+    allow_special_tokens_in_messages: Annotated[
+        bool,
+        _meta(
+            "model",
+            "Text of chat messages that spells a special token is that token. Default: it is text, so that clients "
+            "cannot end their turn or speak as the system.",
+        ),
+    ] = False
+    tool_call_parser: Annotated[
+        str, _meta("model", "Format of tool calls: hermes, llama3, mistral, pythonic, none. auto = by the template.")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str, _meta("model", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")
+    ] = "auto"
     served_model_name: Annotated[
         str | None, _meta("model", "Name in /v1/models. Default: the last part of the model path.")
     ] = None
@@ -85,7 +99,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
-        _meta("model", "NAME=PATH, an adapter that requests may ask for by name. May be given repeatedly."),
+        _meta(
+            "model", "NAME=PATH, adapters that requests may ask for by name; or PATH, which is the name then. Several."
+        ),
     ] = ()
     model_impl: Annotated[
         Literal["auto", "transformers"],
@@ -110,11 +126,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("access", "Asked for by control routes such as /flush_cache; opens the others too.", secret=True),
     ] = None
     api_key_file: Annotated[
-        str | None, _meta("access", "File with one `NAME KEY` a line: keys of several clients; # starts a comment.")
+        str | None,
+        _meta(
+            "access",
+            "File with one `NAME KEY` a line: keys of several clients; # starts a comment. Behind the key may stand "
+            "tokens_per_minute=N, max_requests=N, weight=X.",
+        ),
     ] = None
     max_client_requests: Annotated[
         Positive | None,
         _meta("access", "Most requests one client (API key or certificate) may have running; one more gets 429."),
+    ] = None
+    client_tokens_per_minute: Annotated[
+        Positive | None,
+        _meta("access", "Tokens, of prompts and outputs, that one client may use in a minute; then it gets 429."),
     ] = None
     tls_cert: Annotated[
         str | None,
@@ -145,6 +170,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "access", "Host name from which pictures named by URL are fetched. May be given repeatedly. Default: none."
         ),
     ] = ()
+    profile_dir: Annotated[
+        str | None,
+        _meta(
+            "access",
+            "Folder below which /start_profile writes traces; '' = none. Default: the current directory where --host "
+            "is a loopback address, else none.",
+        ),
+    ] = None
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
     drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
         30.0
@@ -160,6 +193,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
         3600.0
     )
+    resume_grace_s: Annotated[
+        float, _meta("server", "So long a stream without its client goes on.", alias="--resume-grace", ge=0)
+    ] = 0.0
+    idempotency_retention_s: Annotated[
+        float,
+        _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
+    ] = 60.0
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     incremental_streaming_output: Annotated[
         bool, _meta("server", "Stream events carry only what is new, not everything so far.")
@@ -217,8 +257,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("scheduling", "Token budget of a step: long prompts are computed in pieces of this size.", ge=1)
     ] = 512
     schedule_policy: Annotated[
-        Literal["fcfs", "lpm"], _meta("scheduling", "First come first served, or longest cached prefix first.")
-    ] = "fcfs"
+        Literal["fair", "fcfs", "lpm"],
+        _meta(
+            "scheduling",
+            "Least served client first, which without named clients is fcfs; first come first served; or longest "
+            "cached prefix first.",
+        ),
+    ] = "fair"
     enable_priority_scheduling: Annotated[
         bool, _meta("scheduling", "Honour the requests' priority: higher first; lower is preempted first.")
     ] = False

@@ -10,7 +10,8 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── Conflict              409   in use
  ├── PayloadTooLarge       413   body over the limit
  ├── UnsupportedMediaType  415   not application/json
- ├── TooManyRequests       429   this client has enough running; carries .retry_after_s
+ ├── Unprocessable         422   an Idempotency-Key that belongs to another request
+ ├── TooManyRequests       429   this client has enough running, or used enough; carries .retry_after_s
  ├── HeadersTooLarge       431   request line and headers over the limit
  ├── RequestFailed         500   this request failed; others go on
  ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
@@ -92,6 +93,11 @@ class PayloadTooLarge(TureenError):
 class UnsupportedMediaType(TureenError):
     status = 415
     code = "unsupported_media_type"
+
+
+class Unprocessable(TureenError):
+    status = 422
+    code = "unprocessable"
 
 
 class HeadersTooLarge(TureenError):

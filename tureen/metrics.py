@@ -40,6 +40,7 @@ COUNTERS = {
     "num_grammar_timeout": "Grammars that took too long to compile.",
     "num_grammar_mismatch": "Outputs that did not match their grammar after all.",
     "num_grammar_unverified": "Constrained outputs whose second check came to no result in time.",
+    "num_neutralised_tokens": "Control tokens written in messages of chats: they were taken as plain text.",
     "num_pictures": "Pictures and videos in prompts.",
     "num_pictures_encoded": "Of those, encoded; for the others that had been done.",
     "grammar_compile_seconds": "Time from the request for a compilation to its end.",
@@ -83,6 +84,7 @@ class Metrics:
         self._model_name = model_name
         self._series: dict[str, MetricWrapperBase] = {}
         self._totals: dict[str, float] = {}
+        self._levels: dict[str, float] = {}
         labels = ["model_name"]
         for name, text in GAUGES.items():
             self._series[name] = Gauge(f"sglang:{name}", text, labels, registry=self._registry)
@@ -107,6 +109,11 @@ class Metrics:
         gauge = self._labelled[name]
         assert isinstance(gauge, Gauge)
         gauge.set(value)
+        self._levels[name] = value
+
+    def level(self, name: str) -> float:
+        """What a gauge shows."""
+        return self._levels.get(name, 0.0)
 
     def add(self, name: str, amount: float = 1) -> None:
         counter = self._labelled[name]

@@ -13,6 +13,7 @@ from rich.progress import Progress as Bars
 
 from tureen.types import EngineInfo
 
+EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]}'
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
 
 
@@ -60,17 +61,22 @@ class PhaseDisplay:
 def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "") -> str:
     """The lines printed once the server answers. `credentials`: more options for curl."""
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
+    cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
+    path, example = "/generate", EXAMPLE
+    if info.pooling is not None:
+        cache = f"  makes     embeddings of {info.hidden_size:,} numbers"
+        path, example = "/v1/embeddings", EMBEDDING_EXAMPLE
     return "\n".join(
         (
             "",
             f"  tureen is ready at {url}  (after {seconds:.1f} s)",
             f"  model     {info.model_name}  ({info.architecture}, {info.dtype} on {info.device})",
             f"  context   {info.context_len:,} tokens",
-            f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)",
+            cache,
             "",
             "  Try it:",
-            f"  curl {url}/generate{credentials} -H 'Content-Type: application/json' \\",
-            f"    -d '{EXAMPLE}'",
+            f"  curl {url}{path}{credentials} -H 'Content-Type: application/json' \\",
+            f"    -d '{example}'",
             "",
         )
     )

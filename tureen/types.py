@@ -10,13 +10,20 @@ from tureen.grammar.base import GrammarSpec
 from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]
-HiddenStates = Literal["none", "last", "all"]
-"""Of which positions the last layer's output is wanted, after the final norm."""
+HiddenStates = Literal["none", "last", "all", "pooled"]
+"""Of which positions the last layer's output is wanted, after the final norm; pooled = one vector of the whole prompt:
+their mean, or what an embedding model makes of them."""
+
+Pooling = Literal["mean", "cls"]
+"""Of the tokens' vectors an embedding model takes the mean, or the first token's."""
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
 NO_TOKEN = -1
 """Stands in a prompt's token ids where the client gave an embedding."""
+
+PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
+"""Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
 
 TokenLogprob = tuple[float | None, int]
 """(log-probability in nats or null where there is no prediction, token id)."""
@@ -52,6 +59,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int  # resolved: sampling_seed + sample index
     logprobs: LogprobSpec | None = None
     cache_salt: str = ""  # separates the prefix cache
+    client: str = ""  # who asks: clients that wait at the same time get shares of the engine ...
+    client_weight: float = 1.0  # ... in proportion to these
     adapter: str = ""  # name or path of one that is loaded
     embeds: bytes = b""  # prompt embeddings, float32 [num_prompt, hidden_size]; token_ids are then all NO_TOKEN
     media: tuple[MediaItem, ...] = ()  # where they stand, token_ids has a number below NO_TOKEN made of their digest
@@ -156,6 +165,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     adapters: dict[str, str] = {}  # loaded at the start: name -> path
     generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
+    pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
+    embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
 
 
 # What the front sends to the engine's loop ...

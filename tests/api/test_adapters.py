@@ -439,7 +439,7 @@ def test_only_who_may_administer_changes_adapters(make_app, written):
 @pytest.mark.parametrize(
     ("paths", "fault"),
     [
-        (("red",), "must be NAME=PATH"),
+        (("red",), r"has no adapter_config\.json"),
         (("=x",), "must be NAME=PATH"),
         (("red=",), "must be NAME=PATH"),
         (("red=/nowhere",), r"has no adapter_config\.json"),
@@ -454,6 +454,14 @@ def test_a_bad_setting_stops_the_start_and_is_shown(written, paths, fault):
         real_engine(folder, Config(**SETTINGS, lora_paths=settings), progress=lambda *_: None)
     assert caught.value.field == "lora_paths"
     assert f"--lora-paths {settings[-1]}:" in caught.value.message
+
+
+def test_an_adapter_without_a_name_is_called_by_its_path(written, make_app):
+    folder, _ = written
+    path = str(folder / "red")
+    app = make_app(lora_paths=(path,))
+    assert [name for name, _ in models(app)[1:]] == [path]
+    assert tokens(ask(app, path)) == expected(written, "red")
 
 
 def test_adapters_do_not_go_with_transformers_models(written):

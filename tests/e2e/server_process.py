@@ -17,9 +17,11 @@ import httpx
 class ServerProcess:
     """Starts the server on a free port, collects what it prints, stops it at the end."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, python: str = sys.executable
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tureen.launch_server", "--port", "0", *arguments],
+            [python, "-m", "tureen.launch_server", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

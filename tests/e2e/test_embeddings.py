@@ -68,3 +68,28 @@ def test_similar_sentences_are_nearer_than_others(server):
     alike, unlike = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert alike > unlike
     assert not math.isclose(alike, 1)
+
+
+def test_openai_s_embeddings_are_the_hidden_states_pooled_and_the_same_bits_alone(server):
+    texts = [PROMPT, "A cat sleeps on the sofa.", "x"]
+    for pooling in ("mean", "last"):
+        answer = post(server, "/v1/embeddings", input=texts, pooling=pooling)
+        for one, text in zip(answer["data"], texts, strict=True):
+            body = {"return_hidden_states": True, "sampling_params": {"max_new_tokens": 0}}
+            states = np.array(post(server, "/generate", text=text, **body)["meta_info"]["hidden_states"][0])
+            vector = states.mean(axis=0) if pooling == "mean" else states[-1]
+            assert np.abs(one["embedding"] - vector / np.linalg.norm(vector)).max() < 1e-5
+            [alone] = post(server, "/v1/embeddings", input=text, pooling=pooling)["data"]
+            assert alone["embedding"] == one["embedding"]
+
+
+def test_the_likelier_answer_has_the_higher_score(server, default_model_source):
+    tokenizer = load_tokenizer(default_model_source)
+    labels = [tokenizer.encode(word)[0] for word in (" France", " Germany")]
+    query = "is the capital of"
+    answer = post(
+        server, "/v1/score", query=query, items=["Paris ", "Berlin "], item_first=True, label_token_ids=labels
+    )
+    (paris_france, paris_germany), (berlin_france, berlin_germany) = answer["scores"]
+    assert paris_france > paris_germany
+    assert berlin_germany > berlin_france

@@ -311,12 +311,12 @@ def test_a_pause_stops_encoding_and_a_resume_goes_on(mode, num_steps):
     world.add(_make_picture("p", DOG))
     for _ in range(num_steps):
         world.step()
-    world.engine.pause(mode)
+    world.engine.control.pause(mode)
     before = len(pieces)
     for _ in range(3):
         world.step()
     assert len(pieces) == before
-    world.engine.resume()
+    world.engine.control.resume()
     world.drain()
     world.check_answers()
     assert (world.answers["p"].finish.type == "abort") == (mode == "abort")

@@ -189,8 +189,8 @@ def test_an_aborted_request_uses_its_adapter_no_more(num_steps, end):
         world.engine.abort("r")
         world.engine.abort("r")
     else:
-        world.engine.pause("abort")
-        world.engine.resume()
+        world.engine.control.pause("abort")
+        world.engine.control.resume()
     assert _unload(world, "red") == {"blue": "blue"}
     world.drain()
 
@@ -202,9 +202,9 @@ def test_a_paused_request_still_uses_its_adapter(mode):
     world.add(request)
     for _ in range(3):
         world.step()
-    world.engine.pause(mode)
+    world.engine.control.pause(mode)
     _check_in_use(world, 1)
-    world.engine.resume()
+    world.engine.control.resume()
     world.drain()
     assert world.answers["r"].token_ids == _expected(request, 1)
     _unload(world, "red")

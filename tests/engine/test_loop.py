@@ -269,3 +269,29 @@ def test_figures_are_those_after_an_operation_when_its_answer_comes():
     figures = [one.stats.num_cached_pages for one in published[:at] if isinstance(one, StepReport)]
     assert max(figures) > 0
     assert figures[-1] == 0
+
+
+def test_who_meets_a_full_queue_is_told_when_a_place_will_be_free():
+    def turns(seconds):
+        runner = FakeRunner(Capacity(64, 16, 1, VOCAB_SIZE, 512), choose=lambda token, state, outputs: 65)
+        engine = Engine(runner, make_byte_tokenizer(), eos_token_ids=(EOS,), max_queued=1)
+        long = [Submit(request(f"{index}", max_new_tokens=10)) for index in range(2)]
+        script = {0: long, 10: [Submit(request("2", max_new_tokens=10))]}
+        script[25] = [Submit(request("3", max_new_tokens=10)), Submit(request("full", max_new_tokens=10))]
+        return World(script, step_s=seconds, engine=engine).run()
+
+    for seconds, least, most in ((0.001, 1, 1), (1.0, 5, 10), (4.0, 20, 40)):
+        refusal = turns(seconds).finish("full")
+        assert (refusal.status, refusal.code) == (503, "queue_full")
+        assert least <= refusal.retry_after_s <= most  # a request takes ten steps
+
+
+def test_others_prompts_make_no_deadline_of_a_client_unreachable():
+    """They may come later, where clients share the engine fairly."""
+    heavy = [Submit(request(f"{index}", num_prompt=200, client="heavy", cache_salt=f"{index}")) for index in range(30)]
+    late = {
+        name: Submit(request(name, ttft_deadline_ms=4000, num_prompt=16, client=name)) for name in ("heavy", "light")
+    }
+    world = World({0: heavy, 40: list(late.values())}, step_s=0.5, token_budget=16).run()
+    assert world.finish("heavy").code == "deadline_unreachable"
+    assert world.finish("light").code is None

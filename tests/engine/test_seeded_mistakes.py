@@ -8,9 +8,9 @@ from tureen.cache.pages import PagePool
 from tureen.cache.radix import Node, RadixTree
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
+from tureen.engine.control import Control
 from tureen.engine.embedded import Embedded
 from tureen.engine.encoders import Encoders
-from tureen.engine.engine import Engine
 from tureen.engine.grammars import Grammars
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
@@ -233,7 +233,7 @@ def _reuse_ignores_hidden_states(monkeypatch):
 
 
 def _a_pause_is_forgotten(monkeypatch):
-    monkeypatch.setattr(Engine, "pause", lambda self, mode: 0)
+    monkeypatch.setattr(Control, "pause", lambda self, mode: 0)
 
 
 def _forced_tokens_are_not_scored(monkeypatch):

@@ -332,7 +332,16 @@ class World:
 
 
 def make_request(
-    request_id="r", token_ids=(1, 2, 3), *, max_new_tokens=4, seed=0, logprobs=None, priority=0, cache_salt="", **params
+    request_id="r",
+    token_ids=(1, 2, 3),
+    *,
+    max_new_tokens=4,
+    seed=0,
+    logprobs=None,
+    priority=0,
+    cache_salt="",
+    client="",
+    **params,
 ) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
@@ -343,6 +352,7 @@ def make_request(
         logprobs=logprobs,
         priority=priority,
         cache_salt=cache_salt,
+        client=client,
     )
 
 
@@ -388,6 +398,7 @@ def random_requests(rng: random.Random, capacity: int, count: int) -> list[Gener
             logprobs=LogprobSpec(prompt_start=start) if rng.random() < 0.4 else None,
             priority=rng.randrange(3),
             cache_salt=rng.choice(["", "", "", "salt"]),
+            client=("", "ann", "bob")[max_new % 3],
             temperature=rng.choice([0.0, 1.0]),
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=(9, 10, 11, 12) if rng.random() < 0.2 else (),
@@ -425,12 +436,17 @@ def _random_faults(seed: int, rate: float):
 def _pause(world: World, rng: random.Random) -> None:
     """Nothing runs during a pause; what was there goes on after it."""
     num_calls = world.runner.num_calls
-    world.engine.pause(rng.choice(["abort", "retract", "in_place"]))
+    world.engine.control.pause(rng.choice(["abort", "retract", "in_place"]))
     for _ in range(rng.randrange(3)):
         world.step()
     assert world.runner.num_calls == num_calls
     assert not world.engine.has_work or world.engine._ended
-    world.engine.resume()
+    world.engine.control.resume()
+
+
+def _random_schedule(rng: random.Random, seed: int) -> Schedule:
+    schedule = Schedule(rng.choice(["fcfs", "lpm"]), rng.random() < 0.5)
+    return schedule._replace(policy="fair") if seed % 3 == 2 else schedule
 
 
 def simulate(
@@ -445,7 +461,7 @@ def simulate(
         max_rows=rng.choice([1, 3, 8, 8]),
         context_len=rng.choice([4096, tokens - 3]),
         token_budget=rng.choice([1, 3, 7, 16, 64, 200]),
-        schedule=Schedule(rng.choice(["fcfs", "lpm"]), rng.random() < 0.5),
+        schedule=_random_schedule(rng, seed),
         prefix_cache=rng.random() < 0.85,
         fault=_random_faults(seed, fault_rate),
     )

@@ -98,6 +98,28 @@ def test_hidden_states_of_a_prompt_alone(model):
     assert len(states["b"]) == 1
 
 
+def test_the_pooled_state_is_the_mean_over_the_prompt_whatever_is_cached_and_however_it_is_cut(model):
+    folder, oracle = model
+    request = make_request(max_new_tokens=0, hidden_states="pooled")
+    engine = make_engine(folder)
+    run(engine, make_request("first"))
+    _, states, usage = run(engine, request)
+    [pooled] = states["a"]
+    assert usage["a"].cached_tokens == 0
+    assert np.abs(pooled - expected_states(oracle, PROMPT).mean(axis=0)).max() < CLOSE
+    _, in_pieces, _ = run(make_engine(folder, budget=5), request)
+    assert np.abs(in_pieces["a"][0] - pooled).max() < CLOSE
+
+
+def test_an_aborted_prompt_has_no_pooled_state(model):
+    engine = make_engine(model[0], budget=5)
+    engine.add(make_request(max_new_tokens=0, hidden_states="pooled"))
+    engine.step()
+    engine.abort("a")
+    [last] = [delta for delta in engine.step() if delta.finish is not None]
+    assert last.hidden_states == ()
+
+
 def test_a_cached_prompt_still_gives_all_of_its_hidden_states(model):
     folder, oracle = model
     engine = make_engine(folder)

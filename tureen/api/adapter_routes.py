@@ -10,14 +10,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Entry
+from tureen.api.dialect import Docs, Entry
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest, echo
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class LoadBody(msgspec.Struct, frozen=True, kw_only=True):
+class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter to be loaded."""
+
     lora_name: Annotated[str, Meta(description="What requests will call it.")]
     lora_path: Annotated[
         str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
@@ -25,7 +27,9 @@ class LoadBody(msgspec.Struct, frozen=True, kw_only=True):
     pinned: Annotated[bool, Meta(description="Never evicted; here no adapter is, pinned or not.")] = False
 
 
-class UnloadBody(msgspec.Struct, frozen=True, kw_only=True):
+class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter to be unloaded."""
+
     lora_name: Annotated[str, Meta(description="What it was loaded as.")]
 
 
@@ -47,8 +51,25 @@ def routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"success": True, "error_message": "", "loaded_adapters": loaded})
 
     return [
-        Entry("/load_lora_adapter", load, access="admin", methods=["POST"]),
-        Entry("/unload_lora_adapter", unload, access="admin", methods=["POST"]),
+        Entry(
+            "/load_lora_adapter",
+            load,
+            access="admin",
+            methods=["POST"],
+            docs=Docs(
+                "Adapters",
+                "Load one.",
+                bodies=(LoadBody,),
+                example={"lora_name": "whisper", "lora_path": "examples/adapters/whisper"},
+            ),
+        ),
+        Entry(
+            "/unload_lora_adapter",
+            unload,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
+        ),
     ]
 
 

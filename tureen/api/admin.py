@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen import __version__
 from tureen.api import sglang
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Entry, client_name
+from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
@@ -22,9 +23,11 @@ HEALTH_TIMEOUT_S = 20.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class AbortBody(msgspec.Struct, frozen=True):
-    rid: str | None = None
-    abort_all: bool = False
+class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which requests to end: one of the two."""
+
+    rid: Annotated[str | None, Meta(description="Of one request, one batch or one sample.")] = None
+    abort_all: Annotated[bool, Meta(description="All; needs the admin key.")] = False
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -44,17 +47,24 @@ def _health_routes(state: ServerState) -> list[Entry]:
     async def health_generate(_: Request) -> Response:
         check()
         body = {"input_ids": [state.context.info.bos_token_id or 0], "log_metrics": False}
-        plan = await sglang.prepare(body | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}}, state)
+        num_tokens = 1 if state.context.info.pooling is None else 0
+        params = {"max_new_tokens": num_tokens, "temperature": 0}
+        plan = await sglang.prepare(body | {"sampling_params": params}, state)
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await sglang.answer(plan, state)
+                await (sglang.answer if num_tokens else sglang.embed)(plan, state)
         except TimeoutError:
             raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
         return PlainTextResponse("")
 
     return [
-        Entry("/health", health, access="open"),
-        Entry("/health_generate", health_generate, access="open"),
+        Entry("/health", health, access="open", docs=Docs("Server", "Whether it answers.", answer="text/plain")),
+        Entry(
+            "/health_generate",
+            health_generate,
+            access="open",
+            docs=Docs("Server", "Whether it generates a token.", answer="text/plain"),
+        ),
     ]
 
 
@@ -91,15 +101,18 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    about_model = Docs("Server", "Facts about the model.")
+    about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
+
     return [
-        Entry("/v1/models", models, access="user"),
-        Entry("/v1/models/{name:path}", model, access="user"),
-        Entry("/model_info", model_info, access="user"),
-        Entry("/get_model_info", model_info, access="user"),
-        Entry("/server_info", server_info, access="user"),
-        Entry("/get_server_info", server_info, access="user"),
-        Entry("/metrics", metrics, access="open"),
-        Entry("/version", version, access="user"),
+        Entry("/v1/models", models, access="user", docs=Docs("OpenAI", "The model and its adapters.")),
+        Entry("/v1/models/{name:path}", model, access="user", docs=Docs("OpenAI", "One of them.")),
+        Entry("/model_info", model_info, access="user", docs=about_model),
+        Entry("/get_model_info", model_info, access="user", docs=about_model),
+        Entry("/server_info", server_info, access="user", docs=about_server),
+        Entry("/get_server_info", server_info, access="user", docs=about_server),
+        Entry("/metrics", metrics, access="open", docs=Docs("Server", "For Prometheus.", answer="text/plain")),
+        Entry("/version", version, access="user", docs=Docs("Server", "Its version.")),
     ]
 
 
@@ -121,8 +134,21 @@ def _control_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"aborted": state.abort(body.rid, owner=owner)})
 
     return [
-        Entry("/flush_cache", flush_cache, access="admin", methods=["GET", "POST"]),
-        Entry("/abort_request", abort_request, access="user", methods=["POST"], is_limited=False),
+        Entry(
+            "/flush_cache",
+            flush_cache,
+            access="admin",
+            methods=["GET", "POST"],
+            docs=Docs("Control", "Forget cached prefixes.", answer="text/plain"),
+        ),
+        Entry(
+            "/abort_request",
+            abort_request,
+            access="user",
+            methods=["POST"],
+            is_limited=False,
+            docs=Docs("Control", "End running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
+        ),
     ]
 
 
@@ -151,7 +177,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
         "model_path": info.model_path,
         "served_model_name": info.model_name,
         "tokenizer_path": config.tokenizer_path or info.model_path,
-        "is_generation": True,
+        "is_generation": info.pooling is None,
         "weight_version": config.weight_version,
         "model_type": info.model_type,
         "architectures": [info.architecture],

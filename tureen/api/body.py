@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tureen.api.allowed import fields_at, words_at
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
 from tureen.sampling.params import ALIASES, SamplingParams
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 TEXT_LISTS = ("stop", "stop_regex")
+
+UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", "Invalid enum value"
+"""How msgspec begins to say so."""
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
@@ -55,6 +59,17 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str 
             )
 
 
+def refuse_not_offered(given: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
+    """Raises InvalidRequest with the reason for the first field that asks for what this server has not.
+
+    `not_offered`: the value that asks for nothing, as null does, and the reason.
+    """
+    for name, (nothing, why) in not_offered.items():
+        if given.get(name) not in (None, nothing):
+            field = f"{where}.{name}" if where else name
+            raise InvalidRequest(f"{field} is not available: {why}", field=field, code="not_available")
+
+
 def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
     """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
 
@@ -63,10 +78,10 @@ def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
     try:
         return msgspec.convert(given, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise _as_invalid_request(str(error), given, path) from None
+        raise _as_invalid_request(str(error), given, kind, path) from None
 
 
-def _as_invalid_request(message: str, given: Any, path: Callable[[str], str]) -> InvalidRequest:
+def _as_invalid_request(message: str, given: Any, kind: Any, path: Callable[[str], str]) -> InvalidRequest:
     match = _AT.match(message)
     problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
     value, names = given, []
@@ -82,6 +97,10 @@ def _as_invalid_request(message: str, given: Any, path: Callable[[str], str]) ->
     field = ".".join([path(names[0]), *names[1:]]).replace(".[", "[") if names else path("").rstrip(".")
     if missing:
         return InvalidRequest(f"{field} is missing", field=field)
+    if problem.startswith(UNKNOWN_FIELD) and isinstance(value, dict):
+        refuse_unknown(value, fields_at(kind, names), field)
+    if problem.startswith(NOT_ALLOWED):
+        problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
     wanted = problem.replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
     return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
 

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
+from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.errors import error_response
 from tureen.api.sse import until_gone
 from tureen.api.state import ServerState
+from tureen.errors import TureenError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 Access = Literal["open", "user", "admin"]
 """Who may call a route: anybody, who has an API key, who has the admin key."""
 
 Dialect = Callable[[ServerState], "list[Entry]"]
 """A module's `routes(state)`: the paths of one API."""
+
+
+class Docs(NamedTuple):
+    """What `/docs` tells of a route."""
+
+    api: str  # the group it stands in: whose API it is
+    summary: str
+    bodies: tuple[type[msgspec.Struct], ...] = ()  # what a body may be; none = the route takes no body
+    example: Mapping[str, Any] | None = None  # a body that works; needed where the route takes one
+    stream: str | None = None  # media type of its streams; None = it has none
+    answer: str = "application/json"  # media type of its other answers
+    headers: Mapping[str, str] = {}  # request headers of its own: name -> meaning
 
 
 class Entry(Route):
@@ -33,11 +51,28 @@ class Entry(Route):
         access: Access,
         methods: Sequence[str] = ("GET",),
         is_limited: bool = True,
+        docs: Docs | None = None,
+        render_error: Callable[[TureenError], Response] = error_response,
     ) -> None:
-        """`is_limited`: what users send here counts towards --max-client-requests."""
+        """`is_limited`: what users send here counts towards --max-client-requests. `render_error`: how this API writes
+        an error that comes before its answer, the gate's too."""
         super().__init__(path, endpoint, methods=list(methods))
+        self.docs = docs
+        self.render_error = render_error
         self.access = access
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+
+async def read_body(request: Request, kind: type[S]) -> S:
+    """The body as declared; null is the default, and an empty body is `{}` where no field is needed.
+
+    Raises InvalidRequest.
+    """
+    raw = await request.body()
+    is_empty = not raw.strip() and not any(field.required for field in msgspec.structs.fields(kind))
+    given = {} if is_empty else read_json(request.headers.get("content-type"), raw)
+    refuse_unknown(given, kind.__struct_fields__)
+    return convert({name: value for name, value in given.items() if value is not None}, kind)
 
 
 def client_name(request: Request) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tureen.errors import TryLater, TureenError
 
@@ -26,7 +27,18 @@ def error_object(error: TureenError) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": error.field, "code": error.code}}
 
 
+def rendered(error: TureenError, scope: Scope) -> Response:
+    """As the API that was called writes it."""
+    response: Response = scope.get("render_error", error_response)(error)
+    return response
+
+
 def error_response(error: TureenError) -> Response:
+    return shaped(error, error_object(error))
+
+
+def shaped(error: TureenError, told: dict[str, Any], status: int | None = None) -> Response:
+    """An error told in some API's words, with the headers that all of them need."""
     headers = {}
     if isinstance(error, TryLater):
         headers["retry-after"] = str(error.retry_after_s)
@@ -34,5 +46,5 @@ def error_response(error: TureenError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not read
-    body = msgspec.json.encode(error_object(error))
-    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
+    body = msgspec.json.encode(told)
+    return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")

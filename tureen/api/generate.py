@@ -10,8 +10,11 @@ from starlette.types import ASGIApp
 
 from tureen.api import mindie, sglang, tgi
 from tureen.api.body import read_json
-from tureen.api.dialect import Entry
+from tureen.api.dialect import Docs, Entry
+from tureen.api.mindie import MindieBody
+from tureen.api.sglang_request import GenerateBody
 from tureen.api.state import ServerState
+from tureen.api.tgi import TgiBody
 from tureen.errors import InvalidRequest
 
 Respond = Callable[[dict[str, Any], Request, ServerState], Awaitable[ASGIApp]]
@@ -39,4 +42,11 @@ def routes(state: ServerState) -> list[Entry]:
             return mindie.as_mindie(error)
         raise error
 
-    return [Entry("/generate", generate, access="user", methods=["POST", "PUT"])]
+    docs = Docs(
+        "Generate",
+        "Generate text. The field that holds the prompt says whose dialect a body speaks.",
+        bodies=(GenerateBody, MindieBody, TgiBody),
+        example={"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
+        stream="text/event-stream",
+    )
+    return [Entry("/generate", generate, access="user", methods=["POST", "PUT"], docs=docs)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
 
+from tureen.api.call import current_call
 from tureen.api.planning import Plan
 from tureen.api.state import ServerState
 from tureen.errors import RequestFailed, TureenError, Unavailable
@@ -45,6 +46,14 @@ async def check_grammar(output: Output, state: ServerState) -> None:
         )
 
 
+def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
+    """Where an error speaks of a part of a constraint that was made here, it names the client's field instead."""
+    for path, field in places.items():
+        _, found, problem = error.message.partition(f"{path}: ")
+        if found:
+            error.message, error.field = f"{field}: {problem}", field
+
+
 class Output:
     """What has come of one request so far. Also remembers how much of it was sent."""
 
@@ -63,6 +72,12 @@ class Output:
         self.elapsed_s = 0.0
         self.sent_tokens = 0
         self.sent_chars = 0
+        self.weight_versions: list[str] = []  # of the weights that computed it; several where it was paused meanwhile
+
+    def note_weights(self, version: str) -> None:
+        """A piece of it has come, computed by these."""
+        if self.weight_versions[-1:] != [version]:
+            self.weight_versions.append(version)
 
     def add(self, delta: OutputDelta) -> None:
         self.text += delta.text
@@ -102,11 +117,16 @@ class Run:
     """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
+        """Raises TooManyRequests for a client that has used more tokens than it may."""
+        self._call = current_call()
+        self._call.account.check()
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
+        self._places = plan.places
+        who = {"client": plan.owner, "client_weight": self._call.account.limits.weight}
         self.outputs = [
-            Output(msgspec.structs.replace(request, id=state.new_id(rid)), index, rid, plan.arrived_s)
+            Output(msgspec.structs.replace(request, id=state.new_id(rid), **who), index, rid, plan.arrived_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media)), []
@@ -121,6 +141,7 @@ class Run:
         Raises the TureenError of the first request that fails.
         """
         self._state.enter(self._owner, self._names)
+        self._call.names.update(self._names)
         follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
         try:
             async with contextlib.aclosing(follow) as stream:
@@ -169,7 +190,17 @@ class Run:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
         meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
-        stream: Any = self._state.client.generate(self._take(output), num_tokens, meter.note if meter else None)
+        account = self._call.account
+
+        def watch(num_new: int) -> None:
+            output.note_weights(self._state.context.config.weight_version)
+            account.charge(num_new)
+            if meter is not None:
+                meter.note(num_new)
+
+        num_prompt = 0 if output.index % params.n else len(output.request.token_ids)  # the n samples of one share it
+        account.charge(num_prompt)
+        stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
             async with contextlib.aclosing(stream):
@@ -179,8 +210,12 @@ class Run:
                         await check_grammar(output, self._state)
                         finish = output.finish.type
                     yield output
-        except TureenError:
+        except TureenError as error:
             finish = "error"
+            _name_place(error, self._places)
+            self._call.has_failed = True
+            if not output.token_ids:
+                account.charge(-num_prompt)
             raise
         finally:
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))

@@ -6,8 +6,10 @@ import hashlib
 import hmac
 import stat
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from tureen.config import Config
 from tureen.errors import Forbidden, StartupError, TureenError, Unauthorized, echo
@@ -17,12 +19,24 @@ MAX_FILE_BYTES = 1 << 20
 MAX_NAME_CHARS = 64
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """What one client may use; None = as the settings have it for everybody."""
+
+    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
+    weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0  # its share where clients wait at the same time
+
+
+NO_LIMITS = Limits()
+
+
 class Key(msgspec.Struct, frozen=True):
     """`name`: whose it is; "" for a key that a flag gave, which everybody shares. `digest`: SHA-256 of the key."""
 
     digest: bytes
     name: str
     is_admin: bool
+    limits: Limits = NO_LIMITS
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -74,13 +88,21 @@ def load_keys(config: Config) -> Keys:
     return Keys(tuple(keys.values()), config.api_key is not None or config.api_key_file is not None)
 
 
-def _add(keys: dict[bytes, Key], where: str, key: str, *, name: str = "", is_admin: bool = False) -> None:
+def _add(
+    keys: dict[bytes, Key],
+    where: str,
+    key: str,
+    *,
+    name: str = "",
+    is_admin: bool = False,
+    limits: Limits = NO_LIMITS,
+) -> None:
     if not key or not all(char.isprintable() and char != " " for char in key):
         raise StartupError(f"{where}: the key must have at least one character, all printable, without spaces")
     digest = hashlib.sha256(key.encode()).digest()
     if digest in keys:
         raise StartupError(f"{where}: this key was given before; every key must be another")
-    keys[digest] = Key(digest, name, is_admin)
+    keys[digest] = Key(digest, name, is_admin, limits)
 
 
 def _add_file(keys: dict[bytes, Key], path: str) -> None:
@@ -94,17 +116,35 @@ def _add_file(keys: dict[bytes, Key], path: str) -> None:
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
-        if len(fields) != 2:
-            raise StartupError(f"{flag}, line {number}: a line must be NAME KEY; got {len(fields)} words")
-        name, key = fields
+        where = f"{flag}, line {number}"
+        if len(fields) < 2 or any("=" not in field for field in fields[2:]):
+            raise StartupError(f"{where}: a line must be NAME KEY [SETTING=NUMBER …]; got {len(fields)} words")
+        name, key, *settings = fields
         if len(name) > MAX_NAME_CHARS or not name.isprintable():
-            raise StartupError(f"{flag}, line {number}: a name has at most {MAX_NAME_CHARS} printable characters")
+            raise StartupError(f"{where}: a name has at most {MAX_NAME_CHARS} printable characters")
         if name in names:
-            raise StartupError(f"{flag}, line {number}: the name {echo(name)} was given before")
+            raise StartupError(f"{where}: the name {echo(name)} was given before")
         names.add(name)
-        _add(keys, f"{flag}, line {number}", key, name=name)
+        _add(keys, where, key, name=name, limits=_limits(settings, where))
     if not names:
         raise StartupError(f"{flag}: it has no keys; write one NAME KEY a line")
+
+
+def _limits(settings: list[str], where: str) -> Limits:
+    """Of the words behind NAME KEY. A wrong one is not shown: it might be a piece of a key."""
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in Limits.__struct_fields__:
+            allowed = ", ".join(f"{one}=NUMBER" for one in Limits.__struct_fields__)
+            raise StartupError(f"{where}: behind the key may stand {allowed}; got something else")
+        if name in given:
+            raise StartupError(f"{where}: {name} was given before")
+        given[name] = value
+    try:
+        return msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"{where}: {error}".replace("`$.", "`")) from None
 
 
 def read_file(flag: str, path: str) -> bytes:

@@ -17,12 +17,9 @@ from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
-from tureen.types import NO_TOKEN, MediaItem
+from tureen.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
 
 Given = str | list[str] | list[str | list[str] | None] | None
-
-PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
-"""Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
 
 DIGEST_DIGITS = 15  # of hex: token ids fit 64 bits
 
@@ -59,6 +56,8 @@ def wanted_of(
     """What each prompt asks for. Raises InvalidRequest."""
     pictures, picture_fields = _per_prompt(image_data, batch, "image_data", is_batch=is_batch)
     videos, video_fields = _per_prompt(video_data, batch, "video_data", is_batch=is_batch)
+    if any(videos) and not any(pictures) and modalities is not None and set(modalities) == {"video"}:
+        modalities = None  # says what the other field does
     if modalities is not None and not any(pictures):
         raise InvalidRequest("modalities says what image_data holds; send image_data too", field="modalities")
     kinds = _modalities(modalities, [len(one) for one in pictures], is_batch=is_batch)
@@ -78,10 +77,15 @@ def _per_prompt(given: Given, batch: int, field: str, *, is_batch: bool) -> tupl
     return found, [f"{field}[{index}]" for index in range(batch)]
 
 
+def picture_modality(count: int) -> Modality:
+    """Of so many pictures of one prompt, where nobody says."""
+    return "multi-images" if count > 1 else "image"
+
+
 def _modalities(given: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
     """Of each prompt's pictures, which number `counts`."""
     if given is None:
-        return ["multi-images" if count > 1 else "image" for count in counts]
+        return [picture_modality(count) for count in counts]
     known = get_args(Modality)
     for one in given:
         if one not in known:

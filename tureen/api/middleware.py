@@ -7,16 +7,16 @@ import contextlib
 import ipaddress
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator
 from typing import cast
 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen.api.call import Call, serving
 from tureen.api.dialect import Entry
-from tureen.api.errors import error_response
-from tureen.api.keys import Keys
+from tureen.api.errors import rendered
+from tureen.api.keys import NO_LIMITS, SCHEME, Keys
+from tureen.api.quotas import Account
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.errors import (
@@ -24,7 +24,6 @@ from tureen.errors import (
     InvalidRequest,
     PayloadTooLarge,
     RequestTimeout,
-    TooManyRequests,
     TureenError,
     echo,
 )
@@ -48,7 +47,6 @@ class Gate:
         self._state = state
         self._config = state.context.config
         self._bad_requests = RateLimit(count=20, interval_s=1.0)
-        self._num_running: Counter[tuple[str, str]] = Counter()  # by client; holds no zeros
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,38 +61,35 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                more = scope["call"].account.headers() if "call" in scope else []
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *more]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
             check_host(scope, self._config)
             route = find_route(scope)
+            if isinstance(route, Entry):
+                scope["render_error"] = route.render_error
             check_access(scope, route, self._state.keys)
-            with self._counted(scope, route):
+            with self._visit(scope, route) as account:
+                if account is not None:
+                    scope["call"] = Call(account)
                 await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
         except TureenError as error:
-            await error_response(error)(scope, receive, send_noting)
+            await rendered(error, scope)(scope, receive, send_noting)
         finally:
             self._note(scope, request_id, status, time.monotonic() - started_s)
 
-    @contextlib.contextmanager
-    def _counted(self, scope: Scope, route: BaseRoute | None) -> Iterator[None]:
-        """One more request of this client is running inside. Raises TooManyRequests when it has enough."""
-        most = self._config.max_client_requests
-        if most is None or not isinstance(route, Entry) or not route.is_limited:
-            yield
-            return
+    def _visit(
+        self, scope: Scope, route: BaseRoute | None
+    ) -> contextlib.AbstractContextManager[Account] | contextlib.nullcontext[None]:
+        """The account that what users send here is booked to."""
+        if not isinstance(route, Entry) or not route.is_limited:
+            return contextlib.nullcontext()
         name = scope["client_name"]
         who = ("name", name) if name else ("address", scope["client"][0] if scope["client"] else "")
-        if self._num_running[who] >= most:
-            raise TooManyRequests(f"this client has {most} requests running, the most it may; wait until one has ended")
-        self._num_running[who] += 1
-        try:
-            yield
-        finally:
-            self._num_running[who] -= 1
-            if not self._num_running[who]:
-                del self._num_running[who]
+        return self._state.quotas.visit(who, scope["limits"])
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         self._state.metrics.count_response(status or 499)
@@ -107,6 +102,21 @@ class Gate:
             who = f" by {scope['client_name']}" if scope.get("client_name") else ""
             shown = status or "client gone"
             log.info("%s %s %s %s %.0f ms%s%s", request_id, scope["method"], path, shown, seconds * 1e3, who, more)
+
+
+class Limiter:
+    """Lets a client have so many requests running inside. Raises TooManyRequests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = scope.get("call")
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        with call.account.running(), serving(call):
+            await self._app(scope, receive, send)
 
 
 def check_host(scope: Scope, config: Config) -> None:
@@ -136,11 +146,12 @@ def find_route(scope: Scope) -> BaseRoute | None:
 def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
     """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
 
-    Notes in the scope: `client_name`, by the key, else by the certificate; `admin_refusal`, why the client may not do
-    what needs the admin key, None = may.
+    Notes in the scope: `client_name`, by the key, else by the certificate; `limits`, of the key; `admin_refusal`, why
+    the client may not do what needs the admin key, None = may.
     """
-    key = keys.find(_header(scope, b"authorization").encode("latin-1"))
+    key = keys.find(_authorization(scope))
     scope["client_name"] = (key.name if key is not None else "") or scope.get("client_name", "")
+    scope["limits"] = NO_LIMITS if key is None else key.limits
     admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
     scope["admin_refusal"] = admin_refusal
     access = "user" if route is None else getattr(route, "access", None)
@@ -154,6 +165,12 @@ def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
         refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
     if refusal is not None:
         raise refusal
+
+
+def _authorization(scope: Scope) -> bytes:
+    """The Authorization header, or Anthropic's way to say the same."""
+    given, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
+    return given.encode("latin-1") or (SCHEME + key.encode("latin-1") if key else b"")
 
 
 def _is_local(scope: Scope) -> bool:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import planning
-from tureen.api.body import convert, refuse_unknown
+from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import client_name, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
@@ -46,6 +46,8 @@ PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
 """What this dialect calls otherwise than SamplingParams."""
 
 NO_BEAMS = "there is no beam search here; leave it out"
+NO_SUCH_THING = "this server has no such thing; leave it out"
+INSIDE = "it is between the parts of vLLM; leave it out"
 NO_LOGPROBS = "the answers of this dialect hold text alone; for log-probabilities send text and return_logprob"
 NOT_OFFERED: dict[str, tuple[Any, str]] = {
     "logprobs": (None, NO_LOGPROBS),
@@ -53,6 +55,26 @@ NOT_OFFERED: dict[str, tuple[Any, str]] = {
     "use_beam_search": (False, NO_BEAMS),
     "early_stopping": (False, NO_BEAMS),
     "length_penalty": (1.0, NO_BEAMS),
+    "flat_logprobs": (False, NO_LOGPROBS),
+    "logprob_token_ids": (None, NO_LOGPROBS),
+    "prompt_logprob_token_ids": (None, NO_LOGPROBS),
+    "prompt_logprob_start": (None, NO_LOGPROBS),
+    "allowed_token_ids": (None, "send logit_bias; or send text, and choice among its sampling_params"),
+    "bad_words": (None, "send logit_bias; or send text and custom_logit_processor"),
+    "structured_outputs": (None, "send text, and json_schema, regex, ebnf or choice among its sampling_params"),
+    "thinking_token_budget": (None, "send text and custom_logit_processor"),
+    "stream_interval": (None, "send text, and it among its sampling_params; or start the server with it"),
+    "truncate_prompt_tokens": (None, "a prompt is never cut; send what is to be read"),
+    "detokenize": (True, "the answers of this dialect hold text alone; for ids send text"),
+    "watermarking": (None, NO_SUCH_THING),
+    "repetition_detection": (None, "send a repetition_penalty"),
+    "output_kind": (None, INSIDE),
+    "skip_clone": (False, INSIDE),
+    "output_text_buffer_length": (0, INSIDE),
+    "extra_args": (None, INSIDE),
+    "skip_reading_prefix_cache": (None, "send text and a cache_salt of your own"),
+    "routed_experts_prompt_start": (None, NO_SUCH_THING),
+    "trace_decode_token_ids": (None, INSIDE),
 }
 """What vLLM has and this server has not: the value that asks for nothing, and why any other is refused."""
 
@@ -164,9 +186,7 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 def parse(given: dict[str, Any], context: Context) -> MindieBody:
     """Check the body's form. Raises InvalidRequest."""
     refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
-    for name, (nothing, why) in NOT_OFFERED.items():
-        if given.get(name) not in (None, nothing):
-            raise InvalidRequest(f"{name} is not available: {why}", field=name, code="not_available")
+    refuse_not_offered(given, NOT_OFFERED)
     fields = {name: value for name, value in given.items() if value is not None and name in FIELDS}
     body = convert(fields, MindieBody)
     if len(body.prompt) > MAX_PROMPT_CHARS:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Entry
+from tureen.api.dialect import Docs, Entry
 from tureen.api.state import ServerState
 from tureen.types import PauseMode
 
 
-class PauseBody(msgspec.Struct, frozen=True):
-    """What becomes of requests that run: they end, are computed again later, or keep their place."""
+class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to pause."""
 
-    mode: PauseMode = "abort"
+    mode: Annotated[
+        PauseMode,
+        Meta(description="What becomes of requests that run: they end, are computed again later, or keep their place."),
+    ] = "abort"
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -33,6 +39,18 @@ def routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"message": "generation goes on", "status": "ok"})
 
     return [
-        Entry("/pause_generation", pause_generation, access="admin", methods=["POST"]),
-        Entry("/continue_generation", continue_generation, access="admin", methods=["POST"]),
+        Entry(
+            "/pause_generation",
+            pause_generation,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Control", "Hold generation up.", bodies=(PauseBody,), example={"mode": "in_place"}),
+        ),
+        Entry(
+            "/continue_generation",
+            continue_generation,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Control", "Let generation go on."),
+        ),
     ]

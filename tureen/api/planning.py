@@ -22,6 +22,8 @@ T = TypeVar("T")
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
 MAX_RID_CHARS = 256
+SEED_BITS = 52
+"""Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
 
 NO_PARAMS = SamplingParams()
 """Stands in a template until `samples` puts the real ones there."""
@@ -59,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
     media: list[tuple[MediaItem, ...]] = []
     """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
+    places: Mapping[str, str] = {}  # what an error calls a part of the constraint -> the client's field it came from
 
 
 def make_sampling(
@@ -112,11 +115,23 @@ def cache_namespace(owner: str, salt: str = "") -> str:
     return f"{owner}\n{salt}" if owner or salt else ""
 
 
+def check_priority(priority: int, context: Context) -> None:
+    """Raises InvalidRequest for one on a server that runs requests in another order."""
+    if priority and not context.config.enable_priority_scheduling:
+        raise InvalidRequest(
+            f"priority is {priority}, but the server runs without --enable-priority-scheduling; leave it out",
+            field="priority",
+        )
+
+
 def samples(template: GenerateRequest, sampling: Sampling, prompt_name: str, context: Context) -> list[GenerateRequest]:
     """The n requests of one prompt. The template's id, params, max_new_tokens and seed are filled in here."""
+    if sampling.params.custom_params and not template.processor:
+        field = sampling.names.path("custom_params")
+        raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
     template, params = constrained(template, sampling.params, sampling.names.path, context.config)
     max_new_tokens = _max_new_tokens(sampling, prompt_name, len(template.token_ids), context)
-    base = secrets.randbits(63) if params.sampling_seed is None else params.sampling_seed
+    base = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
     return [
         msgspec.structs.replace(
             template, params=params, max_new_tokens=max_new_tokens, seed=(base + sample + 2**63) % 2**64 - 2**63
@@ -134,8 +149,8 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
     if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
         raise InvalidRequest(
             f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {asked} make {num_prompt + asked}, "
-            f"more than the context length of {context.capacity}; lower it to at most {room}, "
-            "or send null for up to the context end",
+            f"more than the context length of {context.capacity}; lower it to at most {room}"
+            + (", or send null for up to the context end" if field.endswith("max_new_tokens") else ""),
             field=field,
             code="context_exceeded",
         )

@@ -101,14 +101,30 @@ def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
         )
 
 
-def id_lists(given: list[Any], context: Context, *, may_be_empty: bool) -> list[Prompt]:
-    """input_ids: one prompt, or a batch of them. Raises InvalidRequest."""
+def texts_or_ids(given: Any, field: str, context: Context) -> tuple[Texts | list[Prompt], list[str]]:
+    """OpenAI's form: a text, token ids, or a list of texts or of lists of ids; and what to call each in an error.
+
+    Raises InvalidRequest.
+    """
+    kinds = {isinstance(one, str) for one in given}
+    if kinds == {True} or given == "":
+        found = texts(given, field)
+        return found, found.names
+    if True in kinds:
+        raise InvalidRequest(f"{field} mixes texts and token ids; send one or the other", field=field)
+    ids = id_lists(given, context, may_be_empty=False, field=field)
+    is_batch = isinstance(given[0], list)
+    return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
+
+
+def id_lists(given: list[Any], context: Context, *, may_be_empty: bool, field: str = "input_ids") -> list[Prompt]:
+    """Token ids: one prompt, or a batch of them. Raises InvalidRequest."""
     is_batch = bool(given) and isinstance(given[0], list)
     lists = given if is_batch else [given]
     for index, ids in enumerate(lists):
-        where = f"input_ids[{index}]" if is_batch else "input_ids"
+        where = f"{field}[{index}]" if is_batch else field
         if not isinstance(ids, list):
-            raise _mixed("input_ids", "token ids")
+            raise _mixed(field, "token ids")
         if not ids and not may_be_empty:
             raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
         _check_ids(ids, where, context.info.vocab_size, context.placeholder_ids)
@@ -118,7 +134,7 @@ def id_lists(given: list[Any], context: Context, *, may_be_empty: bool) -> list[
 def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: frozenset[int]) -> None:
     for position, token_id in enumerate(ids):
         if not isinstance(token_id, int):
-            raise _mixed("input_ids", "token ids")
+            raise _mixed(where.split("[")[0], "token ids")
         if not 0 <= token_id < vocab_size and token_id not in placeholder_ids:
             raise InvalidRequest(
                 f"{where}[{position}] must be a token id in [0, {vocab_size}), got {echo(token_id)}",

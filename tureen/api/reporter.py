@@ -19,6 +19,8 @@ async def report_forever(state: ServerState) -> None:
     while True:
         await asyncio.sleep(state.context.config.log_interval_s)
         state.sessions.sweep()
+        state.quotas.sweep()
+        state.recordings.sweep()
         now, now_s = state.client.stats, time.monotonic()
         seconds = now_s - before_s
         hit_rate = _rate(

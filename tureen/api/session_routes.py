@@ -10,24 +10,33 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Entry, client_name
+from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest, echo
 
 MAX_NAME_CHARS = 256
 
 
-class OpenBody(msgspec.Struct, frozen=True):
-    capacity_of_str_len: Annotated[int, Meta(ge=1, le=2**53)]
-    """Most characters that a prompt of the session may have, with all that it continues."""
-    session_id: str | None = None
-    timeout: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds without use after which the session is closed."""
-    streaming: bool = False
+class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session to be opened."""
+
+    capacity_of_str_len: Annotated[
+        int,
+        Meta(ge=1, le=2**53, description="Most characters that a prompt may have, with all that it continues."),
+    ]
+    session_id: Annotated[
+        str | None, Meta(description="What to call it, 1 to 256 printable ASCII characters. Default: made up.")
+    ] = None
+    timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="Seconds without use after which it is closed.")
+    ] = None
+    streaming: Annotated[bool, Meta(description="Not available: true is refused.")] = False
 
 
-class CloseBody(msgspec.Struct, frozen=True):
-    session_id: str
+class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session to be closed."""
+
+    session_id: Annotated[str, Meta(description="What it is called.")]
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -57,8 +66,23 @@ def routes(state: ServerState) -> list[Entry]:
         return Response()
 
     return [
-        Entry("/open_session", open_session, access="user", methods=["GET", "POST"]),
-        Entry("/close_session", close_session, access="user", methods=["GET", "POST"], is_limited=False),
+        Entry(
+            "/open_session",
+            open_session,
+            access="user",
+            methods=["GET", "POST"],
+            docs=Docs("Sessions", "Open one.", bodies=(OpenBody,), example={"capacity_of_str_len": 4000}),
+        ),
+        Entry(
+            "/close_session",
+            close_session,
+            access="user",
+            methods=["GET", "POST"],
+            is_limited=False,
+            docs=Docs(
+                "Sessions", "Close one.", bodies=(CloseBody,), example={"session_id": "mine"}, answer="text/plain"
+            ),
+        ),
     ]
 
 

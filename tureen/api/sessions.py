@@ -27,7 +27,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 """What a character of UTF-8 has after its first byte."""
 
 
-class SessionParams(msgspec.Struct, frozen=True, kw_only=True):
+class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which session a prompt continues, and where."""
 
     id: Annotated[str, Meta(description="The session, as /open_session answered it.")]

@@ -16,22 +16,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api import planning, sglang_request
+from tureen.api import embedding, planning, sglang_request
 from tureen.api.body import read_json, refuse_unknown
-from tureen.api.dialect import Entry, client_name, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output, Run
 from tureen.api.loading import loading
 from tureen.api.media_fields import resolve
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
-from tureen.api.sglang_request import GeneratePlan
+from tureen.api.sglang_request import GenerateBody, GeneratePlan
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context, ServerState
-from tureen.errors import DeadlineExceeded, InvalidRequest, TureenError
+from tureen.errors import InvalidRequest, TureenError
 from tureen.types import FinishReason, LogprobSpec, TokenLogprob
 
 ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "deadline_ms")
+
+EncodeBody = msgspec.defstruct(
+    "EncodeBody",
+    [(one.name, one.type, one.default) for one in msgspec.structs.fields(GenerateBody) if one.name in ENCODE_FIELDS],
+    forbid_unknown_fields=True,
+    namespace={"__doc__": "The fields of `/encode`, which are those of `/generate`."},
+)
 
 Answer = dict[str, Any]
 
@@ -54,7 +61,10 @@ def routes(state: ServerState) -> list[Entry]:
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
-    return [Entry("/encode", encode, access="user", methods=["POST", "PUT"])]
+    docs = Docs(
+        "SGLang", "Embed prompts: the last token's hidden state.", bodies=(EncodeBody,), example={"text": "Paris"}
+    )
+    return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], docs=docs)]
 
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
@@ -195,16 +205,14 @@ def embedding_body(given: dict[str, Any]) -> dict[str, Any]:
 
 
 async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
-    """The prompts' embeddings: the hidden state of the last token, scaled to length 1."""
-    outputs = await Run(state, plan.plan).whole()
+    """The prompts' embeddings, scaled to length 1: the hidden state of the last token, or what an embedding model
+    makes."""
+    wanted = embedding.wanted_states(None, state.context.info)
+    requests = tuple(msgspec.structs.replace(request, hidden_states=wanted) for request in plan.plan.requests)
+    outputs = await Run(state, msgspec.structs.replace(plan.plan, requests=requests)).whole()
     answers = []
     for output in outputs:
-        if not output.hidden_states:
-            raise DeadlineExceeded(
-                "the request was ended, by its deadline_ms or an abort, before its prompt was computed"
-            )
-        vector = np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
-        length = float(np.sqrt((vector * vector).sum()))
+        vector = embedding.normalised(embedding.vector_of(output))
         meta = {
             "id": output.rid,
             "finish_reason": finish_reason(output.finish),
@@ -212,7 +220,7 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
             "cached_tokens": output.usage.cached_tokens,
             "e2e_latency": output.elapsed_s,
         }
-        answers.append({"embedding": (vector / (length or 1.0)).tolist(), "meta_info": meta})
+        answers.append({"embedding": vector.tolist(), "meta_info": meta})
     return answers if plan.is_list else answers[0]
 
 
@@ -267,8 +275,10 @@ def render(output: Output, plan: GeneratePlan, context: Context, *, only_new: bo
         "completion_tokens": len(output.token_ids),
         "cached_tokens": output.usage.cached_tokens,
         "sampling_seed": output.request.seed,
-        "weight_version": context.config.weight_version,
+        "weight_version": output.weight_versions[-1],
     }
+    if len(output.weight_versions) > 1:
+        meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
         meta["forced_tokens"] = output.usage.forced_tokens
     if plan.effective:

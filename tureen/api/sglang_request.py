@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tureen.api import logprob_fields, media_fields, planning, prompts
-from tureen.api.body import convert, read_params, refuse_unknown
+from tureen.api.body import convert, read_params, refuse_not_offered, refuse_unknown
 from tureen.api.media_fields import Wanted
 from tureen.api.planning import Names, Plan, Sampling, per_prompt
 from tureen.api.processor_field import check_processor
@@ -25,6 +25,81 @@ MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
+
+NO_SUCH_THING = "this server has no such thing; leave it out"
+NO_SOUND = "no model here listens; leave it out"
+NO_NODES = "it steers a group of servers, and this is one; leave it out"
+NO_EXPERTS = "what a model's experts do is not shown; leave it out"
+ONE_PROCESSOR = "pictures are prepared as the model was trained; leave it out"
+INSIDE = "it is between the parts of SGLang; leave it out"
+RAW = "send logprobs_mode"
+NOT_OFFERED: dict[str, tuple[Any, str]] = {
+    "session": (None, "it is called session_params today"),
+    "session_id": (None, 'send session_params: {"id": …}'),
+    "watermark": (None, NO_SUCH_THING),
+    "extra_key": (None, "send cache_salt"),
+    "sampling_logprobs_mode": (None, RAW),
+    "return_sampling_mask": (False, NO_SUCH_THING),
+    "return_flat_raw_top_logprobs": (False, RAW),
+    "return_flat_raw_output_top_logprobs": (False, RAW),
+    "return_flat_raw_top_logprobs_b64": (False, RAW),
+    "return_bytes": (False, "send return_text_in_logprobs"),
+    "return_entropy": (False, NO_SUCH_THING),
+    "return_prompt_token_ids": (False, "send return_logprob: true and logprob_start_len: 0"),
+    "require_reasoning": (False, "send grammar_after among sampling_params"),
+    "max_thinking_tokens": (None, "send custom_logit_processor"),
+    "lora_id": (None, "send lora_path"),
+    "background": (False, "no answer is kept here; leave it out"),
+    "audio_data": (None, NO_SOUND),
+    "use_audio_in_video": (False, NO_SOUND),
+    "mm_hashes": (None, "pictures are recognised by themselves; leave it out"),
+    "mm_content_hashes": (None, "pictures are recognised by themselves; leave it out"),
+    "no_logs": (False, "contents are never logged; log_metrics: false leaves a request out of the metrics"),
+    "custom_labels": (None, "metrics have no labels of clients; leave it out"),
+    "multi_item_delimiter_indices": (None, "send /v1/score, or a batch"),
+    "positional_embed_overrides": (None, "send input_embeds"),
+    "bootstrap_host": (None, NO_NODES),
+    "bootstrap_port": (None, NO_NODES),
+    "bootstrap_room": (None, NO_NODES),
+    "bootstrap_pair_key": (None, NO_NODES),
+    "decode_tp_size": (None, NO_NODES),
+    "routed_dp_rank": (None, NO_NODES),
+    "data_parallel_rank": (None, NO_NODES),
+    "disagg_prefill_dp_rank": (None, NO_NODES),
+    "routing_key": (None, NO_NODES),
+    "encoder_urls": (None, NO_NODES),
+    "kv_hints": (None, NO_NODES),
+    "return_routed_experts": (False, NO_EXPERTS),
+    "return_indexer_topk": (False, NO_EXPERTS),
+    "routed_experts_start_len": (0, NO_EXPERTS),
+    "max_dynamic_patch": (None, ONE_PROCESSOR),
+    "min_dynamic_patch": (None, ONE_PROCESSOR),
+    "image_max_dynamic_patch": (None, ONE_PROCESSOR),
+    "video_max_dynamic_patch": (None, ONE_PROCESSOR),
+    "images_config": (None, ONE_PROCESSOR),
+    "video_config": (None, ONE_PROCESSOR),
+    "mm_processor_kwargs": (None, ONE_PROCESSOR),
+    "conversation_id": (None, INSIDE),
+    "http_worker_ipc": (None, INSIDE),
+    "external_trace_header": (None, INSIDE),
+    "received_time": (None, INSIDE),
+    "need_wait_for_mm_inputs": (None, INSIDE),
+    "num_items_assigned": (None, INSIDE),
+    "token_indices_to_pool": (None, INSIDE),
+}
+"""What SGLang has and this server has not: the value that asks for nothing, and why any other is refused."""
+
+PARAMS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
+    "beam_width": (1, "there is no beam search here; leave it out"),
+    "watermark": (None, NO_SUCH_THING),
+    "ebnf_full_assistant": (False, "a grammar is for the whole output; send grammar_after for text in front of it"),
+    "stop_strs": (None, INSIDE),
+    "stop_regex_strs": (None, INSIDE),
+    "stop_str_max_len": (None, INSIDE),
+    "stop_regex_max_len": (None, INSIDE),
+    "is_normalized": (None, INSIDE),
+}
+"""The same of `sampling_params`."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 WantedHidden = bool | Literal["last"]
@@ -155,13 +230,10 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
         raise InvalidRequest(
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}", field=found[-1] if found else "text"
         )
-    refuse_unknown(given, FIELDS)
+    refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
+    refuse_not_offered(given, NOT_OFFERED)
     body = convert({name: value for name, value in given.items() if value is not None and name in FIELDS}, GenerateBody)
-    if body.priority and not context.config.enable_priority_scheduling:
-        raise InvalidRequest(
-            f"priority is {body.priority}, but the server runs without --enable-priority-scheduling; leave it out",
-            field="priority",
-        )
+    planning.check_priority(body.priority, context)
     if body.text is not None:
         return body, prompts.texts(body.text, "text")
     if body.input_ids is not None:
@@ -183,7 +255,9 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
     found = []
     for index, given in enumerate(per_prompt(body.sampling_params, batch, "sampling_params")):
         where = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
-        found.append(planning.make_sampling(read_params(given, where), context, Names(where)))
+        refuse_not_offered(given, PARAMS_NOT_OFFERED, where)
+        offered = {name: value for name, value in given.items() if name not in PARAMS_NOT_OFFERED}
+        found.append(planning.make_sampling(read_params(offered, where), context, Names(where)))
     return found
 
 
@@ -269,9 +343,6 @@ def plan(
     requests: list[GenerateRequest] = []
     effective: list[dict[str, dict[str, Any]]] = []
     for index, (template, sampling) in enumerate(zip(templates, samplings, strict=True)):
-        if sampling.params.custom_params and not template.processor:
-            field = sampling.names.path("custom_params")
-            raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
         made = planning.samples(template, sampling, body.prompt_name(index), context)
         requests += made
         if body.return_effective:

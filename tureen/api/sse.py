@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing for so long is taken for gone."""
@@ -19,16 +19,13 @@ def event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-class EventStream:
-    """An ASGI response over a generator of events. The generator is closed as soon as the client is gone."""
+class Parts:
+    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone. `head`: its first
+    message."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
-        self._events = events
-        self._headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-        } | (headers or {})
+    def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
+        self._head = head
+        self._parts = parts
         self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,10 +41,9 @@ class EventStream:
                 await sending
 
     async def _send(self, send: Send, send_part: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-        async with contextlib.aclosing(self._events):
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for data in self._events:
+        async with contextlib.aclosing(self._parts):
+            await send(self._head)
+            async for data in self._parts:
                 self._writing_since_s = time.monotonic()
                 await send_part({"type": "http.response.body", "body": data, "more_body": True})
                 self._writing_since_s = None
@@ -58,6 +54,19 @@ class EventStream:
         """Looked at now and then: a timer for every event would cost more than the event."""
         since_s = self._writing_since_s
         return since_s is not None and time.monotonic() - since_s > WRITE_TIMEOUT_S
+
+
+class EventStream(Parts):
+    """A stream of events."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+        given = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        } | (headers or {})
+        encoded = [(name.encode(), value.encode()) for name, value in given.items()]
+        super().__init__({"type": "http.response.start", "status": 200, "headers": encoded}, events)
 
 
 async def until_gone(receive: Receive) -> None:

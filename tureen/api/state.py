@@ -12,6 +12,8 @@ import msgspec
 
 from tureen.api.body import convert, read_json, read_params
 from tureen.api.keys import load_keys
+from tureen.api.quotas import Quotas
+from tureen.api.recording import Recordings
 from tureen.api.sessions import Sessions
 from tureen.config import Config
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
@@ -21,8 +23,11 @@ from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
 from tureen.serving.client import EngineClient
+from tureen.text.chat_template import ChatTemplates, load_chat_templates
+from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineInfo
+from tureen.text.tools import ToolFormat, tool_format
+from tureen.types import PICTURE, VIDEO, EngineInfo
 
 DRAIN_RETRY_S = 5
 
@@ -36,6 +41,9 @@ class Context(msgspec.Struct, frozen=True):
     defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
     family: Family | None = None  # how pictures stand in prompts; None: the model takes text only
+    chat_templates: ChatTemplates | str = ""  # or why there is none
+    tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
+    reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it has none to mark
 
     @property
     def capacity(self) -> int:
@@ -72,7 +80,31 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
             _check_defaults(model | server, info)
     except InvalidRequest as error:
         raise StartupError(f"{where}: {error.message}") from None
-    return Context(tokenizer, info, config, (server, model), None if media is None else media.family)
+    family = None if media is None else media.family
+    templates = _chat_templates(tokenizer, config, family)
+    taught = "" if isinstance(templates, str) else templates.with_tools.source
+    return Context(
+        tokenizer,
+        info,
+        config,
+        (server, model),
+        family,
+        templates,
+        tool_format(config.tool_call_parser, taught),
+        reasoning_format(config.reasoning_parser, taught),
+    )
+
+
+def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None) -> ChatTemplates | str:
+    """Raises StartupError."""
+    pictures: dict[str, tuple[str, int]] = {}
+    if family is not None:
+        pictures["image"] = (family.placeholder, PICTURE)
+        if family.video_placeholder is not None:
+            pictures["video"] = (family.video_placeholder, VIDEO)
+    return load_chat_templates(
+        config.chat_template, tokenizer, pictures, allow_spelled=config.allow_special_tokens_in_messages
+    )
 
 
 def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
@@ -92,6 +124,8 @@ class ServerState:
         self.metrics = metrics
         self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
         self.keys = load_keys(context.config)
+        self.quotas = Quotas(context.config)
+        self.recordings = Recordings(context.config)
         self.is_draining = False
         self._checker: Checker | None = None
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
@@ -112,6 +146,7 @@ class ServerState:
 
     async def close(self) -> None:
         """End what belongs to the server and not to its engine."""
+        await self.recordings.close()
         if self._checker is not None:
             await asyncio.to_thread(self._checker.close)
         if self.media is not None:
@@ -131,6 +166,15 @@ class ServerState:
         """The engine's operation on adapters. Returns what is loaded then: name -> path."""
         self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
         return self.adapters
+
+    def serve_weights(self, *, path: str | None = None, version: str | None = None) -> None:
+        """Answers speak of other weights from now on; None = as before."""
+        info, config = self.context.info, self.context.config
+        if path is not None:
+            info = msgspec.structs.replace(info, model_path=path)
+        if version is not None:
+            config = msgspec.structs.replace(config, weight_version=version)
+        self.context = msgspec.structs.replace(self.context, info=info, config=config)
 
     def check_accepting(self) -> None:
         """Raises Unavailable when no new work is taken."""

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import planning
-from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Entry, client_name, unless_gone
+from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.api.dialect import Docs, Entry, client_name, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
@@ -29,10 +29,16 @@ from tureen.types import FinishReason, GenerateRequest, LogprobSpec
 DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
 ABORTED = "aborted"
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "typical_p")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p")
 NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
 """A stop string stays in the text, as the tokens that make it do."""
+
+NOT_OFFERED: dict[str, tuple[Any, str]] = {
+    "typical_p": (None, "leave it out, or send top_p"),
+    "watermark": (False, "leave it out"),
+}
+"""Parameters that TGI has and this server has not: the value that asks for nothing, and why any other is refused."""
 
 _json = msgspec.json.Encoder()
 
@@ -57,7 +63,6 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(description="Keep the smallest set of tokens whose probability reaches it."),
     ] = None
-    typical_p: Annotated[float | None, Meta(description="Not available: leave it out.")] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(gt=0, le=2)] | None,
         Meta(description="Tokens of prompt and output: above 1 less likely, below 1 more."),
@@ -77,7 +82,6 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     truncate: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only so many tokens of the prompt, the last ones.")
     ] = None
-    watermark: Annotated[bool, Meta(description="Not available: true is refused.")] = False
     details: Annotated[bool, Meta(description="Tell each token, the seed and why the output ended.")] = False
     decoder_input_details: Annotated[
         bool, Meta(description="The prompt's tokens with log-probabilities, in details.prefill; not in a stream.")
@@ -126,9 +130,14 @@ def routes(state: ServerState) -> list[Entry]:
         return await _respond(given, request, state, in_list=True)
 
     return [
-        Entry("/generate_stream", generate_stream, access="user", methods=["POST"]),
-        Entry("/", root, access="user", methods=["POST"]),
+        Entry("/generate_stream", generate_stream, access="user", methods=["POST"], docs=_docs("Generate, streamed.")),
+        Entry("/", root, access="user", methods=["POST"], docs=_docs("Generate; the answer is a list of one.")),
     ]
+
+
+def _docs(summary: str) -> Docs:
+    example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}
+    return Docs("TGI", summary, bodies=(TgiBody,), example=example, stream="text/event-stream")
 
 
 def error_object(error: TureenError) -> dict[str, str]:
@@ -180,13 +189,14 @@ def parse(given: dict[str, Any]) -> TgiBody:
     fields = {name: value for name, value in given.items() if value is not None}
     parameters = fields.get("parameters", {})
     if isinstance(parameters, dict):
-        refuse_unknown(parameters, TgiParameters.__struct_fields__, "parameters")
-        fields["parameters"] = {name: value for name, value in parameters.items() if value is not None}
+        refuse_unknown(parameters, (*TgiParameters.__struct_fields__, *NOT_OFFERED), "parameters")
+        refuse_not_offered(parameters, NOT_OFFERED, "parameters")
+        fields["parameters"] = {
+            name: value for name, value in parameters.items() if value is not None and name not in NOT_OFFERED
+        }
     body = convert(fields, TgiBody)
     asked = body.parameters
     refusals = {
-        "typical_p": (asked.typical_p is not None, "is not available; leave it out"),
-        "watermark": (asked.watermark, "is not available; leave it out"),
         "grammar": (_is_no_pattern(asked.grammar), "of type regex needs a string as its value"),
         "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
         "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),

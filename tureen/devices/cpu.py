@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
@@ -23,6 +25,12 @@ def num_threads() -> int:
 def free_bytes() -> int:
     """Memory that can be had without swapping, within the limit of the control group."""
     return max(0, min(_available_bytes(), _cgroup_free_bytes()))
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it (malloc_trim of glibc)."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _available_bytes() -> int:

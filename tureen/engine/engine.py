@@ -4,18 +4,21 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output
 from tureen.engine.adapters import Adapters
+from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
+from tureen.engine.fairness import LeastServedFirst
 from tureen.engine.grammars import Grammars
 from tureen.engine.queue import (
     FIRST_COME,
     LongestPrefixFirst,
+    Order,
     Schedule,
     WaitingQueue,
-    as_ranked,
     first_come,
     priority_first,
 )
@@ -30,7 +33,7 @@ from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode
+from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 
 log = get_logger("engine")
 
@@ -53,8 +56,8 @@ class Engine:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        order = LongestPrefixFirst(self._cached_len) if schedule.policy == "lpm" else as_ranked
-        queue = WaitingQueue(rank, order)
+        orders = {"fcfs": Order(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
+        queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
             queue,
@@ -64,6 +67,7 @@ class Engine:
         )
         self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
         self.encoders = Encoders(runner, rank)
+        self._runner = runner
         self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
@@ -73,11 +77,12 @@ class Engine:
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
         self._totals = Totals()
-        self._is_paused = False
+        sequences = self._sequences.values()
+        self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (len(self._sequences) > len(self.grammars) and not self._is_paused)
+        return bool(self._ended) or (len(self._sequences) > len(self.grammars) and self.control.may_step)
 
     @property
     def is_preparing(self) -> bool:
@@ -86,6 +91,7 @@ class Engine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        self.control.check_taking()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
         _check_length(request, self._context_len)
@@ -127,7 +133,7 @@ class Engine:
     def step(self) -> list[OutputDelta]:
         """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
         deltas, self._ended = self._ended, []
-        if self._is_paused:
+        if not self.control.may_step:
             return deltas
         plan = self.scheduler.schedule()
         if not plan.rows:
@@ -150,12 +156,11 @@ class Engine:
     def call(self, op: str, **args: object) -> object:
         """A control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
-            "flush_cache": self.flush_cache,
             "stats": self.stats,
             "load_adapter": self.adapters.load,
             "unload_adapter": self.adapters.unload,
-            "pause": self.pause,
-            "resume": self.resume,
+            **self.control.operations,
+            **{name: partial(self._runner.call, name) for name in ("weight", "start_profile", "stop_profile")},
         }
         if op not in operations:
             raise NotFound(f"unknown operation {echo(op)}")
@@ -165,42 +170,22 @@ class Engine:
         """Give back what the runner and the compiler hold; nothing may be called afterwards."""
         self._rows.close()
 
-    def pause(self, mode: PauseMode) -> int:
-        """Take no step until `resume`; new requests wait. Returns how many requests were not ended then. What runs ends
-        (`abort`), gives its pages back to be computed again (`retract`), or keeps them (`in_place`)."""
-        num_requests = len(self._sequences)
-        self._is_paused = True
-        if mode == "abort":
-            for request_id in tuple(self._sequences):
-                self.abort(request_id, "pause")
-        elif mode == "retract":
-            self.scheduler.preempt_all()
-        return num_requests
-
-    def resume(self) -> None:
-        """Go on after `pause`; nothing when there was none."""
-        self._is_paused = False
-
-    def flush_cache(self) -> int:
-        """Forget all cached prefixes; returns the number of pages freed. Raises InvalidRequest while requests run."""
-        if self.scheduler.running:
-            raise InvalidRequest(
-                f"the cache cannot be flushed while {len(self.scheduler.running)} requests run; wait until they end"
-            )
-        self.grammars.clear()
-        self.encoders.clear()
-        return self.cache.flush()
-
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
         return self._totals.stats(
             self.scheduler,
             self.cache,
             step_ms=step_ms,
-            is_paused=self._is_paused,
+            is_paused=self.control.is_paused,
             num_encoding=len(self.encoders),
             more={**self.grammars.stats(), **self.encoders.stats()},
         )
+
+    def _clear(self) -> int:
+        """Forget what is cached and not in use; returns the number of pages freed."""
+        self.grammars.clear()
+        self.encoders.clear()
+        return self.cache.flush()
 
     def _cached_len(self, sequence: Sequence) -> int:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
@@ -275,6 +260,7 @@ class Engine:
         delta = output.delta(sequence, reason)
         if delta is not None:
             self._totals.output_tokens += len(delta.token_ids)
+            self.scheduler.queue.order.generated(sequence, len(delta.token_ids))
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:

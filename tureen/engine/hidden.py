@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tureen.types import HiddenStates
 
 
 class HiddenStateQueue:
     """Of one sequence. Positions are computed in order; each is sent once, whatever is computed again later."""
 
-    def __init__(self, wanted: HiddenStates) -> None:
+    def __init__(self, wanted: HiddenStates, num_prompt: int) -> None:
         self._wanted = wanted
+        self._num_prompt = num_prompt
         self._next = 0  # the first position that was not computed yet
         self._ready: list[bytes] = []
+        self._sum: NDArray[np.float64] | np.float64 = np.float64(0)  # over the positions so far, where they are pooled
 
     @property
     def is_wanted(self) -> bool:
@@ -19,20 +24,26 @@ class HiddenStateQueue:
 
     def first_needed(self) -> int | None:
         """The position from which on K/V may not come from the cache; None = anything may."""
-        return self._next if self._wanted == "all" else None
+        return self._next if self._wanted in ("all", "pooled") else None
 
     def asked_from(self, start: int, end: int, *, reaches_end: bool) -> int | None:
         """Of a row of positions start … end - 1, the index of the first asked for. `reaches_end`: it draws a token."""
-        if self._wanted == "all" and self._next < end:
+        if self._wanted in ("all", "pooled") and self._next < end:
             return max(0, self._next - start)
         if self._wanted == "last" and reaches_end:
             return end - start - 1
         return None
 
     def add(self, states: tuple[bytes, ...], num_computed: int) -> None:
-        if self._wanted == "last":
-            self._ready.clear()
-        self._ready += states
+        if self._wanted == "pooled":
+            for state in states:  # one by one: the sum does not depend on how the prompt was cut into steps
+                self._sum = self._sum + np.frombuffer(state, np.float32)
+            if num_computed == self._num_prompt:
+                self._ready.append((self._sum / self._num_prompt).astype(np.float32).tobytes())
+        else:
+            if self._wanted == "last":
+                self._ready.clear()
+            self._ready += states
         self._next = num_computed
 
     def take(self, *, is_last: bool) -> tuple[bytes, ...]:

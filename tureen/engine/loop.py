@@ -123,7 +123,8 @@ class Loop:
             return
         deltas = self._engine.step()
         seconds = self._clock() - now
-        self._pace.add(seconds, sum(map(self._note, deltas)))
+        num_ended = sum(delta.finish is not None for delta in deltas)
+        self._pace.add(seconds, sum(map(self._note, deltas)), num_ended)
         self._step_ms = seconds * 1000
         self._report(*deltas)
 
@@ -164,10 +165,16 @@ class Loop:
     def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
         now = self._clock()
         limits = Limits.of(request, now if arrived_s is None else arrived_s)
-        wait_s = self._pace.seconds_for(other.num_prompt for other in self._live.values() if not other.has_output)
+        # others' prompts may come later, whenever they came
+        before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
+        wait_s = self._pace.seconds_for(one.num_prompt for one in before)
         if now + wait_s > limits.soonest_s:
             raise _unreachable(request, wait_s)
-        self._engine.add(request)
+        try:
+            self._engine.add(request)
+        except Unavailable as error:
+            error.retry_after_s = math.ceil(self._pace.seconds_per_end())
+            raise
         self._live[request.id] = limits
         self._soonest_s = min(self._soonest_s, limits.soonest_s)
 
@@ -216,6 +223,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Until when a live request must have its first token, and its last; monotonic seconds."""
 
     num_prompt: int
+    client: str = ""
     ttft_s: float = math.inf
     end_s: float = math.inf
     has_output: bool = False
@@ -225,6 +233,7 @@ class Limits(msgspec.Struct, frozen=True):
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),
+            client=request.client,
             ttft_s=math.inf if ttft is None else arrived_s + ttft / 1000,
             end_s=math.inf if end is None else arrived_s + end / 1000,
         )
@@ -235,15 +244,21 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds."""
+    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds. And how
+    often a request ends."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
+        self._ends: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=NUM_WINDOWS)  # seconds; requests that ended
         self._seconds = 0.0
         self._tokens = 0
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
-    def add(self, seconds: float, num_tokens: int) -> None:
+    def add(self, seconds: float, num_tokens: int, num_ended: int = 0) -> None:
+        before_s, before = self._ends.pop()
+        self._ends.append((before_s + seconds, before + num_ended))
+        if before_s + seconds >= WINDOW_S:
+            self._ends.append((0.0, 0))
         self._seconds += seconds
         self._tokens += num_tokens
         self._since_tokens_s = 0.0 if num_tokens else self._since_tokens_s + seconds
@@ -257,6 +272,11 @@ class Pace:
         if not num_tokens or not self._rates:
             return 0.0
         return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
+
+    def seconds_per_end(self) -> float:
+        """Expected time until the next request ends, at least 1: as it was lately, were one more to end now."""
+        seconds = sum(one for one, _ in self._ends)
+        return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 
 
 def _unreachable(request: GenerateRequest, wait_s: float) -> Unavailable:

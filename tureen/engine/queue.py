@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tureen.engine.sequence import Sequence
 
@@ -16,7 +16,8 @@ Rank = Callable[[Sequence], tuple[int, ...]]
 
 
 class Schedule(NamedTuple):
-    """The order in which waiting sequences are tried: `fcfs` or `lpm` (longest cached prefix first)."""
+    """The order in which waiting sequences are tried: `fcfs`, `lpm` (longest cached prefix first) or `fair` (least
+    served client first)."""
 
     policy: str = "fcfs"
     by_priority: bool = False
@@ -35,17 +36,24 @@ def priority_first(sequence: Sequence) -> tuple[int, ...]:
     return -sequence.request.priority, not sequence.is_resuming, sequence.terms.number
 
 
-class Order(Protocol):
-    """In which order the scheduler tries ranked waiting sequences."""
+class Order:
+    """In which order the scheduler tries ranked waiting sequences: as they are, unless a subclass knows better."""
 
-    def __call__(self, waiting: Many[Sequence]) -> Many[Sequence]: ...
+    def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
+        """The same sequences in the order to be tried."""
+        return waiting
+
+    def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
+        """It begins to wait, beside these."""
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It runs for the first time."""
+
+    def generated(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many more tokens of its output are sent."""
 
 
-def as_ranked(waiting: Many[Sequence]) -> Many[Sequence]:
-    return waiting
-
-
-class LongestPrefixFirst:
+class LongestPrefixFirst(Order):
     """Among sequences that arrived close together (same 64), those with more cached tokens first.
 
     The window bounds how often a sequence is passed over, and how many prefixes are looked up in a step.
@@ -54,7 +62,7 @@ class LongestPrefixFirst:
     def __init__(self, cached_len: Callable[[Sequence], int]) -> None:
         self._cached_len = cached_len
 
-    def __call__(self, waiting: Many[Sequence]) -> Many[Sequence]:
+    def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
         if not waiting:
             return waiting
         head = _window(waiting[0])
@@ -69,20 +77,21 @@ def _window(sequence: Sequence) -> tuple[Any, ...]:
 class WaitingQueue:
     """Waiting sequences, kept sorted by rank."""
 
-    def __init__(self, rank: Rank, order: Order = as_ranked) -> None:
+    def __init__(self, rank: Rank, order: Order) -> None:
         self._rank = rank
-        self._order = order
+        self.order = order
         self.waiting: list[Sequence] = []  # to be changed by add and remove only
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def add(self, sequence: Sequence) -> None:
+        self.order.joined(sequence, self.waiting)
         insort(self.waiting, sequence, key=self._rank)
 
     def remove(self, sequence: Sequence) -> None:
         del self.waiting[bisect_left(self.waiting, self._rank(sequence), key=self._rank)]
 
-    def candidates(self) -> Many[Sequence]:
+    def candidates(self) -> Iterable[Sequence]:
         """All waiting sequences in the order to be tried; safe against changes of the queue."""
-        return self._order(tuple(self.waiting))
+        return self.order.arrange(tuple(self.waiting))

@@ -36,6 +36,7 @@ class Scheduler:
     ) -> None:
         self.queue = queue
         self.running: list[Sequence] = []
+        self.is_held = False  # nobody begins; who has begun goes on
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
@@ -48,6 +49,11 @@ class Scheduler:
     @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
+
+    @property
+    def num_begun(self) -> int:
+        """Sequences that run, or did before they were preempted."""
+        return len(self.running) + sum(sequence.is_resuming for sequence in self.queue.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -112,7 +118,7 @@ class Scheduler:
         for sequence in self.queue.candidates():
             if budget == 0 or not self._free_slots:
                 return
-            if sequence.is_following:
+            if sequence.is_following or (self.is_held and not sequence.is_resuming):
                 continue
             nodes = self._cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
             sequence.leader = self._find_leader(sequence, nodes)
@@ -173,6 +179,7 @@ class Scheduler:
             )  # forced tokens may be cached too
             self.num_prompt_tokens += sequence.terms.num_prompt
             self.num_cached_tokens += sequence.num_cached
+            self.queue.order.admitted(sequence)
         self._num_admissions += 1
         sequence.admission = self._num_admissions
         insort(self.running, sequence, key=self._running_rank)

@@ -56,7 +56,7 @@ class Sequence:
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
         self.scores = ScoreQueue(request.logprobs, request.token_ids)
-        self.hidden = HiddenStateQueue(request.hidden_states)
+        self.hidden = HiddenStateQueue(request.hidden_states, len(request.token_ids))
 
     @property
     def namespace(self) -> Namespace:

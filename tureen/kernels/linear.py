@@ -32,6 +32,11 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def unpack(weight: Tensor) -> Tensor:
+    """What `pack` was given: a copy, or the tensor itself."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias -> [rows, out]; `weight` comes from `pack`."""
     if not weight.is_mkldnn:

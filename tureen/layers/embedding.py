@@ -55,7 +55,7 @@ class Head:
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         if self._tied is None:
-            yield f"{name}.weight", self.weight
+            yield f"{name}.weight", kernel.unpack(self.weight)
 
     def finish(self) -> None:
         self.weight = kernel.pack(self.weight if self._tied is None else self._tied.weight)

@@ -29,10 +29,11 @@ class Linear:
         return out if self.adapters is None else self.adapters.add(x, out)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint name -> where its values go."""
+        """Checkpoint name -> where its values go; once they are laid out, a copy of them."""
         first = 0
+        weight = kernel.unpack(self.weight)
         for name, size in self.parts.items():
-            yield f"{prefix}{name}.weight", self.weight[first : first + size]
+            yield f"{prefix}{name}.weight", weight[first : first + size]
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", self.bias[first : first + size]
             first += size

@@ -27,7 +27,7 @@ def media_root(given: str | None, host: str) -> Path | None:
         return None
     if given is None:
         here = Path.cwd()
-        return here if _is_loopback(host) and here != Path("/") else None
+        return here if is_loopback(host) and here != Path("/") else None
     folder = Path(given).expanduser().absolute()
     if not folder.is_dir():
         raise StartupError(
@@ -81,7 +81,7 @@ def _parts(root: Path, name: str) -> tuple[str, ...]:
     return path.parts
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

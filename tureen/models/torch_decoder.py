@@ -62,10 +62,19 @@ class DecoderModel:
 
     def weights(self) -> dict[str, Tensor]:
         """Every name in `config.weights()` -> the tensor its values go into."""
-        named = dict(self._embedding.weights("model.embed_tokens"))
+        return {name: tensor for prefix, part in self._parts() for name, tensor in part.weights(prefix)}
+
+    def weight(self, name: str) -> Tensor:
+        """The values of one of `config.weights()`, also when all are laid out."""
+        return next(dict(part.weights(prefix))[name] for prefix, part in self._parts() if name.startswith(prefix))
+
+    def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
+        """Each with the prefix of its weights' names."""
+        yield "model.embed_tokens", self._embedding
         for index, block in enumerate(self._blocks):
-            named |= block.weights(f"model.layers.{index}.")
-        return named | dict(self._norm.weights("model.norm")) | dict(self._head.weights("lm_head"))
+            yield f"model.layers.{index}.", block
+        yield "model.norm", self._norm
+        yield "lm_head", self._head
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
         """Those that adapters may change, each with the prefix of its weights' names."""

@@ -68,6 +68,7 @@ class FakeRunner:
         self._choose = choose
         self._step_s = step_s
         self._token_s = token_s
+        self._weights = 0  # their number; all that is stored depends on them
         self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
         self._states: dict[int, SlotState] = {}
         self._outputs: dict[int, list[int]] = {}  # by slot: the sampler's own record of what it drew
@@ -106,6 +107,15 @@ class FakeRunner:
             return {"name": "fake", "dtype": "none"}
         if op in ("load_adapter", "unload_adapter"):
             return None
+        if op == "update_weights":
+            self._weights = args["number"]  # type: ignore[assignment]
+            return None
+        if op in ("start_profile", "stop_profile"):
+            return "fake.trace.json"
+        if op in ("release_memory", "resume_memory"):
+            size = self._capacity.num_pages * self._capacity.page_size * WIDTH
+            self._kv = bytearray(size if op == "resume_memory" else 0)
+            return None
         raise NotFound(f"unknown operation '{op}'")
 
     def close(self) -> None:
@@ -117,7 +127,9 @@ class FakeRunner:
             before = self._read(row, position - 1) if position else b""
             poisoned = fault == "poison" or before == POISON
             self._kv[self._at(row, position)] = (
-                POISON if poisoned else digest(before, token_id + (row.adapter << 32), self._embed(row, index))
+                POISON
+                if poisoned
+                else digest(before, token_id + ((row.adapter + self._weights) << 32), self._embed(row, index))
             )
         hidden = self._hidden_states(row)
         if hidden is None:

@@ -16,6 +16,7 @@ from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import Batch, Row
+from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
 from tureen.types import NO_TOKEN
 
@@ -70,6 +71,9 @@ class TapeForward:
 
     def keep(self, logits: Floats) -> Floats:
         return logits.copy()
+
+    def start_trace(self, options: TraceOptions) -> StepTrace:
+        return StepTrace(options, lambda: self.seconds)
 
 
 def _embedded(given: list[Row]) -> Floats:

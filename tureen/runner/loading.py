@@ -16,7 +16,7 @@ from tureen.log import Progress
 from tureen.models.config import STACKED, ModelConfig
 from tureen.registry import find_model, find_text_model
 from tureen.weights.source import ModelSource
-from tureen.weights.stored import Stored, iter_stored, to_float32
+from tureen.weights.stored import Stored, iter_stored, local_name, to_float32
 
 GIB = 1 << 30
 DUMMY_SEED = 0
@@ -105,12 +105,27 @@ def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progr
 
 def _renamed(found: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
     """The same weights by the names that `ModelConfig.weights` has for them."""
-    renames = getattr(_decoder_of(hf)[0], "RENAMES", ())
+    renames = _renames(hf)
     for stored in found:
-        name = stored.name
-        for part, ours in renames:
-            name = name.replace(part, ours)
+        name = _replaced(stored.name, renames)
         yield stored if name == stored.name else stored._replace(name=name)
+
+
+def our_name(name: str, hf: Mapping[str, Any]) -> str:
+    """What `ModelConfig.weights` calls the weight of a checkpoint."""
+    return _replaced(local_name(name), _renames(hf))
+
+
+def _renames(hf: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Parts of names in the model's checkpoints -> what they are called here."""
+    renames: tuple[tuple[str, str], ...] = getattr(_decoder_of(hf)[0], "RENAMES", ())
+    return renames
+
+
+def _replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    for part, ours in renames:
+        name = name.replace(part, ours)
+    return name
 
 
 def _unstacked(found: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:

@@ -3,84 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import NotFound, RequestFailed
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.jail.pool import Jail
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
 from tureen.runner.encoder import Encoder
+from tureen.runner.forward import Forward
+from tureen.runner.parts import Parts, Tag
+from tureen.runner.trace import Profiler, TraceOptions
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.sampler import Sampler, outputs_of
 from tureen.types import MediaItem, PositionLogprobs
+from tureen.weights.source import ModelSource
 
 SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
 NOTHING = RowOutput()
-
-
-class Forward(Protocol):
-    """A model on a device. Tokens of a step stand one after another, in the order of its rows."""
-
-    dtype: str
-    device_name: str
-
-    def run(self, batch: Batch) -> None:
-        """Compute and store K/V of all rows, and the logits of those that sample."""
-
-    def best(self) -> list[int]:
-        """Of each row that sampled the token that `Arithmetic.greedy` gives it without a mask."""
-
-    def sampled(self) -> tuple[Logits, Peaks]:
-        """The logits [rows that sample, vocab] of the last step. They hold until the next call of `run` or `logits`."""
-
-    def logits(self, tokens: Sequence[int]) -> Logits:
-        """Of tokens of the last step: [tokens, vocab]; they hold until the next call."""
-
-    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Of tokens of the last step, after the final norm: [tokens, hidden_size]."""
-
-    def load_adapter(self, number: int, adapter: Adapter) -> None:
-        """Rows may name it by its number from now on. Raises InvalidRequest when it cannot be used here."""
-
-    def unload_adapter(self, number: int) -> None: ...
-
-    def are_finite(self, logits: Logits) -> bool: ...
-
-    def keep(self, logits: Logits) -> Logits:
-        """A copy that outlives the next call."""
+RELEASED_RETRY_S = 5
 
 
 class ModelRunner:
     """A model with its KV pool and sampler on one device."""
 
-    def __init__(self, forward: Forward, sampler: Sampler, capacity: Capacity, model: ModelConfig) -> None:
-        self._forward = forward
+    def __init__(
+        self,
+        forward: Forward | None,
+        sampler: Sampler,
+        capacity: Capacity,
+        model: ModelConfig,
+        parts: Parts | None = None,
+    ) -> None:
+        """parts: of the forward pass, where they can be exchanged."""
+        self._forward = forward  # None while a part of it is away
         self._sampler = sampler
         self._capacity = capacity
         self.encoder: Encoder | None = None  # where the model sees
         self._model = model
+        self._parts = parts
+        self._adapters: dict[int, Adapter] = {}
+        self._profiler = Profiler()
         self._operations: dict[str, Callable[..., object]] = {
             "device": self._describe_device,
             "load_adapter": self._load_adapter,
-            "unload_adapter": forward.unload_adapter,
+            "unload_adapter": self._unload_adapter,
+            "update_weights": self._update_weights,
+            "release_memory": self._release_memory,
+            "resume_memory": self._resume_memory,
+            "weight": self._weight,
+            "start_profile": self._start_profile,
+            "stop_profile": self._profiler.stop,
         }
 
     @property
     def forward(self) -> Forward:
+        """Raises Unavailable while a part of it is away."""
+        if self._forward is None:
+            raise released()
         return self._forward
 
     def run(self, batch: Batch) -> StepOutput:
         """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
+        if self._profiler.trace is None:
+            return self._run(batch)
+        with self._profiler.step(batch):
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> StepOutput:
         if batch.rows:
-            self._forward.run(batch)
+            self.forward.run(batch)
         for state in batch.new_slots:
             self._sampler.set_slot(state)
         has_extras = False
@@ -113,8 +113,8 @@ class ModelRunner:
     def _run_with_extras(self, batch: Batch) -> StepOutput:
         held = None
         if any(row.sample for row in batch.rows):
-            logits, peaks = self._forward.sampled()
-            held = self._forward.keep(logits), peaks
+            logits, peaks = self.forward.sampled()
+            held = self.forward.keep(logits), peaks
         firsts = accumulate((len(row.token_ids) for row in batch.rows), initial=0)
         extras = [
             (self._score(row, first), self._hidden_states(row, first))
@@ -132,9 +132,9 @@ class ModelRunner:
         if not rows:
             return []
         if held is None and batch.masks is None and self._sampler.plain.issuperset(slots):
-            return outputs_of(self._forward.best())
+            return outputs_of(self.forward.best())
         masks = batch.masks.wait() if batch.masks else {}
-        logits, peaks = held or self._forward.sampled()
+        logits, peaks = held or self.forward.sampled()
         positions = [row.start + len(row.token_ids) for row in rows]
         return self._sampler.sample(logits, slots, positions, masks, peaks)
 
@@ -145,8 +145,8 @@ class ModelRunner:
         for begin in range(0, len(row.score_targets), size):
             targets = row.score_targets[begin : begin + size]
             at = first + row.score_from + begin
-            logits = self._forward.logits(range(at, at + len(targets)))
-            if not self._forward.are_finite(logits):
+            logits = self.forward.logits(range(at, at + len(targets)))
+            if not self.forward.are_finite(logits):
                 return None
             scores += self._sampler.score(logits, row.slot, targets)
         return tuple(scores)
@@ -155,15 +155,73 @@ class ModelRunner:
         """Of the positions that the row asks for; None where they are not numbers."""
         if row.hidden_from is None:
             return ()
-        states = self._forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
+        states = self.forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
         return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
     def _load_adapter(self, number: int, path: str) -> None:
         """Raises InvalidRequest."""
-        self._forward.load_adapter(number, read_adapter(path, self._model))
+        adapter = read_adapter(path, self._model)
+        if self._forward is not None:
+            self._forward.load_adapter(number, adapter)
+        self._adapters[number] = adapter
+
+    def _unload_adapter(self, number: int) -> None:
+        if self._forward is not None:
+            self._forward.unload_adapter(number)
+        self._adapters.pop(number, None)
 
     def _describe_device(self) -> dict[str, str]:
-        return {"name": self._forward.device_name, "dtype": self._forward.dtype}
+        return {"name": self.forward.device_name, "dtype": self.forward.dtype}
+
+    def _update_weights(self, name: str, path: str, format: Any, load_format: str | None) -> None:
+        """Raises InvalidRequest, and changes nothing, when the weights cannot take the place of the old."""
+        parts = self._exchangeable("weights")
+        parts.update(ModelSource(name, Path(path), format), load_format)
+        self._assemble(parts)
+
+    def _release_memory(self, tags: list[Tag]) -> None:
+        parts = self._exchangeable(*tags)
+        self._forward = None
+        parts.release(tags)
+        self._assemble(parts)
+
+    def _resume_memory(self, tags: list[Tag]) -> None:
+        """Raises Conflict, InvalidRequest."""
+        parts = self._exchangeable(*tags)
+        parts.resume(tags)
+        self._assemble(parts)
+
+    def _assemble(self, parts: Parts) -> None:
+        """The forward pass of the parts that are there."""
+        forward = parts.assemble()
+        if forward is not None:
+            for number, adapter in self._adapters.items():
+                forward.load_adapter(number, adapter)
+        self._forward = forward
+        parts.trim()
+
+    def _weight(self, name: str, truncate_size: int) -> list[Any]:
+        """See Parts.value."""
+        if self._parts is None:
+            raise _cannot("give out weights")
+        return self._parts.value(name, truncate_size)
+
+    def _exchangeable(self, *tags: Tag) -> Parts:
+        """Raises InvalidRequest for a model of which these cannot be exchanged, Conflict while a profile is taken of
+        them."""
+        if self._profiler.trace is not None:
+            raise Conflict("a profile is being taken; end it by /stop_profile first", code="profile_running")
+        if self._parts is None or (self.encoder is not None and "weights" in tags):
+            raise _cannot("take weights away or exchange them")
+        return self._parts
+
+    def _start_profile(
+        self, root: str, folder: str, prefix: str, num_steps: int | None, options: dict[str, Any]
+    ) -> str:
+        """See Profiler.start."""
+        given = TraceOptions(**options)
+        make = partial(self.forward.start_trace, given)
+        return self._profiler.start(make, root=root, folder=folder, prefix=prefix, num_steps=num_steps)
 
 
 def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sampler:
@@ -171,6 +229,22 @@ def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sam
     registered = load_registered(config.logit_processor)
     jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
     return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, jail))
+
+
+def released() -> Unavailable:
+    return Unavailable(
+        "the server has given its memory back; it computes again after /resume_memory_occupation",
+        code="memory_released",
+        retry_after_s=RELEASED_RETRY_S,
+    )
+
+
+def _cannot(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"this server cannot {what} while it runs: --model-impl transformers cannot, nor can models that see; start it "
+        "again with the other model",
+        code="not_supported",
+    )
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:

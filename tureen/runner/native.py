@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
@@ -17,10 +18,12 @@ from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
+from tureen.runner.base import Capacity
 from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned
+from tureen.runner.parts import Parts
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
@@ -36,35 +39,90 @@ NO_BYTES = np.empty(0, np.uint8)
 log = get_logger("runner")
 
 
+class NativeKit:
+    """Makes the parts of a forward pass by native kernels: packed weights by name, the KV cache, the tape."""
+
+    def __init__(
+        self,
+        kernels: ModuleType,
+        pool: Any,
+        device: DeviceInfo,
+        model: ModelConfig,
+        capacity: Capacity,
+        kv_dtype: str,
+        progress: Progress,
+    ) -> None:
+        self.model = model
+        self._kernels = kernels
+        self._pool = pool
+        self._device = device
+        self._capacity = capacity
+        self._kv_dtype = kv_dtype
+        self._progress = progress
+
+    def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
+        """See Kit.load. Matrices are packed; vectors are float32."""
+        planned, weight_bytes = plan_weights(self._kernels, source, config, self.model, self._device)
+        copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, weight_bytes) else None
+        weights = copy.read(self._device.num_threads, self._progress) if copy else None
+        if weights is None:
+            hf = model_config(source)
+            found = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
+            weights = {
+                stored.name: _packed(self._kernels, self._pool, stored, config)
+                if len(stored.shape) == 2
+                else to_float32(stored)
+                for stored in found
+            }
+            if copy:
+                copy.write(weights)
+        return weights
+
+    def make_cache(self) -> Any:
+        model, pages = self.model, (self._capacity.num_pages, self._capacity.page_size)
+        return self._kernels.KvCache(model.num_layers, *pages, model.num_kv_heads, model.head_dim, self._kv_dtype)
+
+    def assemble(self, weights: Any, cache: Any) -> TapeForward:
+        tape = self._kernels.Tape(self._pool, cache, self.model.hidden_size, self.model.vocab_size)
+        record(tape, self.model, self._capacity.context_len, weights)
+        formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
+        return TapeForward(tape, formats.most_common(1)[0][0].lower())
+
+    def value(self, weights: Any, name: str) -> NDArray[np.float32]:
+        weight = weights[name]
+        values: NDArray[np.float32] = weight if isinstance(weight, np.ndarray) else weight.unpack()
+        return values
+
+    def trim(self) -> None:
+        """Weights and cache are mapped, and were the system's at once."""
+
+
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
     """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     kernels = native.require()
-    hf = model_config(source)
-    model = loading.describe(hf)
-    shape = (config.page_size, model.num_kv_heads, model.head_dim, _kv_dtype(config))
-    token_bytes = _token_bytes(kernels, model.num_layers, shape)
+    model = loading.describe(model_config(source))
+    kv_dtype = _kv_dtype(config)
+    token_bytes = _token_bytes(
+        kernels, model.num_layers, (config.page_size, model.num_kv_heads, model.head_dim, kv_dtype)
+    )
     pool = _pool(kernels, device.num_threads)
+    _, weight_bytes = plan_weights(kernels, source, config, model, device)
+    capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
+    parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress), source, config)
+    sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
+    return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
+
+
+def plan_weights(
+    kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig, device: DeviceInfo
+) -> tuple[list[Planned], int]:
+    """Every weight as it will be in memory, and the bytes that they take. Raises StartupError, also when there are not
+    so many."""
     planned = _plan(source, config, model)
     weight_bytes = sum(_bytes_of(kernels, one) for one in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
-    capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    copy = PackedCopy(source, config, kernels, planned) if _is_copied(config, weight_bytes) else None
-    weights = copy.read(device.num_threads, progress) if copy else None
-    if weights is None:
-        found = loading.weights(source, hf, model, load_format=config.load_format, progress=progress)
-        weights = {
-            stored.name: _packed(kernels, pool, stored, config) if len(stored.shape) == 2 else to_float32(stored)
-            for stored in found
-        }
-        if copy:
-            copy.write(weights)
-    cache = kernels.KvCache(model.num_layers, capacity.num_pages, *shape)
-    tape = kernels.Tape(pool, cache, model.hidden_size, model.vocab_size)
-    record(tape, model, capacity.context_len, weights)
-    formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
-    sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
-    return ModelRunner(TapeForward(tape, formats.most_common(1)[0][0].lower()), sampler, capacity, model)
+    return planned, weight_bytes
 
 
 def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from tureen.attention.base import AttentionBackend
 from tureen.attention.reference import ReferenceAttention
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
+from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
 from tureen.log import Progress
@@ -21,10 +23,13 @@ from tureen.lora.torch_adapters import StepAdapters
 from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
-from tureen.runner.base import Batch
+from tureen.runner.base import Batch, Capacity
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.runner.parts import Parts
+from tureen.runner.torch_trace import TorchTrace
+from tureen.runner.trace import TraceOptions
 from tureen.sampling.arithmetic import Peaks
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource, model_config
@@ -84,28 +89,68 @@ class TorchForward:
     def keep(self, logits: Tensor) -> Tensor:
         return logits  # a new tensor at every call
 
+    def start_trace(self, options: TraceOptions) -> TorchTrace:
+        return TorchTrace(options, on_gpu=self._device.type == "cuda")
+
+
+class TorchKit:
+    """Makes the parts of a forward pass by torch: the model, tensors for keys and values."""
+
+    def __init__(
+        self, device: DeviceInfo, dtype: torch.dtype, model: ModelConfig, capacity: Capacity, progress: Progress
+    ) -> None:
+        self.model = model
+        self._device = device
+        self._dtype = dtype
+        self._capacity = capacity
+        self._progress = progress
+
+    def load(self, source: ModelSource, config: Config) -> DecoderModel:
+        loading.require_memory(_weight_bytes(self.model, self._dtype, self._device), _name(self._dtype), self._device)
+        place = torch.device(self._device.name)
+        with place:
+            model = DecoderModel(self.model, self._dtype)
+        found = loading.weights(
+            source, model_config(source), self.model, load_format=config.load_format, progress=self._progress
+        )
+        model.load(found)
+        model.finish(self._capacity.context_len, place)
+        return model
+
+    def make_cache(self) -> torch_pool.KvPool:
+        pages = {"num_pages": self._capacity.num_pages, "page_size": self._capacity.page_size}
+        return torch_pool.allocate(self.model, self._dtype, **pages, device=self._device)
+
+    def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
+        layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
+        attention = ReferenceAttention(layers, cache.keys, cache.values)
+        return TorchForward(weights, attention, self._capacity.page_size, self._device, self._dtype)
+
+    def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = weights.weight(name).float().cpu().numpy()
+        return values
+
+    def trim(self) -> None:
+        gc.collect()  # layers and adapters hold each other
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            trim()
+
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
     """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     _refuse_native_settings(config, dtype)
-    hf = model_config(source)
-    shape = loading.describe(hf)
+    shape = loading.describe(model_config(source))
     weight_bytes = _weight_bytes(shape, dtype, device)
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    torch_device = torch.device(device.name)
-    with torch_device:
-        model = DecoderModel(shape, dtype)
-    model.load(loading.weights(source, hf, shape, load_format=config.load_format, progress=progress))
-    model.finish(capacity.context_len, torch_device)
-    pool = torch_pool.allocate(shape, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device)
-    layers = [layer_shape(shape, layer) for layer in range(shape.num_layers)]
-    attention = ReferenceAttention(layers, pool.keys, pool.values)
-    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch_device))
-    return ModelRunner(TorchForward(model, attention, capacity.page_size, device, dtype), sampler, capacity, shape)
+    parts = Parts(TorchKit(device, dtype, shape, capacity, progress), source, config)
+    sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
+    return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 
 
 def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

@@ -30,6 +30,8 @@ from tureen.runner.base import Batch
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
+from tureen.runner.torch_trace import TorchTrace
+from tureen.runner.trace import TraceOptions
 from tureen.sampling.arithmetic import Peaks
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource
@@ -139,6 +141,9 @@ class TransformersForward:
 
     def keep(self, logits: Tensor) -> Tensor:
         return logits  # a new tensor at every call
+
+    def start_trace(self, options: TraceOptions) -> TorchTrace:
+        return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from tureen.engine.engine import Engine
-from tureen.engine.loop import Loop
+from tureen.engine.loop import Loop, SteppedEngine
 from tureen.errors import StartupError, TureenError
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.streams import Streams, Watch
@@ -30,7 +29,7 @@ from tureen.types import (
     ToEngine,
 )
 
-EngineFactory = Callable[[Progress], tuple[Engine, EngineInfo]]
+EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 
 CLOSE_TIMEOUT_S = 10.0
 

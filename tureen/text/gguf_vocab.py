@@ -28,6 +28,13 @@ END_TEXTS: Final = frozenset(
         "<｜end▁of▁sentence｜>",
     )
 )
+NAMED_KEYS: Final = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+}
 END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _TAIL: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -82,6 +89,13 @@ def special_id(metadata: Mapping[str, Any], key: str, num_tokens: int) -> int | 
     if not isinstance(value, int) or not 0 <= value < num_tokens:
         raise StartupError(f"tokenizer.ggml.{key} must be a token id below {num_tokens}, got {echo(value)}")
     return value
+
+
+def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the tokens that chat templates name."""
+    texts = dict(enumerate(_tokens(metadata)))
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in NAMED_KEYS.items()}
+    return {name: texts[token_id] for name, token_id in ids.items() if token_id in texts}
 
 
 # byte-level BPE (GPT-2 and its kin)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
 
@@ -27,11 +28,13 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         bos_token_id: int | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
+        self.added_tokens: dict[int, AddedToken] = backend.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {}
         self._decoder = backend.decoder
         steps = _decoder_steps(backend)
@@ -39,11 +42,18 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in steps
         self.vocab_size: int = backend.get_vocab_size()
         self.max_token_chars: int = max(map(len, backend.get_vocab()), default=1)
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.special_ids = frozenset(i for i, token in self.added_tokens.items() if token.special)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
+        self.tool_template = tool_template  # for chats with tools, where that is another one
+        self.named_tokens = dict(named_tokens or {})  # texts, as chat templates call them: bos_token, eos_token, ...
         self._first_space_dropped = self._decoder is None or _drops_first_space(self._decoder)
+
+    @property
+    def backend(self) -> Backend:
+        """The package's own object: shared by all threads, never changed."""
+        return self._backend
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; the text of a special token becomes that token. Releases the GIL.
@@ -99,8 +109,8 @@ class Tokenizer:
         return token_id
 
     def _compute_bytes(self, token_id: int) -> bytes:
-        added = self._added.get(token_id)
-        token = added if added is not None else self._id_to_token(token_id)
+        added = self.added_tokens.get(token_id)
+        token = added.content if added is not None else self._id_to_token(token_id)
         if token is None:
             return b""
         if self._byte_level:
@@ -162,6 +172,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         eos_token_ids=gguf_vocab.end_token_ids(metadata),
         bos_token_id=gguf_vocab.special_id(metadata, "bos_token_id", backend.get_vocab_size()),
         chat_template=template if isinstance(template, str) else None,
+        named_tokens=gguf_vocab.named_tokens(metadata),
     )
 
 
@@ -178,11 +189,14 @@ def from_folder(path: Path) -> Tokenizer:
     _honour_add_bos(backend, settings.get("add_bos_token"), bos_token_id)
     eos_from_settings = _token_of(backend, settings.get("eos_token"))
     eos = [token_id for config in configs for token_id in id_list(config.get("eos_token_id"))]
+    templates = _chat_templates(folder, settings)
     return Tokenizer(
         backend,
         eos_token_ids=[*eos, *([] if eos_from_settings is None else [eos_from_settings])],
         bos_token_id=bos_token_id,
-        chat_template=_chat_template(folder, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
+        named_tokens={**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(settings)},
     )
 
 
@@ -234,12 +248,23 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
         gguf_vocab.add_nothing(backend)
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`eos_token` and its like, whose values are texts or objects with one."""
+    values = {name: value for name, value in settings.items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """By name: `default`, and often `tool_use`."""
+    given = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if isinstance(given, str):
+        given = {"default": given}
+    elif isinstance(given, list):
+        given = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
+    found = given if isinstance(given, dict) else {}
+    files = {"default": folder / "chat_template.jinja", "tool_use": folder / "additional_chat_templates/tool_use.jinja"}
+    for name, file in files.items():
+        if file.is_file():
+            found[name] = file.read_text(encoding="utf-8", errors="replace")
+    return {name: text for name, text in found.items() if isinstance(text, str)}

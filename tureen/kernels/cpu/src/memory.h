@@ -35,7 +35,7 @@ public:
 
 private:
     std::mutex mutex_;
-    std::shared_ptr<Memory> block_;
+    std::weak_ptr<Memory> block_;
     size_t used_ = 0;
 };
 

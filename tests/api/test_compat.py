@@ -1,0 +1,133 @@
+"""`/compat` tells the truth: every field of the original APIs has an answer, and the answer is what the server does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_under_test import App
+
+from tureen.api.compat import SPOKEN, rows_of
+
+FIELDS: dict[str, list[str]] = json.loads(
+    (Path(__file__).resolve().parents[1] / "data" / "api_fields.json").read_text(encoding="utf-8")
+)
+ROUTES = {f"{one.api} {one.route}": one for one in SPOKEN}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+OLLAMA = {"stream": False, "options": {"num_predict": 2}}
+BODIES: dict[str, dict[str, Any]] = {
+    "SGLang /generate": {"text": "a", "sampling_params": {"max_new_tokens": 2}},
+    "MindIE and vLLM's demo server /generate": {"prompt": "a", "max_tokens": 2},
+    "TGI /generate": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "OpenAI /v1/completions": {"prompt": "a", "max_tokens": 2},
+    "OpenAI /v1/chat/completions": CHAT,
+    "OpenAI /v1/responses": {"input": "a", "max_output_tokens": 2},
+    "OpenAI /v1/embeddings": {"input": "a"},
+    "Anthropic /v1/messages": CHAT | {"model": "default"},
+    "Anthropic /v1/messages/count_tokens": {"messages": CHAT["messages"], "model": "default"},
+    "Ollama /api/chat": {"messages": CHAT["messages"], "model": "default"} | OLLAMA,
+    "Ollama /api/generate": {"prompt": "a", "model": "default"} | OLLAMA,
+}
+"""For each route the shortest body that is taken."""
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[App]:
+    with App(chat_template="chatml") as running:
+        yield running
+
+
+def _make_body(name: str, field: str, value: Any) -> dict[str, Any]:
+    body = json.loads(json.dumps(BODIES[name]))
+    part, _, own = field.rpartition(".")
+    (body.setdefault(part, {}) if part else body)[own] = value
+    return body
+
+
+def _nothing(name: str, field: str) -> Any:
+    """The value that asks for nothing, as the table has it."""
+    part, _, own = field.rpartition(".")
+    [found] = [one.not_offered[own] for one in ROUTES[name].parts if one.name == part and own in one.not_offered]
+    return found[0]
+
+
+def test_each_route_that_has_a_list_is_on_the_page():
+    assert set(FIELDS) == set(ROUTES) == set(BODIES)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_the_original_is_honoured_or_refused_with_a_reason(name):
+    told = {row.field: row.note for row in rows_of(ROUTES[name])}
+    assert [field for field in FIELDS[name] if field not in told] == []
+    assert [field for field, note in told.items() if len(note) < 6] == []
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_shortest_body_is_taken(app, name):
+    response = app.request("POST", ROUTES[name].route, json=BODIES[name])
+    assert response.status_code == 200, response.text
+
+
+def _fields(name: str, *, refused: bool) -> list[str]:
+    return [row.field for row in rows_of(ROUTES[name]) if (row.standing == "refused") is refused]
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_what_is_said_to_be_refused_is_refused_by_name(app, name):
+    for field in _fields(name, refused=True):
+        for value in ({"a": 1}, True if _nothing(name, field) is False else 17):
+            response = app.request("POST", ROUTES[name].route, json=_make_body(name, field, value))
+            assert response.status_code in (400, 422), (field, response.text)
+            assert field in response.text
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_value_that_asks_for_nothing_is_taken(app, name):
+    nothing: dict[str, Any] = {}
+    for field in _fields(name, refused=True):
+        part, _, own = field.rpartition(".")
+        (nothing.setdefault(part, {}) if part else nothing)[own] = _nothing(name, field)
+    for parts in (nothing, _nulls(nothing)):
+        body = json.loads(json.dumps(BODIES[name]))
+        for own, value in parts.items():
+            body[own] = body.get(own, {}) | value if isinstance(value, dict) else value
+        response = app.request("POST", ROUTES[name].route, json=body)
+        assert response.status_code == 200, response.text
+
+
+def _nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: _nulls(value) if isinstance(value, dict) else None for name, value in fields.items()}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_what_is_said_to_be_honoured_is_known_and_checked(app, name):
+    """A value that no field takes is refused for what it is, not because nobody knows the field."""
+    for field in _fields(name, refused=False):
+        response = app.request("POST", ROUTES[name].route, json=_make_body(name, field, [[{"never": [0.5]}]]))
+        assert response.status_code in (400, 422), (field, response.text)
+        assert "unknown field" not in response.text, field
+        assert field.rpartition(".")[2] in response.text, field
+
+
+def test_a_field_that_nobody_knows_is_refused_with_the_nearest_name(app):
+    for name in ROUTES:
+        response = app.request("POST", ROUTES[name].route, json=_make_body(name, "modell", "a"))
+        assert response.status_code in (400, 422)
+        assert "unknown field 'modell'" in response.text
+
+
+def test_people_get_a_page_and_programs_get_json(app):
+    page = app.request("GET", "/compat", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert page.headers["content-type"].startswith("text/html")
+    rows = re.findall(r"<tr><td><code>([^<]+)</code></td><td class=(\w+)>", page.text)
+    for answer in (
+        app.request("GET", "/compat.json"),
+        app.request("GET", "/compat", headers={"accept": "application/json"}),
+    ):
+        told = [(row["field"], row["standing"]) for one in answer.json()["apis"] for row in one["fields"]]
+        assert told == rows
+        assert ("parameters.watermark", "refused") in told

@@ -1,0 +1,510 @@
+"""Clients that come back: streams that go on after a dropped connection, requests that are sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import struct
+import threading
+
+import httpx
+import pytest
+from app_under_test import App, LiveServer, wait_until
+
+from tureen.api import recording as recordings
+from tureen.api import track
+
+GRACE_S = 30.0
+BODY = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}
+LONG = {"text": "abc", "sampling_params": {"max_new_tokens": 1900}}
+EVENT = re.compile(r"id: (([0-9a-f]{12})-(\d+))\n((?:event: \w+\n)?data: .*)\n\n")
+RST_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@pytest.fixture(scope="module")
+def app():
+    with App(slow=True, resume_grace_s=GRACE_S) as running:
+        yield running
+
+
+def _stream(app: App, path: str = "/generate", **body) -> tuple[str, str]:
+    """The id of the request and all of its stream."""
+    answer = app.request("POST", path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-request-id"], answer.text
+
+
+def _go_on(app: App, name: str, last: str | None = None, **headers: str) -> httpx.Response:
+    more = {} if last is None else {"last-event-id": last}
+    return app.request("GET", f"/generate/{name}/events", headers=more | headers)
+
+
+def _ids(text: str) -> list[str]:
+    events = EVENT.findall(text)
+    assert "".join(f"id: {one[0]}\n{one[3]}\n\n" for one in events) == text
+    return [one[0] for one in events]
+
+
+# ---- streams
+
+
+BODIES = [
+    ("/generate", BODY),
+    ("/generate", BODY | {"text": ["abc", "say:xyz", "abd"], "return_logprob": True}),
+    ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 12}, "stream": True}),
+    ("/v1/completions", {"prompt": "abc", "stream": True, "max_tokens": 12}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_stream_goes_on_behind_any_of_its_events_with_exactly_the_bytes_that_are_left(app, path, body):
+    request_id, text = _stream(app, path, **body)
+    ids = _ids(text)
+    assert ids == [f"{request_id}-{number}" for number in range(len(ids))]
+    assert len(ids) > 10
+    assert _go_on(app, request_id).text == text
+    end = 0
+    for one in ids:
+        end = text.index("\n\n", end) + 2
+        rest = _go_on(app, request_id, one)
+        assert (rest.status_code, rest.text) == (200, text[end:])
+    assert rest.headers["content-type"].startswith("text/event-stream")
+
+
+def test_the_joined_stream_is_that_of_a_server_without_ids(app):
+    body = BODY | {"sampling_params": {"max_new_tokens": 20, "sampling_seed": 7}, "rid": "same"}
+    _, text = _stream(app, **body)
+    with App(slow=True) as plain:
+        _, expected = _stream(plain, **body)
+    without = re.sub(r"^id: .*\n", "", text, flags=re.MULTILINE)
+    timed = re.compile(r'"e2e_latency":[0-9.e-]+')
+    assert timed.sub("", without.split("\n\n")[-3]) == timed.sub("", expected.split("\n\n")[-3])
+    assert "id: " not in expected
+
+
+def test_a_stream_is_found_by_the_client_s_own_name_for_it_and_by_the_answer_s_id(app):
+    _, text = _stream(app, **BODY, rid="my/own name")
+    assert _go_on(app, "my%2Fown%20name").text == text
+    batch = BODY | {"text": ["abc", "abd"], "rid": "many"}
+    _, text = _stream(app, **batch)
+    assert _go_on(app, "many").text == _go_on(app, "many_1").text == text
+    _, text = _stream(app, "/v1/completions", prompt="abc", stream=True, max_tokens=3)
+    answer_id = json.loads(text.split("data: ")[1].split("\n")[0])["id"]
+    assert _go_on(app, answer_id).text == text
+
+
+def test_the_newest_of_two_streams_with_one_name_goes_on(app):
+    _stream(app, **BODY, rid="again")
+    _, text = _stream(app, **BODY, rid="again")
+    assert _go_on(app, "again").text == text
+
+
+@pytest.mark.parametrize(
+    "last", ["", "nonsense", "5", "{id}", "{id}-", "{id}--1", "{id}-99999", "{other}-0", "x" * 5000]
+)
+def test_an_id_that_is_none_of_the_stream_is_refused(app, last):
+    other, _ = _stream(app, **BODY)
+    request_id, _ = _stream(app, **BODY)
+    answer = _go_on(app, request_id, last.format(id=request_id, other=other))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_last_event_id")
+    assert answer.json()["error"]["param"] == "Last-Event-ID"
+
+
+@pytest.mark.parametrize("name", ["unknown", "a/b", "x" * 5000])
+def test_a_stream_that_is_not_there_is_404(app, name):
+    answer = _go_on(app, name)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "stream_not_found")
+
+
+def test_what_is_no_event_stream_cannot_go_on(app):
+    whole = app.post(text="say:a", rid="whole")
+    assert _go_on(app, whole.headers["x-request-id"]).status_code == _go_on(app, "whole").status_code == 404
+    mindie = app.post(prompt="say:a", stream=True)
+    assert "\0" in mindie.text
+    assert "id: " not in mindie.text
+    assert _go_on(app, mindie.headers["x-request-id"]).status_code == 404
+
+
+def test_without_a_time_of_grace_nothing_is_kept(app):
+    with App() as plain:
+        request_id, _ = _stream(plain, **BODY)
+        answer = _go_on(plain, request_id)
+        assert (answer.status_code, "--resume-grace" in answer.text) == (404, True)
+        assert len(plain.state.recordings) == 0
+
+
+def test_a_stream_belongs_to_the_client_that_asked_for_it(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("ann k-ann\nbob k-bob\n")
+    keys.chmod(0o600)
+    with App(api_key_file=str(keys), resume_grace_s=GRACE_S) as app:
+        ann, bob = ({"authorization": f"Bearer k-{name}"} for name in ("ann", "bob"))
+        text = app.request("POST", "/generate", json=BODY | {"rid": "mine"}, headers=ann).text
+        assert _go_on(app, "mine", **ann).text == text
+        assert _go_on(app, "mine", **bob).status_code == 404
+        assert _go_on(app, "mine").status_code == 401
+
+
+def test_a_stream_that_has_ended_is_kept_for_the_time_of_grace(app, monkeypatch):
+    request_id, text = _stream(app, **BODY)
+    now = app.state.recordings._clock()
+    monkeypatch.setattr(app.state.recordings, "_clock", lambda: now + GRACE_S - 1)
+    assert _go_on(app, request_id).text == text
+    monkeypatch.setattr(app.state.recordings, "_clock", lambda: now + GRACE_S + 1)
+    assert _go_on(app, request_id).status_code == 404
+    assert len(app.state.recordings) == 0
+
+
+def test_an_error_before_the_first_event_is_a_status_and_leaves_nothing(app):
+    before = len(app.state.recordings)
+    assert app.post(**BODY, temperature=1).status_code == 400
+    assert len(app.state.recordings) == before
+
+
+# ---- over real sockets
+
+
+def _connect(server: LiveServer, body: dict, **headers: str) -> socket.socket:
+    content = json.dumps(body).encode()
+    lines = ["POST /generate HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(content)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall("\r\n".join([*lines, "Content-Type: application/json"]).encode() + b"\r\n\r\n" + content)
+    return connection
+
+
+def _is_idle(server: LiveServer) -> bool:
+    stats = server.stats
+    is_free = stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+    return is_free and not stats.num_running and not server.app.state.server.num_running
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["RST", "FIN"])
+def test_a_stream_whose_connection_drops_goes_on_unheard_and_nothing_is_lost(reset):
+    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
+        body = BODY | {"rid": "dropped", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
+        with _connect(server, body) as connection:
+            seen = b""
+            while seen.count(b"\n\n") < 5:
+                seen += connection.recv(300)
+            if reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
+        last = re.findall(rb"id: (\S+)\ndata: [^\n]*\n\r?\n", seen)[-1].decode()
+        path = f"{server.url}/generate/dropped/events"
+        rest = httpx.get(path, headers={"last-event-id": last}, timeout=30).text
+        text = httpx.get(path, timeout=30).text
+        assert text.endswith(rest)
+        assert _ids(text)[_ids(text).index(last) + 1 :] == _ids(rest)
+        final = json.loads(rest.split("data: ")[-2].strip().split("\n")[0])
+        assert final["meta_info"]["completion_tokens"] == 50
+        assert rest.endswith("data: [DONE]\n\n")
+
+
+def test_a_stream_that_nobody_comes_back_to_is_aborted_after_the_time_of_grace():
+    with LiveServer(slow=True, resume_grace_s=0.3) as server:
+        for _ in range(2):
+            with _connect(server, LONG | {"stream": True, "rid": "left"}) as connection:
+                assert connection.recv(300)
+            wait_until(lambda: server.stats.num_running == 1, "the run without a client", 20)
+            wait_until(lambda: _is_idle(server), "the abort", 20)
+            assert httpx.get(f"{server.url}/generate/left/events").status_code == 404
+
+
+def test_the_time_of_grace_of_a_stream_that_ended_unheard_begins_with_its_end():
+    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
+        with _connect(server, BODY | {"rid": "unheard"}) as connection:
+            assert connection.recv(300)
+        wait_until(lambda: server.stats.num_running == 1, "the run without a client", 20)
+        wait_until(lambda: _is_idle(server), "the end", 20)
+        recordings_ = server.app.state.server.recordings
+        wait_until(lambda: recordings_._ended, "the end of the recording", 20)
+        (recording,) = recordings_._ended
+        assert recording._leaving.cancelled()
+        assert not recording.is_abandoned.is_set()
+
+
+def test_who_comes_back_in_time_may_leave_again():
+    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
+        body = BODY | {"rid": "often"}
+        with _connect(server, body) as connection:
+            connection.recv(300)
+        last, seen = None, []
+        while not seen or "[DONE]" not in seen[-1]:
+            headers = {"last-event-id": last} if last else {}
+            with httpx.stream("GET", f"{server.url}/generate/often/events", headers=headers) as answer:
+                text = ""
+                for piece in answer.iter_text():
+                    text += piece
+                    if text.count("\n\n") > 5:
+                        break
+            text = text[: text.rindex("\n\n") + 2]
+            seen.append(text)
+            last = _ids(text)[-1]
+        assert len(seen) > 3
+        ids = _ids("".join(seen))
+        assert [one.split("-")[1] for one in ids] == [str(number) for number in range(len(ids))]
+        assert httpx.get(f"{server.url}/generate/often/events").text == "".join(seen)
+
+
+def test_an_answer_that_is_no_stream_ends_with_its_connection_all_the_same():
+    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
+        with _connect(server, LONG):
+            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
+        wait_until(lambda: _is_idle(server), "the abort", 20)
+
+
+def test_two_listeners_hear_the_same():
+    with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
+        body = BODY | {"rid": "shared"}
+        texts = {}
+        with httpx.stream("POST", f"{server.url}/generate", json=body) as first:
+            threads = [
+                threading.Thread(
+                    target=lambda at=at: texts.update({at: httpx.get(f"{server.url}/generate/shared/events").text})
+                )
+                for at in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+            text = first.read().decode()
+            for thread in threads:
+                thread.join()
+        assert [texts[at] for at in range(3)] == [text] * 3
+
+
+# ---- memory
+
+
+def test_what_is_kept_is_bounded_however_many_come(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_ENDED_BYTES", 10_000)
+    with App(resume_grace_s=1e6, idempotency_retention_s=1e6) as app:
+        body = {"text": "say:xyz", "stream": True}
+        for index in range(60):
+            key = {"idempotency-key": f"k{index}"} if index % 2 else {}
+            newest = app.request("POST", "/generate", json=body, headers=key)
+        kept = app.state.recordings
+        assert kept._num_bytes <= 10_000
+        assert kept._num_bytes == sum(one.track.num_bytes for one in kept._ended)
+        assert 0 < len(kept) < 60
+        assert len(kept._by_key) <= len(kept)
+        assert not kept._running
+        assert _go_on(app, newest.headers["x-request-id"]).text == newest.text
+        monkeypatch.setattr(recordings, "MAX_ENDED", 3)
+        app.request("POST", "/generate", json=body)
+        assert len(kept) == 3
+
+
+def test_of_a_stream_that_is_too_long_the_last_part_goes_on(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(track, "GROUP", 4)
+    with App(slow=True, resume_grace_s=GRACE_S) as app:
+        request_id, text = _stream(app, **BODY)
+        gone = _go_on(app, request_id)
+        assert (gone.status_code, gone.json()["error"]["code"]) == (400, "event_gone")
+        ids = _ids(text)
+        rest = _go_on(app, request_id, ids[-8]).text
+        assert text.endswith(rest)
+        assert _ids(rest) == ids[-7:]
+
+
+# ---- Idempotency-Key
+
+
+def _twice(app: App, key: str = "k1", path: str = "/generate", **body) -> httpx.Response:
+    return app.request("POST", path, json=body, headers={"idempotency-key": key})
+
+
+def _num_prompts(app: App) -> int:
+    return app.client.stats.total_prompt_tokens
+
+
+@pytest.fixture
+def plain():
+    with App(slow=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *BODIES,
+        ("/generate", BODY | {"stream": False}),
+        ("/generate", {"prompt": "abc", "stream": True}),
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/encode", {"text": "abc"}),
+    ],
+)
+def test_who_sends_the_same_again_gets_the_same_and_it_runs_once(plain, path, body):
+    first = _twice(plain, path=path, **body)
+    num_prompts = _num_prompts(plain)
+    second = _twice(plain, path=path, **body)
+    assert first.status_code == 200
+    assert (second.status_code, second.content) == (200, first.content)
+    assert second.headers["content-type"] == first.headers["content-type"]
+    assert (first.headers.get("idempotent-replayed"), second.headers["idempotent-replayed"]) == (None, "true")
+    assert _num_prompts(plain) == num_prompts > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_sends_the_same_while_it_runs_hears_all_of_it_and_it_runs_once(plain, stream):
+    async def scenario():
+        def send():
+            return asyncio.create_task(
+                plain.http.post("/generate", json=BODY | {"stream": stream}, headers={"idempotency-key": "k"})
+            )
+
+        tasks = [send()]
+        while plain.client.stats.total_output_tokens < 10:
+            await asyncio.sleep(0.005)
+        tasks += [send(), send()]
+        return [await task for task in tasks]
+
+    answers = plain.run(scenario())
+    assert len({answer.text for answer in answers}) == 1
+    assert plain.client.stats.total_prompt_tokens == 3
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 3
+    plain.check_idle()
+
+
+def test_a_key_belongs_to_one_request(plain):
+    assert _twice(plain, text="say:a").status_code == 200
+    for other in (
+        _twice(plain, text="say:b"),
+        _twice(plain, text="say:a", stream=False),
+        _twice(plain, path="/encode", text="say:a"),
+        plain.request("PUT", "/generate", json={"text": "say:a"}, headers={"idempotency-key": "k1"}),
+    ):
+        assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert _twice(plain, "k2", text="say:b").json()["text"] == "b"
+    assert plain.post(text="say:b").json()["text"] == "b"
+
+
+def test_keys_of_two_clients_have_nothing_to_do_with_each_other(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("ann k-ann\nbob k-bob\n")
+    keys.chmod(0o600)
+    with App(api_key_file=str(keys)) as app:
+        answers = [
+            app.request(
+                "POST",
+                "/generate",
+                json={"text": f"say:{name}"},
+                headers={"idempotency-key": "1", "authorization": f"Bearer k-{name}"},
+            )
+            for name in ("ann", "bob")
+        ]
+        assert [answer.json()["text"] for answer in answers] == ["ann", "bob"]
+
+
+@pytest.mark.parametrize("key", ["", " ", "x" * 256, "a\tb", "caf\u00e9".encode(), b"\x7f"])
+def test_a_key_that_is_none_is_refused(plain, key):
+    answer = plain.request("POST", "/generate", json={"text": "say:a"}, headers={"idempotency-key": key})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_idempotency_key")
+
+
+def test_two_keys_are_refused_and_the_longest_and_the_draft_s_own_are_taken(plain):
+    headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
+    assert plain.request("POST", "/generate", json={"text": "say:a"}, headers=headers).status_code == 400
+    for key in ("x" * 255, '"8e03978e-40d5-43dd-bc93-6894a57f9324"'):
+        assert _twice(plain, key, text="say:a").status_code == 200
+        assert _twice(plain, key, text="say:a").headers["idempotent-replayed"] == "true"
+
+
+def test_what_failed_is_not_kept(plain, monkeypatch):
+    assert _twice(plain, text="say:a", rid="").status_code == 400
+    assert _twice(plain, text="say:a").status_code == 200
+    failing = {"text": "say:ab", "sampling_params": {"max_new_tokens": 8}}
+
+    generate = plain.client.generate
+
+    async def fail(request, *how):
+        async for delta in generate(request, *how):
+            yield delta
+            raise recordings.Conflict("the test's own")
+
+    for stream in (True, False):
+        key = f"fails {stream}"
+        monkeypatch.setattr(plain.client, "generate", fail)
+        broken = _twice(plain, key, **failing, stream=stream)
+        assert "the test's own" in broken.text
+        monkeypatch.undo()
+        answer = _twice(plain, key, **failing, stream=stream)
+        assert "the test's own" not in answer.text
+        assert "idempotent-replayed" not in answer.headers
+
+
+def test_an_answer_is_kept_for_its_time(plain, monkeypatch):
+    first = _twice(plain, text="abc")
+    now = plain.state.recordings._clock()
+    monkeypatch.setattr(plain.state.recordings, "_clock", lambda: now + 59)
+    assert _twice(plain, text="abc").text == first.text
+    monkeypatch.setattr(plain.state.recordings, "_clock", lambda: now + 61)
+    again = _twice(plain, text="abd")
+    assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
+
+
+def test_an_answer_that_is_too_long_to_be_kept_is_made_again(plain, monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_BYTES", 100)
+    assert _twice(plain, text="say:a").status_code == 200
+    again = _twice(plain, text="say:a")
+    assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
+    assert len(plain.state.recordings) == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_both_have(stream):
+    with LiveServer(slow=True) as server:
+        body = {"text": "abc", "stream": stream, "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
+
+        def send(key: str) -> httpx.Response:
+            headers = {"idempotency-key": key, "content-type": "application/json"}
+            return httpx.post(f"{server.url}/generate", content=json.dumps(body), headers=headers, timeout=30)
+
+        with _connect(server, body, **{"Idempotency-Key": "k"}):
+            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
+            found = []
+            post = threading.Thread(target=lambda: found.append(send("k")))
+            post.start()
+            recording = next(iter(server.app.state.server.recordings._running))
+            wait_until(lambda: recording._num_listeners == 2, "the second", 20)
+        post.join()
+        assert '"completion_tokens":60' in found[0].text
+        assert found[0].headers["idempotent-replayed"] == "true"
+        assert server.stats.total_prompt_tokens == 3
+        with (
+            _connect(server, body, **{"Idempotency-Key": "new"}),
+            _connect(server, body, **{"Idempotency-Key": "new"}),
+        ):
+            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
+        wait_until(lambda: _is_idle(server), "the abort", 20)
+        assert server.metric("num_aborted_requests_total") == 1
+        again = send("new")
+        assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
+
+
+def test_a_request_that_is_sent_twice_counts_once(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("ann k-ann max_requests=1 tokens_per_minute=1000\n")
+    keys.chmod(0o600)
+    with App(slow=True, api_key_file=str(keys)) as app:
+        headers = {"authorization": "Bearer k-ann", "idempotency-key": "1"}
+
+        async def scenario():
+            tasks = [asyncio.create_task(app.http.post("/generate", json=BODY, headers=headers)) for _ in range(3)]
+            while app.client.stats.total_output_tokens < 5:
+                await asyncio.sleep(0.005)
+            refused = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})
+            answers = [await task for task in tasks]
+            again = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})
+            return refused, answers, again
+
+        refused, answers, again = app.run(scenario())
+        assert refused.status_code == 429
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert again.status_code == 200
+        assert "idempotent-replayed" not in again.headers
+        left = app.request("POST", "/generate", json={"text": "say:"}, headers=headers | {"idempotency-key": "3"})
+        spent = 2 * (3 + 40) + 4 + 1
+        assert 1000 - spent <= int(left.headers["x-ratelimit-remaining-tokens"]) <= 1000 - spent + 60

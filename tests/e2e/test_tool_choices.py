@@ -1,0 +1,96 @@
+"""Tool choices on the real server with the real model, which is small: what was asked for holds all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+from server_process import ServerProcess
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tool-calls.md").read_text(encoding="utf-8")
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 2, "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+LIGHT = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False}
+SCHEMAS = {"weather": WEATHER, "light": LIGHT}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+MESSAGES = [{"role": "user", "content": "What will the weather be like in Paris tomorrow?"}]
+
+
+def ask(server: ServerProcess, **body) -> dict:
+    fields = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 300, "seed": 1}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=fields | body, timeout=120)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    return choice
+
+
+def calls_of(choice: dict) -> list[str]:
+    """The names; arguments are checked."""
+    calls = choice["message"].get("tool_calls") or []
+    for call in calls:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    return [call["function"]["name"] for call in calls]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.2])
+def test_a_required_call_is_made_and_its_arguments_are_valid(server: ServerProcess, temperature):
+    choice = ask(server, tool_choice="required", parallel_tool_calls=False, temperature=temperature)
+    assert len(calls_of(choice)) == 1
+    assert choice["finish_reason"] == "tool_calls"
+    assert not choice["message"]["content"]
+
+
+def test_a_named_tool_is_called_whatever_was_asked(server: ServerProcess):
+    named = {"type": "function", "function": {"name": "light"}}
+    assert calls_of(ask(server, tool_choice=named)) == ["light"]
+
+
+def test_a_strict_tool_is_called_right_or_not_at_all(server: ServerProcess):
+    tools = [{"type": "function", "function": one["function"] | {"strict": True}} for one in TOOLS]
+    for temperature in (0, 1.0):
+        choice = ask(server, tools=tools, temperature=temperature, parallel_tool_calls=False, max_tokens=120)
+        calls_of(choice)
+
+
+def test_what_cannot_be_enforced_is_refused_under_the_name_of_its_tool(server: ServerProcess):
+    wrong = {"type": "object", "properties": {"a": {"type": "string", "minLenght": 3}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "wrong", "parameters": wrong}}]
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tools[2].function.parameters"
+    assert "minLenght" in error["message"]
+
+
+def test_the_commands_of_the_page_work(server: ServerProcess):
+    blocks = re.findall(r"```\n(curl.*?)\n```", PAGE, re.DOTALL)
+    commands = [part for block in blocks for part in re.split(r"\n(?=curl )", block)]
+    assert len(commands) == 3
+    answers = []
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "))
+        path = re.sub(r"http://127\.0\.0\.1:\d+", "", words[1])
+        body = json.loads(words[words.index("-d") + 1])
+        response = httpx.post(server.url + path, json=body, timeout=120)
+        assert response.status_code == 200, response.text
+        answers.append(response.json())
+    chat, calls, reasoning = answers
+    assert chat["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert calls["calls"] == [{"tool_index": 0, "name": "weather", "parameters": '{"city": "Paris"}'}]
+    assert reasoning == {"reasoning_text": "3 + 4 = 7", "text": "It is 7."}

@@ -1,0 +1,215 @@
+"""The constraints that make tool choices hold: what they allow, and how what was written under them is read."""
+
+import functools
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+from byte_tokenizer import EOS
+from inline_compiler import VOCABULARY, InlineCompiler
+
+from tureen.errors import InvalidRequest
+from tureen.grammar.base import GrammarSpec
+from tureen.text.messages import CallArguments, CallStart, Content, Tool, ToolChoice
+from tureen.text.tools import PARSERS, constraint, schema_places
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Zürich", 'say "}]"']},
+        "days": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 2},
+        "note": {"type": "string", "maxLength": 3},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FREE = {"properties": {"on": {"type": "boolean"}}, "required": ["on"]}  # its type is left out
+TOOLS = (Tool(name="weather", parameters=WEATHER), Tool(name="light.set", parameters=FREE), Tool(name="ping"))
+STRICT = (Tool(name="weather", parameters=WEATHER, strict=True), *TOOLS[1:])
+SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+NAMES = ("hermes", "llama3", "mistral", "pythonic")
+WITH_AUTO = ("hermes", "llama3", "pythonic")
+MAX_CHARS = 400
+
+ANY, REQUIRED = ToolChoice("auto"), ToolChoice("required")
+
+
+@functools.cache
+def compiled(tag):
+    compiler = InlineCompiler()
+    waiting = compiler.submit(GrammarSpec("structural_tag", tag))
+    compiler.poll()
+    assert waiting.error is None, waiting.error
+    return waiting.compiled
+
+
+def drawn(tag, seed, starts=("",)):
+    """An output of random bytes that the constraint allows; it ends early where it may."""
+    source = random.Random(seed)
+    grammar = compiled(json.dumps(tag)).start()
+    made = list(source.choice(starts).encode())
+    assert all(map(grammar.accept, made))
+    mask = np.zeros(-(-VOCABULARY.size // 32), dtype=np.uint32)
+    while not grammar.is_done:
+        grammar.fill_mask(mask)
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+        if EOS in allowed and (source.random() < 0.3 or len(made) > MAX_CHARS):
+            break
+        plain = [byte for byte in allowed if byte != EOS and (byte in b'"\\}]{[(),;=<>:\n' or 32 <= byte < 127)]
+        closing = [byte for byte in plain if byte in b'"}'] if len(made) > MAX_CHARS // 2 else []
+        token_id = source.choice(closing or plain or [byte for byte in allowed if byte != EOS])
+        assert grammar.accept(token_id)
+        made.append(token_id)
+    return bytes(made).decode()
+
+
+def allows(tag, text):
+    grammar = compiled(json.dumps(tag)).start()
+    return all(map(grammar.accept, text.encode())) and grammar.is_accepting
+
+
+def read(name, text, tools):
+    parser = PARSERS[name].parser(tools)
+    parts = parser.feed(text) + parser.close()
+    calls = [
+        (part.name, "".join(one.text for one in parts if isinstance(one, CallArguments) and one.index == part.index))
+        for part in parts
+        if isinstance(part, CallStart)
+    ]
+    return "".join(part.text for part in parts if isinstance(part, Content)), calls
+
+
+def check(calls, tools):
+    for called, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[called] | {"type": "object"})
+        assert called in {tool.name for tool in tools}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_required_call_comes_alone_and_its_arguments_are_valid(name, parallel):
+    tag = constraint(PARSERS[name], TOOLS, REQUIRED, parallel=parallel)
+    counts, seen = set(), set()
+    for seed in range(40):
+        content, calls = read(name, drawn(tag, seed), TOOLS)
+        assert content == ""
+        check(calls, TOOLS)
+        counts.add(len(calls))
+        seen |= {called for called, _ in calls}
+    assert seen == set(SCHEMAS)
+    assert counts == {1} if not parallel else min(counts) == 1 < max(counts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_tool_is_called_once_and_no_other(name):
+    tag = constraint(PARSERS[name], TOOLS, ToolChoice("required", "light.set"), parallel=True)
+    for seed in range(10):
+        content, calls = read(name, drawn(tag, seed), TOOLS)
+        assert content == ""
+        assert [called for called, _ in calls] == ["light.set"]
+        check(calls, TOOLS)
+
+
+BEGINNINGS = {
+    "hermes": ("", "<", "Let me see <b>. <tool_call>", "{", "[", "<tool_call>", "<tool_ca"),
+    "llama3": ("a", "<b>", "{", '{"name": "weather", ', "No {", "<<"),
+    "pythonic": ("a", "<b>", "[", "[weather(", "No [", "<<"),
+}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", WITH_AUTO)
+def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, parallel):
+    tag = constraint(PARSERS[name], STRICT, ANY, parallel=parallel)
+    counts = []
+    for seed in range(60):
+        _, calls = read(name, drawn(tag, seed, BEGINNINGS[name]), STRICT)
+        check([call for call in calls if call[0] == "weather"], STRICT)
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+        counts.append(len(calls))
+    assert min(counts) == 0 < max(counts)
+    assert parallel or max(counts) == 1
+
+
+TEXTS = {
+    "hermes": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>',
+    ),
+    "llama3": (
+        "It is <b>warm</b>, {not} [cold].",
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+        ' {"name": "weather", "parameters": {"city": "Rome"}}',
+        'So: <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}',
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}',
+        '<<|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}',
+    ),
+    "pythonic": (
+        "It is <b>warm</b>, {not} [cold].",
+        '[weather(**{"city": "Rome"})]',
+        "[weather(city='Rome')]",
+        "\n[weather(city='Rome')]",
+        "<|python_start|>[weather(city='Rome')]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AUTO)
+def test_no_way_to_write_a_call_that_the_parser_knows_escapes_strict(name):
+    tag = constraint(PARSERS[name], STRICT, ANY, parallel=True)
+    free, *calls = TEXTS[name]
+    assert allows(tag, free)
+    for text in calls:
+        assert read(name, text, STRICT)[1], text
+        assert not allows(tag, text), text
+        fits = text.replace("Rome", "Paris")
+        if allows(tag, fits):
+            check(read(name, fits, STRICT)[1], STRICT)
+
+
+@pytest.mark.parametrize("name", WITH_AUTO)
+def test_one_call_at_most_without_parallel_calls_and_text_before_it_where_the_format_has_it(name):
+    tag = constraint(PARSERS[name], TOOLS, ANY, parallel=False)
+    assert allows(tag, "Just text.")
+    one = {
+        "hermes": 'So:\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
+        "llama3": '{"name": "ping", "parameters": {}}',
+        "pythonic": "[ping(**{})]",
+    }[name]
+    assert allows(tag, one)
+    more = {"hermes": one + "\n" + one, "llama3": f"{one}; {one}", "pythonic": "[ping(**{}), ping(**{})]"}[name]
+    assert len(read(name, more, TOOLS)[1]) == 2
+    assert not allows(tag, more)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_constrained_where_any_output_will_do(name):
+    assert constraint(PARSERS[name], TOOLS, ANY, parallel=True) is None
+    assert constraint(PARSERS[name], TOOLS, ToolChoice("none"), parallel=False) is None
+    assert constraint(PARSERS[name], (), ANY, parallel=False) is None
+
+
+def test_strict_is_refused_where_the_mark_of_a_call_cannot_be_part_of_a_constraint():
+    with pytest.raises(InvalidRequest, match=r"strict \(weather\).*mistral.*required") as caught:
+        constraint(PARSERS["mistral"], STRICT, ANY, parallel=True)
+    assert caught.value.field == "tools"
+    assert constraint(PARSERS["mistral"], TOOLS, ANY, parallel=False) is None  # the parser ends after the first call
+    assert constraint(PARSERS["mistral"], STRICT, REQUIRED, parallel=True) is not None
+
+
+@pytest.mark.parametrize("choice", [REQUIRED, ToolChoice("required", "bad"), ANY])
+@pytest.mark.parametrize("name", WITH_AUTO)
+def test_a_schema_that_cannot_be_enforced_is_found_under_the_clients_own_name(name, choice):
+    bad = Tool(name="bad", parameters={"type": "object", "properties": {"a": {"minLenght": 3}}}, strict=True)
+    tools = (*STRICT, bad)
+    tag = constraint(PARSERS[name], tools, choice, parallel=True)
+    compiler = InlineCompiler()
+    waiting = compiler.submit(GrammarSpec("structural_tag", json.dumps(tag)))
+    compiler.poll()
+    places = schema_places(tag, tools, choice, "tools[{}].function.parameters")
+    found = [field for path, field in places.items() if f"{path}: " in waiting.error.message]
+    assert found == ["tools[3].function.parameters"]
+    assert "minLenght" in waiting.error.message

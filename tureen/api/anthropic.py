@@ -1,0 +1,294 @@
+"""Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
+from tureen.api.anthropic_messages import conversation_of, tool_choice_of, tools_of
+from tureen.api.body import PARAM_FIELDS, read_json
+from tureen.api.chat import Chat, ChatPlan, Reader, joined
+from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, streamed, whole
+from tureen.api.chat_prompt import chat_prompt
+from tureen.api.dialect import Docs, Entry, unless_gone
+from tureen.api.errors import shaped
+from tureen.api.generation import Output
+from tureen.api.model_field import adapter_of
+from tureen.api.planning import Names
+from tureen.api.state import ServerState
+from tureen.api.thinking_field import thinking_kwargs
+from tureen.errors import InvalidRequest, TureenError, echo
+from tureen.log import get_logger
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
+
+OVERLOADED_STATUS = 529
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED_STATUS: "overloaded_error",
+    504: "timeout_error",
+}
+PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
+"""What is called otherwise than in SamplingParams."""
+
+EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+
+log = get_logger("api")
+
+_json = msgspec.json.Encoder()
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def create(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        body = parse(given, AnthropicBody)
+        if body.metadata is not None and body.metadata.user_id is not None:
+            log.debug("request %s is for user %s", request.scope["request_id"], echo(body.metadata.user_id))
+        plan = await _plan(chat_of(body, given, state), request, state)
+        if body.stream:
+            return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
+        output, reader, parts = await whole(plan, request, state, _budget(body))
+        check_complete(output)
+        return Response(_json.encode(_message(plan, body, output, reader, parts)), media_type="application/json")
+
+    async def count_tokens(request: Request) -> Response:
+        body = parse(read_json(request.headers.get("content-type"), await request.body()), AnthropicCountBody)
+        adapter_of(body.model, state)
+        talk, tools, choice = conversation_of(body.messages, body.system), tools_of(body), tool_choice_of(body)
+        counting = chat_prompt(
+            talk.messages,
+            () if choice.mode == "none" else tools,
+            state,
+            pictures=talk.pictures,
+            continue_final_message=talk.goes_on,
+            template_kwargs=_thinking(body, state),
+        )
+        found = await unless_gone(request, counting)
+        return Response(_json.encode({"input_tokens": len(found.prompt.token_ids)}), media_type="application/json")
+
+    counted = {name: EXAMPLE[name] for name in ("model", "messages")}
+    headers = {"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."}
+    return [
+        Entry(
+            "/v1/messages",
+            create,
+            access="user",
+            methods=["POST"],
+            render_error=error_response,
+            docs=Docs(
+                "Anthropic", "The next message.", (AnthropicBody,), EXAMPLE, stream="text/event-stream", headers=headers
+            ),
+        ),
+        Entry(
+            "/v1/messages/count_tokens",
+            count_tokens,
+            access="user",
+            methods=["POST"],
+            render_error=error_response,
+            docs=Docs("Anthropic", "How many tokens a prompt has.", (AnthropicCountBody,), counted, headers=headers),
+        ),
+    ]
+
+
+def error_object(error: TureenError) -> dict[str, Any]:
+    kind = ERROR_TYPES.get(_status(error), "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_response(error: TureenError) -> Response:
+    return shaped(error, error_object(error), _status(error))
+
+
+def _status(error: TureenError) -> int:
+    return OVERLOADED_STATUS if error.status == 503 else error.status
+
+
+def chat_of(body: AnthropicBody, given: dict[str, Any], state: ServerState) -> Chat:
+    """Raises InvalidRequest, NotFound."""
+    sampling, renamed = _sampling(body, given)
+    talk = conversation_of(body.messages, body.system)
+    return Chat(
+        messages=tuple(talk.messages),
+        pictures=tuple(talk.pictures),
+        tools=tools_of(body),
+        tool_choice=tool_choice_of(body),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        continue_final_message=talk.goes_on,
+        template_kwargs=_thinking(body, state),
+        sampling=sampling,
+        names=Names("", renamed),
+        adapter=adapter_of(body.model, state),
+    )
+
+
+def _sampling(body: AnthropicBody, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parameters that the body sets, and what it calls them. Raises InvalidRequest."""
+    renamed: dict[str, str] = {}
+    sampling: dict[str, Any] = {}
+    for name in given:
+        target = PARAMETERS.get(name, name)
+        if target in PARAM_FIELDS and given[name] is not None and name not in NOT_OFFERED:
+            if target in sampling:
+                raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
+            sampling[target], renamed[target] = getattr(body, name), name
+    if body.output_config is not None and body.output_config.format is not None:
+        field = "output_config.format.schema"
+        if "json_schema" in sampling:
+            raise InvalidRequest(f"{field} cannot go with json_schema; send one", field=field)
+        sampling["json_schema"], renamed["json_schema"] = body.output_config.format.schema, field
+    return sampling, renamed
+
+
+def _thinking(body: AnthropicBody | AnthropicCountBody, state: ServerState) -> dict[str, bool]:
+    if body.thinking is None or body.thinking.type == "adaptive":
+        return {}
+    return thinking_kwargs(body.thinking.type == "enabled", "thinking", tools_of(body), state.context)
+
+
+def _budget(body: AnthropicBody) -> int | None:
+    return None if body.thinking is None else body.thinking.budget_tokens
+
+
+async def _plan(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
+    """Where the context holds less than max_tokens, which nobody can leave out, it is the context that ends the
+    answer; its stop_reason says so."""
+    try:
+        return await planned(chat, request, state)
+    except InvalidRequest as error:
+        if error.code != "context_exceeded":
+            raise
+    to_the_end = {**chat.sampling, "max_new_tokens": None}
+    return await planned(msgspec.structs.replace(chat, sampling=to_the_end), request, state)
+
+
+def _message(
+    plan: ChatPlan, body: AnthropicBody, output: Output, reader: Reader, parts: Sequence[Part]
+) -> dict[str, Any]:
+    blocks = Blocks(body)
+    for part in parts:
+        blocks.feed(part)
+    blocks.close()
+    stop = _stop(output, reader, body)
+    return _head(body) | {"content": blocks.content} | stop | {"usage": _usage(output, plan, parts)}
+
+
+def _head(body: AnthropicBody) -> dict[str, Any]:
+    return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": body.model}
+
+
+def _stop(output: Output, reader: Reader, body: AnthropicBody) -> dict[str, str | None]:
+    matched = output.finish.matched if output.finish is not None else None
+    sequence = matched if isinstance(matched, str) else None
+    reason = reader.finish_reason(output)
+    if reason == "length":
+        is_asked = len(output.token_ids) >= body.max_tokens
+        named = "max_tokens" if is_asked else "model_context_window_exceeded"
+    elif reason == "tool_calls":
+        named, sequence = "tool_use", None
+    else:
+        named = "end_turn" if sequence is None else "stop_sequence"
+    return {"stop_reason": named, "stop_sequence": sequence}
+
+
+def _usage(output: Output, plan: ChatPlan, parts: Sequence[Part]) -> dict[str, Any]:
+    """Prompt tokens that were in the cache are counted apart; what is new there is nothing to pay for."""
+    usage = output.usage
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": len(output.token_ids),
+        "output_tokens_details": {"thinking_tokens": plan.num_reasoning_tokens(output, joined(parts))},
+    }
+
+
+class Blocks:
+    """The content blocks that an answer's parts make, and the events that tell of them."""
+
+    def __init__(self, body: AnthropicBody) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+        self._is_open = False
+        self._arguments = ""  # of the open tool_use
+
+    def feed(self, part: Part) -> list[dict[str, Any]]:
+        match part:
+            case Reasoning(text):
+                events = self._open("thinking", {"thinking": "", "signature": ""})
+                return events + (self._grow("thinking", text) if self._shows_thinking else [])
+            case Content(text):
+                return self._open("text", {"text": ""}) + self._grow("text", text)
+            case CallStart(_, name):
+                call = {"id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": {}}
+                return self._open("tool_use", call, is_new=True)
+            case CallArguments(_, text):
+                self._arguments += text
+                return [self._delta("input_json_delta", "partial_json", text)]
+
+    def _is_in(self, kind: str) -> bool:
+        return self._is_open and bool(self.content[-1]["type"] == kind)
+
+    def _open(self, kind: str, block: dict[str, Any], *, is_new: bool = False) -> list[dict[str, Any]]:
+        if self._is_in(kind) and not is_new:
+            return []
+        events = self.close()
+        self.content.append({"type": kind, **block})
+        self._is_open = True
+        index = len(self.content) - 1
+        return [*events, {"type": "content_block_start", "index": index, "content_block": {"type": kind, **block}}]
+
+    def _grow(self, kind: str, text: str) -> list[dict[str, Any]]:
+        self.content[-1][kind] += text
+        return [self._delta(f"{kind}_delta", kind, text)]
+
+    def _delta(self, kind: str, name: str, text: str) -> dict[str, Any]:
+        delta = {"type": kind, name: text}
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+
+    def close(self) -> list[dict[str, Any]]:
+        """The open block is complete."""
+        if not self._is_open:
+            return []
+        if self._is_in("tool_use"):
+            self.content[-1]["input"], self._arguments = arguments_of(self._arguments), ""
+        self._is_open = False
+        return [{"type": "content_block_stop", "index": len(self.content) - 1}]
+
+
+def _event(payload: dict[str, Any]) -> bytes:
+    return f"event: {payload['type']}\ndata: ".encode() + _json.encode(payload) + b"\n\n"
+
+
+async def _events(plan: ChatPlan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
+    blocks, seen = Blocks(body), list[Part]()
+    is_first = True
+    async with contextlib.aclosing(growing(plan, state, budget=_budget(body))) as updates:
+        async for output, reader, parts in updates:
+            check_complete(output)
+            if is_first:
+                usage = _usage(output, plan, ()) | {"output_tokens": 0}
+                start = _head(body) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+                yield _event({"type": "message_start", "message": start})
+                is_first = False
+            seen += parts
+            for part in parts:
+                for one in blocks.feed(part):
+                    yield _event(one)
+            if output.finish is not None:
+                for one in blocks.close():
+                    yield _event(one)
+                stop = _stop(output, reader, body)
+                yield _event({"type": "message_delta", "delta": stop, "usage": _usage(output, plan, seen)})
+                yield _event({"type": "message_stop"})

@@ -1,0 +1,308 @@
+"""The one path of chats: any API's messages become a prompt, and the output becomes reasoning, text and tool calls."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tureen.api import planning
+from tureen.api.chat_prompt import ChatPrompt, chat_prompt
+from tureen.api.generation import Output
+from tureen.api.loading import loading
+from tureen.api.planning import Names, Plan, Sampling
+from tureen.api.state import Context, ServerState
+from tureen.errors import InvalidRequest
+from tureen.log import get_logger
+from tureen.sampling.params import CONSTRAINTS
+from tureen.text.messages import CallArguments, CallStart, Content, Message, Part, Reasoning, Tool, ToolChoice
+from tureen.text.reasoning import ReasoningFormat, ReasoningParser
+from tureen.text.tokenizer import Tokenizer
+from tureen.text.tools import ToolFormat, ToolParser, constraint, schema_places
+from tureen.types import GenerateRequest, LogprobSpec
+
+TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
+
+log = get_logger("api")
+
+
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body asks for, its form already checked."""
+
+    messages: tuple[Message, ...]
+    field: str = "messages"  # what the API calls them
+    pictures: tuple[str, ...] = ()  # references, one for each {"type": "image"} in order
+    videos: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    schema_field: str = "tools[{}].function.parameters"  # what the API calls the schema of a tool
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    continue_final_message: bool = False  # the last message, the assistant's, goes on
+    template_kwargs: Mapping[str, Any] = {}
+    separate_reasoning: bool = True
+    sampling: Mapping[str, Any] = {}  # what the body sets, by the names of SamplingParams; n among them
+    defaults: Mapping[str, Any] = TO_THE_END  # the API's own
+    names: Names = Names()  # what the API calls them
+    logprobs: LogprobSpec | None = None
+    adapter: str = ""  # see model_field
+    priority: int = 0
+    cache_salt: str = ""
+    processor: str = ""
+    rid: str | None = None
+    deadline_ms: int | None = None
+    ttft_deadline_ms: int | None = None
+    log_metrics: bool = True
+
+
+class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat's requests, and how their outputs are read."""
+
+    plan: Plan  # for generation.Run
+    tokenizer: Tokenizer
+    tools: tuple[Tool, ...] = ()  # that the model may call
+    tool_format: ToolFormat | None = None
+    parallel: bool = True  # it may call several in one answer
+    reasoning: ReasoningFormat | None = None
+    separate_reasoning: bool = True  # else it is a part of the answer's text, between its marks
+    starts_inside: bool = False  # the prompt ends within the reasoning
+    num_neutralised: int = 0  # control tokens that clients had written in their messages: they are plain text now
+
+    def reader(self) -> Reader:
+        """A new one for each output."""
+        reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside) if self.reasoning else None
+        calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
+        return Reader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
+
+    def num_reasoning_tokens(self, output: Output, answer: Answer) -> int:
+        """How many tokens of a whole output are its reasoning and the mark at its end."""
+        if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
+            return 0
+        end, token_ids = self.reasoning.end, output.token_ids
+
+        def has_ended(count: int) -> bool:
+            return end in self.tokenizer.decode(token_ids[:count], skip_special_tokens=False)
+
+        return min(bisect_left(range(1, len(token_ids) + 1), True, key=has_ended) + 1, len(token_ids))
+
+
+class Reader:
+    """Reads one output as it grows."""
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolParser | None, marks: ReasoningFormat | None
+    ) -> None:
+        """marks: of reasoning that is to be a part of the text; None: it is not."""
+        self.has_calls = False
+        self._reasoning = reasoning
+        self._tools = tools
+        self._marks = marks
+        self._is_thinking = False
+        self._num_chars = 0
+
+    def catch_up(self, output: Output) -> list[Part]:
+        """What the output has grown by since the last call; with its finish the rest."""
+        text = output.text[self._num_chars :]
+        self._num_chars = len(output.text)
+        has_ended = output.finish is not None
+        parts: list[Part] = [Content(text)] if text else []
+        if self._reasoning is not None:
+            parts = self._reasoning.feed(text) + (self._reasoning.close() if has_ended else [])
+        if self._tools is not None:
+            parts = self._find_calls(self._tools, parts, has_ended=has_ended)
+        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
+        return parts if self._marks is None else self._as_text(self._marks, parts)
+
+    def _as_text(self, marks: ReasoningFormat, parts: Sequence[Part]) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            is_thought = isinstance(part, Reasoning)
+            if is_thought != self._is_thinking:
+                found.append(Content(f"{marks.begin}\n" if is_thought else f"\n{marks.end}\n\n"))
+                self._is_thinking = is_thought
+            found.append(Content(part.text) if isinstance(part, Reasoning) else part)
+        return found
+
+    def _find_calls(self, parser: ToolParser, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            found += parser.feed(part.text) if isinstance(part, Content) else [part]
+        return found + (parser.close() if has_ended else [])
+
+    def finish_reason(self, output: Output) -> str | None:
+        """OpenAI's name of why it ended: stop, length, tool_calls or abort; None where it has not."""
+        if output.finish is None:
+            return None
+        return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
+
+
+class Answer(msgspec.Struct):
+    """A whole output, joined."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = []  # name, arguments as JSON text
+
+
+def joined(parts: Sequence[Part]) -> Answer:
+    """The parts of a whole output together."""
+    answer = Answer()
+    for part in parts:
+        match part:
+            case Content(text):
+                answer.content += text
+            case Reasoning(text):
+                answer.reasoning += text
+            case CallStart(_, name):
+                answer.calls.append((name, ""))
+            case CallArguments(index, text):
+                name, arguments = answer.calls[index]
+                answer.calls[index] = (name, arguments + text)
+    return answer
+
+
+async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPlan:
+    """Raises InvalidRequest and the errors of what it brings (pictures, adapters); nothing has been submitted then."""
+    arrived_s = time.monotonic()
+    state.check_accepting()
+    context = state.context
+    planning.check_priority(chat.priority, context)
+    calling = _calling(chat, context)
+    sampling = planning.make_sampling(calling.sampling, context, calling.names, chat.defaults)
+    count = planning.check_size(1, [sampling], chat.field)
+    prompt = await _prompt(chat, calling.tools, state, owner, count)
+    reasoning, starts_inside = context.reasoning_format, False
+    if reasoning is not None:
+        starts_inside = _starts_inside(prompt.text, reasoning)
+        if starts_inside and any(getattr(sampling.params, name) is not None for name in CONSTRAINTS):
+            later = {"grammar_after": reasoning.end, **calling.sampling}
+            sampling = planning.make_sampling(later, context, calling.names, chat.defaults)
+    if prompt.num_neutralised:
+        state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
+        log.info("%d control tokens in messages of a client were taken as text", prompt.num_neutralised)
+    return ChatPlan(
+        plan=_plan(chat, prompt, sampling, calling, state, owner=owner, arrived_s=arrived_s),
+        tokenizer=context.tokenizer,
+        tools=calling.tools,
+        tool_format=calling.format,
+        parallel=chat.parallel_tool_calls,
+        reasoning=reasoning,
+        separate_reasoning=chat.separate_reasoning,
+        starts_inside=starts_inside,
+        num_neutralised=prompt.num_neutralised,
+    )
+
+
+class Calling(NamedTuple):
+    """How a chat's tools are used."""
+
+    tools: tuple[Tool, ...]  # that the model may call
+    format: ToolFormat | None  # None without tools
+    sampling: Mapping[str, Any]  # what the body sets, with what makes the output honour how tools are to be used
+    names: Names
+    places: Mapping[str, str] = {}  # what errors about the output's grammar call a schema -> what the client does
+
+
+def _calling(chat: Chat, context: Context) -> Calling:
+    """Raises InvalidRequest."""
+    sampling = dict(chat.sampling)
+    templates = context.chat_templates
+    if not isinstance(templates, str) and templates.end_id is not None:
+        sampling["stop_token_ids"] = (*sampling.get("stop_token_ids", ()), templates.end_id)
+    reasoning = context.reasoning_format
+    if reasoning is not None and reasoning.is_special:
+        sampling.setdefault("skip_special_tokens", False)
+    if not chat.tools or chat.tool_choice.mode == "none":
+        return Calling((), None, sampling, chat.names)
+    form = context.tool_format
+    if form is None:
+        raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")
+    if form.SPECIAL:
+        sampling.setdefault("skip_special_tokens", False)
+    tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
+    if tag is None:
+        return Calling(chat.tools, form, sampling, chat.names)
+    taken = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
+    if taken is not None:
+        field = chat.names.path(taken)
+        raise InvalidRequest(
+            f"{field} cannot go with tools that must be called a certain way (tool_choice, strict, or "
+            "parallel_tool_calls: false): both say what the output is; send one",
+            field=field,
+        )
+    names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
+    places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field)
+    return Calling(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
+
+
+async def _prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: str, count: int) -> ChatPrompt:
+    async with contextlib.AsyncExitStack() as stack:
+        if chat.pictures or chat.videos:
+            names, _ = planning.name_requests(chat.rid, 1, count, is_batch=False)
+            limits = {"deadline_ms": chat.deadline_ms, "ttft_deadline_ms": chat.ttft_deadline_ms}
+            await stack.enter_async_context(loading(state, owner, names, limits))
+        return await chat_prompt(
+            chat.messages,
+            tools,
+            state,
+            field=chat.field,
+            pictures=chat.pictures,
+            videos=chat.videos,
+            continue_final_message=chat.continue_final_message,
+            template_kwargs=chat.template_kwargs,
+        )
+
+
+def _starts_inside(prompt: str, reasoning: ReasoningFormat) -> bool:
+    """Whether what follows the prompt is reasoning, mark or not."""
+    opened, closed = prompt.rfind(reasoning.begin), prompt.rfind(reasoning.end)
+    if prompt.rstrip().endswith(reasoning.end):
+        return False
+    return reasoning.starts_inside or (opened > closed and prompt.rstrip().endswith(reasoning.begin))
+
+
+def _plan(
+    chat: Chat,
+    prompt: ChatPrompt,
+    sampling: Sampling,
+    calling: Calling,
+    state: ServerState,
+    *,
+    owner: str,
+    arrived_s: float,
+) -> Plan:
+    waited_ms = round((time.monotonic() - arrived_s) * 1000)
+
+    def left(limit_ms: int | None) -> int | None:
+        return None if limit_ms is None else max(1, limit_ms - waited_ms)
+
+    template = GenerateRequest(
+        id="",
+        token_ids=tuple(prompt.prompt.token_ids),
+        params=planning.NO_PARAMS,
+        max_new_tokens=0,
+        seed=0,
+        adapter=chat.adapter,
+        logprobs=chat.logprobs,
+        processor=chat.processor,
+        priority=chat.priority,
+        cache_salt=planning.cache_namespace(owner, chat.cache_salt),
+        deadline_ms=left(chat.deadline_ms),
+        ttft_deadline_ms=left(chat.ttft_deadline_ms),
+    )
+    requests = planning.samples(template, sampling, chat.field, state.context)
+    names, rids = planning.name_requests(chat.rid, 1, len(requests), is_batch=False)
+    return Plan(
+        requests=tuple(requests),
+        rids=rids,
+        names=names,
+        owner=owner,
+        log_metrics=chat.log_metrics,
+        arrived_s=arrived_s,
+        media=[prompt.prompt.media] * len(requests),
+        places=calling.places,
+    )

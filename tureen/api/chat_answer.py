@@ -1,0 +1,120 @@
+"""What the APIs of chats have in common where they answer: follow one output, end its stream, read what a call says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tureen.api.chat import Chat, ChatPlan, Reader, prepare
+from tureen.api.dialect import client_name, unless_gone
+from tureen.api.generation import WHOLE_INTERVAL, Output, Run
+from tureen.api.sse import EventStream
+from tureen.api.state import ServerState
+from tureen.api.thinking_budget import updates_within
+from tureen.errors import RequestFailed, TureenError
+from tureen.text.messages import Part
+
+ABORTED = "aborted"
+CLOSERS = {"{": "}", "[": "]"}
+MAX_ENDS = 3
+"""The last place but one where a value ends is right: behind the last there may be a key without its value."""
+
+
+async def planned(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
+    """`prepare` for the client that asks; ends when it leaves while pictures are loaded."""
+    preparing = prepare(chat, state, owner=client_name(request))
+    return await (unless_gone(request, preparing) if chat.pictures else preparing)
+
+
+async def whole(
+    plan: ChatPlan, request: Request, state: ServerState, budget: int | None = None
+) -> tuple[Output, Reader, list[Part]]:
+    """The one output of a plan, with all its parts. `budget`: tokens to think with. Raises ClientGone."""
+
+    async def collected() -> tuple[Output, Reader, list[Part]]:
+        seen: list[Part] = []
+        async with contextlib.aclosing(growing(plan, state, WHOLE_INTERVAL, budget)) as updates:
+            async for update in updates:
+                seen += update[-1]
+        return (*update[:-1], seen)
+
+    return await unless_gone(request, collected())
+
+
+async def growing(
+    plan: ChatPlan, state: ServerState, interval: int | None = None, budget: int | None = None
+) -> AsyncGenerator[tuple[Output, Reader, list[Part]], None]:
+    """The same piece by piece, also where there is nothing new to tell. Closing it ends the request."""
+    reader = plan.reader()
+    all_updates = (
+        Run(state, plan.plan).updates(interval) if budget is None else updates_within(plan, budget, state, interval)
+    )
+    async with contextlib.aclosing(all_updates) as updates:
+        async for output in updates:
+            yield output, reader, reader.catch_up(output)
+
+
+def check_complete(output: Output) -> None:
+    """Raises RequestFailed for an output that was ended from outside: for APIs whose answers cannot say so."""
+    if output.finish is not None and output.finish.type == "abort":
+        raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
+
+
+async def streamed(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    last: Callable[[TureenError], bytes],
+    headers: Mapping[str, str] | None = None,
+) -> EventStream:
+    """A response of these events, of which there is at least one. An error before the first is raised; a later one
+    becomes the last event."""
+    first = await unless_gone(request, anext(events))
+    return EventStream(_guarded(first, events, last), dict(headers or {}))
+
+
+async def _guarded(
+    first: bytes, rest: AsyncGenerator[bytes, None], last: Callable[[TureenError], bytes]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async with contextlib.aclosing(rest):
+            yield first
+            async for one in rest:
+                yield one
+    except TureenError as error:
+        yield last(error)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments; of a call that was cut short, what is complete in them."""
+    for end, closers in [(len(text), ""), *_possible_ends(text)]:
+        with contextlib.suppress(msgspec.DecodeError):
+            value = msgspec.json.decode(text[:end] + closers)
+            return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _possible_ends(text: str) -> list[tuple[int, str]]:
+    """Where a JSON text might end, and what would close it there; the last places first."""
+    open_ones: list[str] = []
+    found: deque[tuple[int, str]] = deque(maxlen=MAX_ENDS)
+    is_string = is_escaped = False
+    for index, char in enumerate(text):
+        if is_string:
+            is_string = is_escaped or char != '"'
+            is_escaped = char == "\\" and not is_escaped
+        elif char == '"':
+            is_string = True
+        elif char in CLOSERS:
+            open_ones.append(CLOSERS[char])
+        elif char in "}]" and open_ones:
+            open_ones.pop()
+        elif char != ",":
+            continue
+        if not is_string and open_ones:
+            found.append((index if char == "," else index + 1, "".join(reversed(open_ones))))
+    return list(reversed(found))

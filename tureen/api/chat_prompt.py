@@ -1,0 +1,98 @@
+"""From a chat's messages to its prompt: the template, the guard against control tokens, pictures in their places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tureen.api import media_fields, prompts
+from tureen.api.media_fields import Wanted
+from tureen.api.prompts import Prompt
+from tureen.api.state import Context, ServerState
+from tureen.errors import InvalidRequest
+from tureen.text.messages import Message, Tool
+
+MESSAGE_CHARS = 128
+"""What a message counts for, besides its text, when it is decided whether a chat is rendered on the event loop."""
+
+
+class ChatPrompt(NamedTuple):
+    prompt: Prompt
+    text: str  # as rendered
+    num_neutralised: int
+
+
+async def chat_prompt(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    state: ServerState,
+    *,
+    field: str = "messages",
+    pictures: Sequence[str] = (),
+    videos: Sequence[str] = (),
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """Raises InvalidRequest with `field`."""
+    found = await chat_tokens(
+        messages,
+        tools,
+        state.context,
+        field=field,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+    )
+    modality = media_fields.picture_modality(len(pictures))
+    wanted = Wanted(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
+    [prompt] = await media_fields.resolve([found.prompt], [field], [wanted], state)
+    return found._replace(prompt=prompt)
+
+
+async def chat_tokens(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    context: Context,
+    *,
+    field: str = "messages",
+    continue_final_message: bool = False,
+    add_generation_prompt: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """The chat's token ids, with one PICTURE or VIDEO for each picture or video: none is fetched.
+
+    Raises InvalidRequest with `field`. A long chat does not hold up the event loop.
+    """
+    templates = context.chat_templates
+    if isinstance(templates, str):
+        raise InvalidRequest(f"{field}: {templates}", field=field, code="no_chat_template")
+
+    def found() -> ChatPrompt:
+        controls = templates.controls
+        rendering = templates.of(tools).render(
+            messages,
+            tools,
+            field=field,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        text = controls.plain(rendering)
+        prompts.check_lengths([text], [field], context)
+        try:
+            encoded = controls.encode(rendering)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}: {error.message}", field=field) from None
+        prompts.check_tokens(encoded.token_ids, field, context)
+        return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
+
+    if sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= prompts.INLINE_CHARS and not tools:
+        return found()
+    return await asyncio.to_thread(found)
+
+
+def _num_chars(message: Message) -> int:
+    """Of its text, about."""
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return sum(map(len, texts)) + len(message.get("reasoning_content") or "")

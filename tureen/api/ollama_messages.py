@@ -1,0 +1,140 @@
+"""From Ollama's bodies to chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tureen.api.chat import Chat
+from tureen.api.model_field import adapter_of
+from tureen.api.ollama_fields import (
+    PARAMETERS,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+    OllamaOptions,
+    sampling_of,
+)
+from tureen.api.planning import Names
+from tureen.api.state import ServerState
+from tureen.api.thinking_field import thinking_kwargs
+from tureen.api.tool_fields import choose, read_tools
+from tureen.errors import InvalidRequest, NotFound
+from tureen.text.messages import Message, Tool, ToolChoice
+
+LATEST = ":latest"
+NAMES = Names(
+    "",
+    {PARAMETERS.get(name, name): f"options.{name}" for name in OllamaOptions.__struct_fields__}
+    | {"json_schema": "format"},
+)
+DEFAULTS = {"max_new_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's, for models that recommend nothing."""
+
+
+class Conversation:
+    """Messages as chat templates take them. Calls of tools without ids get some, and results find their calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.pictures: list[str] = []
+        self._num_calls = 0
+        self._waiting: list[tuple[str, str]] = []  # id and name of calls without a result
+
+    def add(self, given: OllamaMessage, path: str) -> None:
+        """Raises InvalidRequest for fields that do not belong to the role."""
+        belongs = {"thinking": "assistant", "tool_calls": "assistant", "tool_name": "tool", "tool_call_id": "tool"}
+        for field, role in belongs.items():
+            if getattr(given, field) is not None and given.role != role:
+                raise InvalidRequest(f"{path}.{field} is for messages of role {role}", field=f"{path}.{field}")
+        message: Message = {"role": given.role, "content": self._content(given)}
+        if given.thinking:
+            message["reasoning_content"] = given.thinking
+        if given.tool_calls:
+            message["tool_calls"] = self._calls(given)
+        if given.role == "tool":
+            message |= self._answered(given)
+        self.messages.append(message)
+
+    def _content(self, given: OllamaMessage) -> str | list[dict[str, Any]]:
+        text = given.content or ""
+        if not given.images:
+            return text
+        self.pictures += given.images
+        pictures: list[dict[str, Any]] = [{"type": "image"} for _ in given.images]
+        return [*pictures, {"type": "text", "text": text}]
+
+    def _calls(self, given: OllamaMessage) -> list[dict[str, Any]]:
+        calls = []
+        for call in given.tool_calls or ():
+            self._num_calls += 1
+            name = call.id or f"call{self._num_calls:05d}"
+            self._waiting.append((name, call.function.name))
+            function = {"name": call.function.name, "arguments": call.function.arguments}
+            calls.append({"id": name, "type": "function", "function": function})
+        return calls
+
+    def _answered(self, given: OllamaMessage) -> Message:
+        """Which call a result is of: the one it says, else the first without one."""
+        fits = [
+            (name, tool)
+            for name, tool in self._waiting
+            if given.tool_call_id in (None, name) and given.tool_name in (None, tool)
+        ]
+        if fits:
+            self._waiting.remove(fits[0])
+        name, tool = fits[0] if fits else (given.tool_call_id, given.tool_name)
+        return {key: value for key, value in (("tool_call_id", name), ("name", tool)) if value is not None}
+
+
+def chat_of(body: OllamaChatBody, given: dict[str, Any], state: ServerState) -> Chat:
+    """Raises InvalidRequest, NotFound."""
+    talk = Conversation()
+    for index, message in enumerate(body.messages):
+        talk.add(message, f"messages[{index}]")
+    tools = read_tools(body.tools)
+    return Chat(
+        messages=tuple(talk.messages),
+        pictures=tuple(talk.pictures),
+        tools=tools,
+        tool_choice=choose(ToolChoice(), tools, "tools"),
+        continue_final_message=body.messages[-1].role == "assistant",
+        template_kwargs=_thinking(body, tools, state),
+        sampling=sampling_of(body, given),
+        defaults=DEFAULTS,
+        names=NAMES,
+        adapter=adapter(body.model, state),
+    )
+
+
+def prompt_chat(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState) -> Chat:
+    """A prompt as the one message of a chat. Raises InvalidRequest, NotFound."""
+    talk = Conversation()
+    if body.system:
+        talk.add(OllamaMessage(role="system", content=body.system), "system")
+    talk.add(OllamaMessage(role="user", content=body.prompt, images=list(body.images)), "prompt")
+    return Chat(
+        messages=tuple(talk.messages),
+        field="prompt",
+        pictures=tuple(talk.pictures),
+        template_kwargs=_thinking(body, (), state),
+        sampling=sampling_of(body, given),
+        defaults=DEFAULTS,
+        names=NAMES,
+        adapter=adapter(body.model, state),
+    )
+
+
+def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> dict[str, bool]:
+    return {} if body.think is None else thinking_kwargs(bool(body.think), "think", tools, state.context)
+
+
+def adapter(model: str, state: ServerState) -> str:
+    """The name of the adapter that `model` asks for; "" = none. Raises NotFound."""
+    try:
+        return adapter_of(model, state)
+    except NotFound:
+        if not model.endswith(LATEST):
+            raise
+        return adapter_of(model.removesuffix(LATEST), state)

@@ -1,0 +1,173 @@
+"""OpenAI's `/v1/chat/completions`. Reference: OpenAI's API reference, "Chat Completions"."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.api import openai_answer, openai_chat_fields
+from tureen.api.body import read_json
+from tureen.api.chat import ChatPlan, joined, prepare
+from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.generation import Output, Run
+from tureen.api.openai_answer import Answer, Counting, token_text
+from tureen.api.openai_chat_fields import ChatBody
+from tureen.api.state import Context, ServerState
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import TokenLogprob
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def chat_completions(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        return await _respond(given, request, state)
+
+    docs = Docs(
+        "OpenAI",
+        "Answer a chat.",
+        bodies=(ChatBody,),
+        example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16},
+        stream="text/event-stream",
+    )
+    return [Entry("/v1/chat/completions", chat_completions, access="user", methods=["POST"], docs=docs)]
+
+
+async def _respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    body, context = openai_chat_fields.parse(given), state.context
+    name = openai_answer.name_of(body, "chatcmpl")
+    chat = openai_chat_fields.chat_of(body, given, name, state)
+    preparing = prepare(chat, state, owner=client_name(request))
+    plan = await (unless_gone(request, preparing) if chat.pictures or chat.videos else preparing)
+    run = Run(state, plan.plan)
+    choices = [GrowingChoice(output, plan, context) for output in run.outputs]
+    if body.stream:
+        head = openai_answer.head(name, "chat.completion.chunk", body, context)
+        return await openai_answer.open_stream(request, _chunks(run, choices, body, head, plan, context))
+    await unless_gone(request, run.whole())
+    answer = openai_answer.head(name, "chat.completion", body, context) | {
+        "choices": [choice.whole() for choice in choices],
+        "usage": openai_answer.usage(run.outputs, len(run.outputs), sum(one.num_reasoning for one in choices)),
+        **openai_answer.metadata(body, context, **_notes(plan)),
+    }
+    return Response(openai_answer.encode(answer), media_type="application/json")
+
+
+def _notes(plan: ChatPlan) -> dict[str, str]:
+    count = plan.num_neutralised
+    return {"neutralised_special_tokens": str(count)} if count else {}
+
+
+class GrowingChoice:
+    """A choice as it grows, and what is counted and shown of its tokens."""
+
+    def __init__(self, output: Output, plan: ChatPlan, context: Context) -> None:
+        self.output = output
+        self.num_reasoning = 0  # known at the end
+        self._plan = plan
+        self._reader = plan.reader()
+        self._tokenizer = context.tokenizer
+        self._parts: list[Part] = []
+        self._num_tokens = 0  # whose log-probabilities were told
+
+    def catch_up(self) -> list[Part]:
+        """What is new in it."""
+        parts = self._reader.catch_up(self.output)
+        self._parts += parts
+        if self.output.finish is not None:
+            self.num_reasoning = self._plan.num_reasoning_tokens(self.output, joined(self._parts))
+        return parts
+
+    def whole(self) -> Answer:
+        """The choice of an answer that is no stream."""
+        self.catch_up()
+        answer = joined(self._parts)
+        message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+        message["refusal"] = None
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+                for name, arguments in answer.calls
+            ]
+        return {"index": self.output.index, "message": message} | self._rest()
+
+    def chunk(self, delta: Answer, *, is_last: bool = False) -> Answer:
+        """The choice of a chunk; the first one that comes after a token has its log-probabilities."""
+        choice: Answer = {"index": self.output.index, "delta": delta}
+        return choice | (self._rest() if is_last else {"logprobs": self._logprobs(), "finish_reason": None})
+
+    def _rest(self) -> Answer:
+        reason = self._reader.finish_reason(self.output)
+        return {"logprobs": self._logprobs(), "finish_reason": reason} | openai_answer.ending(self.output)
+
+    def _logprobs(self) -> Answer | None:
+        output = self.output
+        if output.request.logprobs is None:
+            return None
+        found = [
+            _token(position.token, self._tokenizer)
+            | {"top_logprobs": [_token(one, self._tokenizer) for one in position.top or ()]}
+            for position in output.output_logprobs[self._num_tokens : len(output.token_ids)]
+        ]
+        self._num_tokens = len(output.token_ids)
+        return {"content": found, "refusal": None}
+
+
+def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> Answer:
+    value, token_id = logprob
+    return {
+        "token": token_text(tokenizer, token_id),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+        "logprob": value,
+    }
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _delta(part: Part) -> Answer:
+    match part:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": _call_id(), "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+async def _chunks(
+    run: Run, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: ChatPlan, context: Context
+) -> AsyncGenerator[Answer, None]:
+    """Of each choice first its role, then what it says, then why it ended."""
+    counting = Counting(body, run.outputs, len(run.outputs))
+    begun: set[int] = set()
+
+    def chunk(choice: Answer) -> Answer:
+        return head | {"choices": [choice]} | counting.so_far(sum(one.num_reasoning for one in choices))
+
+    async with contextlib.aclosing(run.updates()) as updates:
+        async for output in updates:
+            choice = choices[output.index]
+            if output.index not in begun:
+                begun.add(output.index)
+                role = {"role": "assistant", "content": "", "refusal": None}
+                yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
+            for part in choice.catch_up():
+                yield chunk(choice.chunk(_delta(part)))
+            if output.finish is not None:
+                notes = openai_answer.metadata(body, context, **_notes(plan))
+                yield chunk(choice.chunk({}, is_last=True)) | notes
+    if counting.at_end:
+        yield head | counting.whole(sum(one.num_reasoning for one in choices))

@@ -1,0 +1,210 @@
+"""The OpenAPI document, made of the routes and of the structs that bodies are decoded into; the pages that show it.
+
+Specification: OpenAPI 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from tureen.api.dialect import Docs, Entry
+from tureen.api.page import asset, page
+from tureen.api.replay import MAX_KEY_CHARS
+from tureen.api.sessions import SessionParams
+from tureen.api.sglang_request import GenerateBody
+from tureen.api.state import ServerState
+from tureen.sampling.params import ALIASES, SamplingParams
+
+Schema = dict[str, Any]
+
+REFERENCE = "#/components/schemas/{name}"
+MEANT: Mapping[tuple[type[msgspec.Struct], str], Any] = {
+    (GenerateBody, "sampling_params"): SamplingParams | list[SamplingParams],
+    (GenerateBody, "session_params"): SessionParams | list[SessionParams],
+    (SamplingParams, "stop"): str | list[str],
+    (SamplingParams, "stop_regex"): str | list[str],
+}
+"""Fields that take other values than the type they are decoded into says."""
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "What is wrong, and the fix."},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field."},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+PLAIN_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+}
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+ERROR_SHAPES = {"Error": ERROR, "PlainError": PLAIN_ERROR, "AnthropicError": ANTHROPIC_ERROR}
+SHAPE_OF_API = {"Generate": "PlainError", "TGI": "PlainError", "Ollama": "PlainError", "Anthropic": "AnthropicError"}
+"""APIs whose clients expect errors in a shape of their own; what is refused before a body is read has ours."""
+
+ALWAYS = {400: "The request is wrong.", 500: "The request failed; others go on."}
+WITH_KEY = {401: "The key is missing or wrong.", 403: "The key does not open this."}
+WITH_ENGINE = {503: "Busy, shutting down, or the engine is dead; Retry-After says when to try again."}
+WITH_NAME = {404: "There is no model, adapter, session or request of that name."}
+WITH_BODY = WITH_NAME | {
+    408: "The body did not arrive in time.",
+    409: "In use.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    422: "The request is wrong, as MindIE and TGI say it; or its Idempotency-Key belongs to another.",
+    424: "The model failed on this request, as TGI says it.",
+    429: "This client has enough running, or has used its tokens; Retry-After says when to try again.",
+    504: "A deadline passed.",
+}
+IDEMPOTENCY_KEY: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Sent again with the same body, the request is not run again: its answer comes again.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"},
+}
+ABOUT = """\
+Every field is acted on or refused by name, none is ignored; `null` is a field's default.
+Keys are sent as `Authorization: Bearer KEY`; a server that was started without one needs none.
+"""
+
+
+def routes(_: ServerState) -> list[Entry]:
+    made: list[bytes] = []
+
+    async def openapi(request: Request) -> Response:
+        if not made:
+            made.append(msgspec.json.encode(document(request.app.routes)))
+        return Response(made[0], media_type="application/json")
+
+    async def docs(_: Request) -> Response:
+        return page("tureen API", asset("docs.html"), script=asset("docs.js"))
+
+    return [
+        Entry("/openapi.json", openapi, access="open", docs=Docs("Server", "This document.")),
+        Entry("/docs", docs, access="open", docs=Docs("Server", "The page that shows it.", answer="text/html")),
+    ]
+
+
+def document(routes: Iterable[BaseRoute]) -> Schema:
+    """The OpenAPI document of all routes that say what they are."""
+    entries = [(route, route.docs) for route in routes if isinstance(route, Entry) and route.docs is not None]
+    paths: dict[str, Schema] = {}
+    for entry, docs in entries:
+        operations = paths.setdefault(entry.path_format, {})
+        methods = sorted((entry.methods or set()) - {"HEAD"})
+        operations |= {method.lower(): _operation(entry, docs, method) for method in methods}
+    bodies = {body for _, docs in entries for body in docs.bodies}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tureen", "version": "1", "description": ABOUT},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": api} for api in dict.fromkeys(docs.api for _, docs in entries)],
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(bodies) | ERROR_SHAPES,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key: --api-key."},
+                "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key: --admin-api-key."},
+            },
+        },
+    }
+
+
+def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
+    name = entry.path_format.strip("/").replace("/", "_").replace("{", "").replace("}", "") or "root"
+    schemes: dict[str, list[Schema]] = {"open": [], "user": [{"key": []}], "admin": [{"admin_key": []}]}
+    operation: Schema = {
+        "operationId": f"{method.lower()}_{name}",
+        "tags": [docs.api],
+        "summary": docs.summary,
+        "security": schemes[entry.access],
+        "responses": _responses(entry, docs),
+    }
+    parameters = [
+        {"name": one, "in": "path", "required": True, "schema": {"type": "string"}} for one in entry.param_convertors
+    ] + [
+        {"name": one, "in": "header", "description": meaning, "schema": {"type": "string"}}
+        for one, meaning in docs.headers.items()
+    ]
+    if entry.is_limited and docs.bodies:
+        parameters.append(IDEMPOTENCY_KEY)
+    if parameters:
+        operation["parameters"] = parameters
+    if docs.bodies:
+        references = [{"$ref": REFERENCE.format(name=_name(body))} for body in docs.bodies]
+        schema = references[0] if len(references) == 1 else {"anyOf": references}
+        content = {"schema": schema, "example": docs.example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+def _responses(entry: Entry, docs: Docs) -> Schema:
+    kinds = [kind for kind in (docs.answer, docs.stream) if kind is not None]
+    statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
+    statuses |= WITH_BODY if docs.bodies else (WITH_NAME if entry.param_convertors else {})
+    own = SHAPE_OF_API.get(docs.api)
+    shapes: list[Schema] = [{"$ref": REFERENCE.format(name=name)} for name in ("Error", own) if name is not None]
+    error = {"application/json": {"schema": shapes[0] if own is None else {"anyOf": shapes}}}
+    answer = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
+    failures = {str(status): {"description": why, "content": error} for status, why in sorted(statuses.items())}
+    return {"200": answer} | failures
+
+
+def _name(struct: type[msgspec.Struct]) -> str:
+    return struct.__name__
+
+
+def _schemas(bodies: Iterable[type[msgspec.Struct]]) -> dict[str, Schema]:
+    """JSON schemas of bodies and of what stands in them, by the names of the structs."""
+    wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in MEANT), SessionParams}
+    _, schemas = msgspec.json.schema_components(sorted(wanted, key=_name), ref_template=REFERENCE)
+    for (struct, name), kind in MEANT.items():
+        [meant], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+        for one in wanted:
+            if issubclass(one, struct):
+                fields = schemas[_name(one)]["properties"]
+                fields[name] = meant | {key: fields[name][key] for key in ("description", "default")}
+    own = schemas[SamplingParams.__name__]["properties"]
+    own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
+    for schema in schemas.values():
+        required = schema.get("required", ())
+        for name, one in schema.get("properties", {}).items():
+            if name not in required:
+                schema["properties"][name] = _or_null(one)
+    return schemas
+
+
+def _or_null(schema: Schema) -> Schema:
+    """A field that may be left out may be null."""
+    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    kind = {key: value for key, value in schema.items() if key not in about}
+    if not kind or {"type": "null"} in kind.get("anyOf", ()):
+        return schema
+    return {"anyOf": [*(kind["anyOf"] if list(kind) == ["anyOf"] else [kind]), {"type": "null"}]} | about

@@ -1,0 +1,139 @@
+"""What each client may use: tokens a minute, requests at once. A bucket that every token empties and time fills."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from tureen.api.keys import NO_LIMITS, Limits
+from tureen.config import Config
+from tureen.errors import TooManyRequests
+
+MINUTE_S = 60.0
+
+Who = tuple[str, str]
+"""A client: ("name", its name), or ("address", the one it comes from)."""
+
+
+class Account:
+    """What one client has used. Nothing is reserved: a client may begin whatever it likes while it is not in debt, and
+    each token counts when it is there; so it never waits for tokens that it did not use."""
+
+    def __init__(self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_visitors = 0  # of its HTTP requests
+        self._limits = limits
+        self._clock = clock
+        self._used = 0.0  # tokens that time has not given back yet
+        self._since_s = clock()
+        self._num_running = 0
+        self._mean_s: float | None = None  # how long its requests take, the newest counting most
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._regain()
+        self._limits = limits
+
+    @property
+    def is_unused(self) -> bool:
+        """Nobody is here, nothing runs, and nothing is to be remembered."""
+        self._regain()
+        return not (self.num_visitors or self._num_running or self._used)
+
+    def check(self) -> None:
+        """Raises TooManyRequests while the client is in debt."""
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None:
+            return
+        self._regain()
+        debt = self._used - per_minute
+        if debt > 0:
+            wait_s = math.ceil(debt / per_minute * MINUTE_S)
+            raise TooManyRequests(
+                f"this client has used its {per_minute} tokens a minute and {math.ceil(debt)} more; "
+                f"send the request again in {wait_s} s",
+                code="tokens_per_minute",
+                retry_after_s=wait_s,
+            )
+
+    def charge(self, num_tokens: int) -> None:
+        """So many tokens were used; fewer than none are given back."""
+        if self._limits.tokens_per_minute is None:
+            return
+        self._regain()
+        self._used = max(0.0, self._used + num_tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """OpenAI's, where there is a limit: what is left of it, and when all of it will be."""
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None:
+            return []
+        self._regain()
+        minutes, seconds = divmod(math.ceil(self._used / per_minute * MINUTE_S), 60)
+        values = {
+            "limit": str(per_minute),
+            "remaining": str(max(0, math.floor(per_minute - self._used))),
+            "reset": f"{minutes}m{seconds}s" if minutes else f"{seconds}s",
+        }
+        return [(f"x-ratelimit-{name}-tokens".encode(), value.encode()) for name, value in values.items()]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """One more request of this client. Raises TooManyRequests when it has enough."""
+        most = self._limits.max_requests
+        if most is not None and self._num_running >= most:
+            raise TooManyRequests(
+                f"this client has {most} requests running, the most it may; wait until one has ended",
+                retry_after_s=max(1, math.ceil((self._mean_s or 0.0) / self._num_running)),
+            )
+        self._num_running += 1
+        started_s = self._clock()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            seconds = self._clock() - started_s
+            self._mean_s = seconds if self._mean_s is None else 0.8 * self._mean_s + 0.2 * seconds
+
+    def _regain(self) -> None:
+        now_s, per_minute = self._clock(), self._limits.tokens_per_minute
+        regained = math.inf if per_minute is None else (now_s - self._since_s) / MINUTE_S * per_minute
+        self._used = max(0.0, self._used - regained)
+        self._since_s = now_s
+
+
+class Quotas:
+    """The accounts of all clients that were here lately. Event-loop thread only."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._accounts: dict[Who, Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    @contextlib.contextmanager
+    def visit(self, who: Who, own: Limits) -> Iterator[Account]:
+        """The account of a client that sends a request. `own` limits, of its key, go before those of the settings."""
+        most_tokens = own.tokens_per_minute or self._config.client_tokens_per_minute
+        limits = Limits(most_tokens, own.max_requests or self._config.max_client_requests, own.weight)
+        account = self._accounts.get(who)
+        if account is None:
+            account = self._accounts[who] = Account(limits, self._clock)
+        account.limits = limits
+        account.num_visitors += 1
+        try:
+            yield account
+        finally:
+            account.num_visitors -= 1
+
+    def sweep(self) -> None:
+        """Forget who has used nothing that still counts."""
+        for who in [who for who, account in self._accounts.items() if account.is_unused]:
+            del self._accounts[who]

@@ -1,0 +1,47 @@
+"""Bodies that ask for many short computations: they enter the queue some at a time, and leave room in it for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tureen.api import planning
+from tureen.api.generation import Output, Run
+from tureen.api.planning import Plan
+from tureen.api.state import ServerState
+from tureen.errors import DeadlineExceeded, InvalidRequest
+from tureen.types import GenerateRequest
+
+MAX_INPUTS = 2048
+"""As many texts as OpenAI takes in one body."""
+WAVE = 64
+
+
+class Asker(NamedTuple):
+    """Who sent a body, and what he calls it."""
+
+    owner: str  # "" = nobody in particular
+    rid: str | None = None
+
+
+def check_count(count: int, field: str) -> None:
+    """Raises InvalidRequest."""
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequest(f"{field} must have 1 to {MAX_INPUTS} entries, got {count}", field=field)
+
+
+async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: ServerState) -> list[Output]:
+    """The outputs of all, in their order. Raises the TureenError of the first that fails or is aborted."""
+    _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
+    runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
+    outputs: list[Output] = []
+    for run in runs:
+        outputs += await run.whole()
+        if any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
+            raise DeadlineExceeded("the request was aborted before all of it was computed", code="aborted")
+    return outputs
+
+
+def _plan(wave: Sequence[GenerateRequest], name: str, asker: Asker) -> Plan:
+    count = len(wave)
+    return Plan(requests=tuple(wave), rids=(name,) * count, names={name: tuple(range(count))}, owner=asker.owner)

@@ -1,0 +1,134 @@
+"""What the operator does to a running engine: hold it up, empty its cache, exchange the model's weights, give its
+memory back for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tureen.engine.adapters import Caller
+from tureen.engine.scheduler import Scheduler
+from tureen.engine.sequence import Sequence
+from tureen.errors import Conflict, InvalidRequest, Unavailable
+from tureen.types import PauseMode
+
+RELEASED_RETRY_S = 5
+
+
+class Control:
+    """Says whether the engine may step, and takes new requests."""
+
+    def __init__(
+        self,
+        runner: Caller,
+        scheduler: Scheduler,
+        sequences: Collection[Sequence],
+        *,
+        abort: Callable[[str, str], None],
+        clear: Callable[[], int],
+    ) -> None:
+        """sequences: a view of all that have not ended. abort: ends one, with a reason. clear: forgets all that is
+        cached and not in use; returns the pages freed."""
+        self.is_paused = False
+        self._is_held = False
+        self._released: set[str] = set()  # parts of the model whose memory was given back
+        self._runner = runner
+        self._scheduler = scheduler
+        self._sequences = sequences
+        self._abort = abort
+        self._clear = clear
+
+    @property
+    def operations(self) -> dict[str, Callable[..., object]]:
+        return {
+            "flush_cache": self.flush_cache,
+            "pause": self.pause,
+            "resume": self.resume,
+            "hold": self.hold,
+            "let_go": self.let_go,
+            "update_weights": self.update_weights,
+            "release_memory": self.release_memory,
+            "resume_memory": self.resume_memory,
+        }
+
+    @property
+    def may_step(self) -> bool:
+        """What has not ended may go on."""
+        return not self.is_paused and (not self._is_held or self._scheduler.num_begun > 0)
+
+    def check_taking(self) -> None:
+        """Raises Unavailable while requests cannot be taken."""
+        if self._released:
+            raise Unavailable(
+                f"the server has given memory back ({', '.join(sorted(self._released))}); it answers again after "
+                "/resume_memory_occupation",
+                code="memory_released",
+                retry_after_s=RELEASED_RETRY_S,
+            )
+
+    def pause(self, mode: PauseMode) -> int:
+        """Take no step until `resume`; new requests wait. Returns how many requests were not ended then. What runs ends
+        (`abort`), gives its pages back to be computed again (`retract`), or keeps them (`in_place`)."""
+        num_requests = len(self._sequences)
+        self.is_paused = True
+        if mode == "abort":
+            for sequence in tuple(self._sequences):
+                self._abort(sequence.request.id, "pause")
+        elif mode == "retract":
+            self._scheduler.preempt_all()
+        return num_requests
+
+    def resume(self) -> None:
+        """Go on after `pause`; nothing when there was none."""
+        self.is_paused = False
+
+    def hold(self) -> int:
+        """Until `let_go` nobody new begins. Returns how many that have begun will go on until they end."""
+        self._is_held = self._scheduler.is_held = True
+        return 0 if self.is_paused else self._scheduler.num_begun
+
+    def let_go(self) -> None:
+        self._is_held = self._scheduler.is_held = False
+
+    def flush_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of pages freed. Raises InvalidRequest while requests run."""
+        if self._scheduler.running:
+            raise InvalidRequest(
+                f"the cache cannot be flushed while {len(self._scheduler.running)} requests run; wait until they end"
+            )
+        return self._clear()
+
+    def update_weights(self, **source: Any) -> int:
+        """Compute with other weights from now on. Returns how many requests have begun and are paused: they go on with
+        the new weights, all that the old ones computed of them is computed again.
+
+        Raises Conflict while requests run, InvalidRequest when the weights cannot be had: then nothing has changed.
+        """
+        num_begun = self._scheduler.num_begun
+        if num_begun and not self.is_paused:
+            raise Conflict(f"{num_begun} requests run; pause generation, or wait until they end", code="busy")
+        self._runner.call("update_weights", **source)
+        self._released.discard("weights")
+        self._scheduler.preempt_all()
+        self._clear()
+        return num_begun
+
+    def release_memory(self, tags: list[str]) -> None:
+        """Give back the memory of these parts of the model: `weights`, `kv_cache`. No request is taken meanwhile.
+
+        Raises Conflict while requests have not ended.
+        """
+        if self._sequences:
+            raise Conflict(
+                f"{len(self._sequences)} requests have not ended; memory can be given back when they have, or are "
+                "aborted",
+                code="busy",
+            )
+        self._clear()
+        self._runner.call("release_memory", tags=tags)
+        self._released.update(tags)
+
+    def resume_memory(self, tags: list[str]) -> None:
+        """Take it again. Raises Conflict, InvalidRequest when the weights cannot be read again."""
+        self._runner.call("resume_memory", tags=tags)
+        self._released.difference_update(tags)

@@ -1,0 +1,169 @@
+"""The engine of a model that makes embeddings: each request is one text, computed whole and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+from tureen.engine import finish
+from tureen.engine.fairness import LeastServedFirst
+from tureen.engine.queue import FIRST_COME, Order, Schedule, WaitingQueue, first_come, priority_first
+from tureen.engine.sequence import Sequence
+from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
+from tureen.log import get_logger
+from tureen.text.detokenizer import Detokenizer
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, Usage
+
+DONE = FinishReason(type="length", length=0)
+NO_TEXT = "this model makes embeddings and generates no text; use /v1/embeddings, /v1/rerank or /encode"
+
+MAX_FAILED = 8
+"""Texts in a row whose computation fails: then it is the device, and the engine ends."""
+
+log = get_logger("engine")
+
+
+class Embedder(Protocol):
+    """A model that makes one vector of a text."""
+
+    def embed(self, token_ids: Many[int]) -> bytes:
+        """float32 [hidden_size]. Raises RequestFailed."""
+
+
+class EmbeddingEngine:
+    """See `SteppedEngine`. A step is as many waiting texts as fit the token budget, so that in between requests can
+    come and be aborted. Not thread-safe."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        tokenizer: Tokenizer,
+        *,
+        max_tokens: int,
+        max_queued: int,
+        token_budget: int,
+        schedule: Schedule = FIRST_COME,
+    ) -> None:
+        self._embedder = embedder
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._max_queued = max_queued
+        self._token_budget = token_budget
+        rank = priority_first if schedule.by_priority else first_come
+        self._queue = WaitingQueue(rank, LeastServedFirst(rank) if schedule.policy == "fair" else Order())
+        self._waiting: dict[str, Sequence] = {}  # by id, what is in the queue
+        self._ended: list[OutputDelta] = []  # that ended between two steps
+        self._is_paused = False
+        self._num_requests = self._num_steps = self._num_tokens = 0
+        self._num_failed = 0  # since one did not
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ended) or (bool(self._waiting) and not self._is_paused)
+
+    @property
+    def is_preparing(self) -> bool:
+        return False
+
+    def prepare(self) -> None: ...
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        if request.hidden_states != "pooled" or request.max_new_tokens:
+            raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
+        if request.embeds:
+            raise InvalidRequest("input_embeds: this model takes text or token ids", field="input_embeds")
+        if not 1 <= len(request.token_ids) <= self._max_tokens:
+            raise InvalidRequest(
+                f"the text has {len(request.token_ids)} tokens; the model takes 1 to {self._max_tokens}",
+                code="prompt_too_long",
+            )
+        if len(self._waiting) >= self._max_queued:
+            raise Unavailable(
+                f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
+                "larger --max-queued-requests",
+                code="queue_full",
+            )
+        self._num_requests += 1
+        detokenizer = Detokenizer(self._tokenizer, request.params)
+        sequence = self._waiting[request.id] = Sequence(request, self._num_requests, detokenizer, ())
+        self._queue.add(sequence)
+
+    def abort(self, request_id: str, reason: str = "client") -> None:
+        """End a request now; its delta comes with the next step. Idempotent; an unknown id is a no-op."""
+        sequence = self._waiting.pop(request_id, None)
+        if sequence is not None:
+            self._queue.remove(sequence)
+            self._end(sequence.request, finish.aborted(reason))
+
+    def step(self) -> list[OutputDelta]:
+        """The texts whose turn it is."""
+        budget = 0 if self._is_paused else self._token_budget
+        for sequence in self._queue.candidates():
+            if budget <= 0:
+                break
+            budget -= sequence.num_tokens
+            self._queue.remove(sequence)
+            self._queue.order.admitted(sequence)
+            del self._waiting[sequence.request.id]
+            self._compute(sequence.request)
+        self._num_steps += 1
+        ended, self._ended = self._ended, []
+        return ended
+
+    def call(self, op: str, **args: object) -> object:
+        """A control operation. Raises NotFound for one that such a model does not have."""
+        operations: dict[str, Callable[..., object]] = {
+            "flush_cache": lambda: 0,
+            "stats": self.stats,
+            "pause": self.pause,
+            "resume": self.resume,
+        }
+        if op not in operations:
+            raise NotFound(f"a model that makes embeddings has no operation {echo(op)}")
+        return operations[op](**args)
+
+    def pause(self, mode: PauseMode) -> int:
+        """Take no step until `resume`; `abort` ends what waits. Returns how many requests were not ended then."""
+        num_requests = len(self._waiting)
+        self._is_paused = True
+        if mode == "abort":
+            for request_id in tuple(self._waiting):
+                self.abort(request_id, "pause")
+        return num_requests
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def stats(self, step_ms: float = 0.0) -> EngineStats:
+        return EngineStats(
+            num_queued=len(self._waiting),
+            total_prompt_tokens=self._num_tokens,
+            total_steps=self._num_steps,
+            step_ms=step_ms,
+            is_paused=self._is_paused,
+        )
+
+    def close(self) -> None: ...
+
+    def _compute(self, request: GenerateRequest) -> None:
+        try:
+            vector = self._embedder.embed(request.token_ids)
+        except TureenError as error:
+            self._end(request, finish.failed(error))
+        except Exception:  # this request fails, the others go on
+            log.exception("request %s failed", request.id)
+            self._num_failed += 1
+            if self._num_failed >= MAX_FAILED:
+                raise
+            self._end(request, finish.failed(RequestFailed("the model failed on this text; other requests go on")))
+        else:
+            self._num_failed = 0
+            self._num_tokens += len(request.token_ids)
+            self._end(request, DONE, vector)
+
+    def _end(self, request: GenerateRequest, reason: FinishReason, *states: bytes) -> None:
+        usage = Usage(len(request.token_ids), 0, 0)
+        self._ended.append(OutputDelta(request.id, usage=usage, finish=reason, hidden_states=states))

@@ -1,0 +1,183 @@
+"""A model's weights and its KV cache, each of which can go and come back; other weights can take the place of those
+that are there. No torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.config import Config
+from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, Unavailable, echo
+from tureen.log import get_logger
+from tureen.models.config import STACKED, ModelConfig
+from tureen.runner import loading
+from tureen.runner.forward import Forward
+from tureen.weights.source import ModelSource, model_config
+
+Tag = Literal["weights", "kv_cache"]
+MAX_NUMBERS = 1 << 22
+"""Most numbers of a weight that are given out at once."""
+
+log = get_logger("runner")
+
+
+class Kit(Protocol):
+    """Makes the parts of forward passes of one kind, for models of one shape."""
+
+    model: ModelConfig
+
+    def load(self, source: ModelSource, config: Config) -> Any:
+        """A model's weights. Memory is checked before it is taken. Raises StartupError."""
+
+    def make_cache(self) -> Any:
+        """An empty KV cache."""
+
+    def assemble(self, weights: Any, cache: Any) -> Forward: ...
+
+    def value(self, weights: Any, name: str) -> NDArray[np.float32]:
+        """Of a weight in `model.weights()`, as it is computed with."""
+
+    def trim(self) -> None:
+        """Give memory that was freed back to the system."""
+
+
+class Served(NamedTuple):
+    """What the weights were read from."""
+
+    source: ModelSource
+    config: Config
+    files: tuple[tuple[str, int, int], ...]  # name, bytes, time of the last change
+
+
+class Parts:
+    """Makes the forward pass of one runner, again whenever its parts have changed."""
+
+    def __init__(self, kit: Kit, source: ModelSource, config: Config) -> None:
+        """Loads the model. Raises StartupError."""
+        self._kit = kit
+        self._served = Served(source, config, _files(source))
+        self._hf = model_config(source)
+        self._weights: Any = kit.load(source, config)
+        self._cache: Any = kit.make_cache()
+
+    def assemble(self) -> Forward | None:
+        """None while a part is away."""
+        if self._weights is None or self._cache is None:
+            return None
+        return self._kit.assemble(self._weights, self._cache)
+
+    def update(self, source: ModelSource, load_format: str | None) -> None:
+        """Other weights take the place of those that are there, or that were given back. The old ones go when nobody
+        has them any more. Raises InvalidRequest, and changes nothing, when they cannot."""
+        config = self._served.config
+        if load_format is not None:
+            config = msgspec.structs.replace(config, load_format=load_format)
+        served = Served(source, config, _files(source))
+        try:
+            hf = model_config(source)
+            _check_same(self._kit.model, loading.describe(hf))
+            if hf["eos_token_id"] != self._hf["eos_token_id"]:
+                raise StartupError("it ends its outputs with other tokens than the model that is served")
+            self._weights = self._kit.load(source, config)
+        except StartupError as error:
+            raise _refused(source, error) from None
+        self._served, self._hf = served, hf
+
+    def release(self, tags: Collection[Tag]) -> None:
+        """What `assemble` made must not be used, or held, any more."""
+        if "weights" in tags:
+            self._weights = None
+        if "kv_cache" in tags:
+            self._cache = None
+
+    def resume(self, tags: Collection[Tag]) -> None:
+        """The weights come from the files again. Raises Conflict where these have changed, InvalidRequest where they
+        cannot be loaded."""
+        if "weights" in tags and self._weights is None:
+            source, config, files = self._served
+            if _files(source) != files:
+                raise Conflict(
+                    "the model's files have changed since the weights were released; load them by "
+                    "/update_weights_from_disk",
+                    code="weights_changed",
+                )
+            try:
+                self._weights = self._kit.load(source, config)
+            except StartupError as error:
+                raise _refused(source, error) from None
+        if "kv_cache" in tags and self._cache is None:
+            self._cache = self._kit.make_cache()
+
+    def trim(self) -> None:
+        """Parts have gone: their memory is the system's again."""
+        self._kit.trim()
+
+    def value(self, name: str, truncate_size: int) -> list[Any]:
+        """The first `truncate_size` rows of a weight, by its name in a Hugging Face checkpoint.
+
+        Raises NotFound for a name that the model does not have, InvalidRequest for too many numbers.
+        """
+        if self._weights is None:
+            raise Unavailable("the weights are released; send /resume_memory_occupation first", code="memory_released")
+        shapes = self._kit.model.weights()
+        names = _parts_of(loading.our_name(name, self._hf), self._kit.model, shapes)
+        if not names:
+            near = difflib.get_close_matches(name[:256], shapes, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise NotFound(f"name {echo(name)}: the model has no such weight{hint}", field="name")
+        rows = min(truncate_size, sum(shapes[one][0] for one in names))
+        num_numbers = rows * (shapes[names[0]][1] if len(shapes[names[0]]) > 1 else 1)
+        if num_numbers > MAX_NUMBERS:
+            raise InvalidRequest(
+                f"truncate_size {truncate_size}: {num_numbers} numbers, but at most {MAX_NUMBERS} are given out at "
+                "once; lower it",
+                field="truncate_size",
+            )
+        found = np.concatenate([self._kit.value(self._weights, one) for one in names])[:truncate_size]
+        if self._kit.model.unit_offset_norm and names[0].endswith("norm.weight"):
+            found = found - 1
+        values: list[Any] = found.tolist()
+        return values
+
+
+def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[str]:
+    """Which of the model's weights stand in the checkpoint's weight of that name, one after another; none: unknown."""
+    if name == "lm_head.weight" and model.tie_embeddings:
+        return ["model.embed_tokens.weight"]
+    *before, module, kind = ["", *name.rsplit(".", 2)][-3:]
+    stacked = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
+    return [one for one in (stacked or [name]) if one in shapes]
+
+
+def _files(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
+    """The model's, not read; none where they cannot be looked at."""
+    try:
+        files = sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]
+        found = [(one.name, one.stat()) for one in files if one.is_file()]
+    except OSError:
+        return ()
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
+
+
+def _check_same(served: ModelConfig, other: ModelConfig) -> None:
+    """Raises StartupError naming what differs. Numbers that are equal in float32 are: some files keep them so."""
+    for name in served.__struct_fields__:
+        mine, its = getattr(served, name), getattr(other, name)
+        if mine == its or (isinstance(mine, float) and isinstance(its, float) and np.float32(mine) == np.float32(its)):
+            continue
+        facts = f", {echo(its)} and not {echo(mine)}" if isinstance(mine, (int, float, str)) else ""
+        raise StartupError(f"it has another {name} than the model that is served{facts}")
+
+
+def _refused(source: ModelSource, error: StartupError) -> InvalidRequest:
+    """What the client hears: where the files lie is in the log only."""
+    log.warning("weights not loaded: %s", error.message)
+    message = error.message
+    for path in (source.path, source.path.resolve(), source.path.resolve().parent):
+        message = message.replace(str(path), source.name)
+    return InvalidRequest(f"model_path: {message}", field="model_path")

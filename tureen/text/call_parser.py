@@ -1,0 +1,258 @@
+"""What the parsers of all formats of tool calls share: text around calls, and a call written as a JSON object."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tureen.text.brackets import JSON, Brackets
+from tureen.text.marks import overlap
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Tool
+
+SPACE = re.compile(r"\s*")
+ARGUMENTS = ("arguments", "parameters")
+FIRST_KEY = re.compile(r'\{\s{0,16}"(?:name|arguments|parameters|type|id)"')
+MAX_FIRST_CHARS = 32
+
+
+def json_text(value: Any) -> str:
+    """Raises ValueError for what JSON cannot hold."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: as an escape it can be sent
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+class CallParser:
+    """Reads a text in states: each is a method that goes on from `_at` as far as it can, and may set another one.
+
+    A call is one when its name is known to be a tool's and its arguments begin; until then what was read is kept, and
+    becomes Content if it is none. White space around calls is no Content unless more text follows. All work is linear
+    in the length of the text.
+    """
+
+    MARK = ""  # where calls begin
+
+    def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
+        self._tools = frozenset(tool.name for tool in tools)
+        self._parallel = parallel  # if not, the answer ends with its first call
+        self._num_calls = 0
+        self._read: Callable[[bool], None] = self._prose
+        self._rest = ""
+        self._at = 0
+        self._space: list[str] = []  # kept for more text
+        self._raw: list[str] = []  # of what may be a call
+        self._brackets = Brackets(JSON)
+        self._early = ""  # arguments that came before their name
+        self._parts: list[Part] = []
+
+    def feed(self, text: str) -> list[Part]:
+        self._rest += text
+        self._go_on(is_end=False)
+        return self._taken()
+
+    def close(self) -> list[Part]:
+        self._go_on(is_end=True)
+        self._text("".join(self._raw))
+        if not self._num_calls:
+            self._parts.append(Content("".join(self._space)))
+        return self._taken()
+
+    def _go_on(self, *, is_end: bool) -> None:
+        before = None
+        while before != (self._read, self._at):
+            before = (self._read, self._at)
+            self._read(is_end)
+        self._rest, self._at = self._rest[self._at :], 0
+
+    def _taken(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return [part for part in parts if isinstance(part, CallStart) or part.text]
+
+    def _text(self, text: str) -> None:
+        shown = text.rstrip()
+        if shown:
+            self._parts.append(Content("".join((*self._space, shown))))
+            self._space.clear()
+        self._space.append(text[len(shown) :])
+
+    def _pass(self, length: int, kept: list[str]) -> None:
+        kept.append(self._rest[self._at : self._at + length])
+        self._at += length
+
+    def _pass_space(self, kept: list[str]) -> str:
+        """Returns the character that follows; "" where none is there yet."""
+        match = SPACE.match(self._rest, self._at)
+        self._pass(match.end() - self._at if match else 0, kept)
+        return self._rest[self._at : self._at + 1]
+
+    def _pass_mark(self, mark: str, kept: list[str], is_end: bool) -> bool | None:
+        """Whether the mark comes next, and was passed; None where that cannot be said yet."""
+        if self._rest.startswith(mark, self._at):
+            self._pass(len(mark), kept)
+            return True
+        is_open = not is_end and mark.startswith(self._rest[self._at : self._at + len(mark)])
+        return None if is_open else False
+
+    def _prose(self, is_end: bool) -> None:
+        found = self._rest.find(self.MARK, self._at)
+        if found >= 0:
+            self._text(self._rest[self._at : found])
+            self._at = found
+            self._pass(len(self.MARK), self._raw)
+            self._read = self._opening
+            return
+        tail = self._rest[max(self._at, len(self._rest) - len(self.MARK)) :]
+        end = len(self._rest) - (0 if is_end else overlap(tail, self.MARK))
+        self._text(self._rest[self._at : end])
+        self._at = end
+
+    def _opening(self, is_end: bool) -> None:
+        """After the mark."""
+        first = self._pass_space(self._raw)
+        if first == "{":
+            self._begin_object()
+        elif first:
+            self._give_up()
+
+    def _begin_object(self) -> None:
+        self._read = self._first_key
+
+    def _first_key(self, is_end: bool) -> None:
+        """An object of another kind, an answer in JSON for instance, is not held back any longer."""
+        if FIRST_KEY.match(self._rest, self._at):
+            self._brackets = Brackets(JSON)
+            self._early = ""
+            self._read = self._head
+        elif is_end or len(self._rest) - self._at >= MAX_FIRST_CHARS:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """It is no call."""
+        self._text("".join(self._raw))
+        self._raw.clear()
+        self._read = self._prose
+
+    def _begin_call(self, name: str) -> None:
+        self._raw.clear()
+        self._parts.append(CallStart(self._num_calls, name))
+        self._num_calls += 1
+
+    def _add_arguments(self, text: str) -> None:
+        self._parts.append(CallArguments(self._num_calls - 1, text))
+
+    def _end_call(self) -> None:
+        self._raw.clear()
+        self._read = self._after if self._parallel else self._ignored
+
+    def _after(self, is_end: bool) -> None:
+        """After a call."""
+        self._read = self._prose
+
+    def _ignored(self, is_end: bool) -> None:
+        self._at = len(self._rest)
+
+    def _step(self) -> str:
+        end, bracket = self._brackets.step(self._rest, self._at)
+        self._pass(end - self._at, self._raw)
+        return bracket
+
+    def _head(self, is_end: bool) -> None:
+        """A call's object up to the arguments; or to its end where they are missing or a string."""
+        bracket = self._step()
+        if bracket == "{" and self._brackets.depth == 1:
+            return
+        if bracket == "{":
+            self._begin_arguments(self._brackets.take()[:-1])
+        elif bracket == "}":
+            call = _decoded(self._brackets.take())
+            name, arguments = call.get("name"), _inner(call)
+            if name in self._tools and arguments:
+                self._begin_call(name)
+                self._add_arguments(arguments)
+                self._end_call()
+            else:
+                self._give_up()
+        elif bracket:
+            self._give_up()
+
+    def _begin_arguments(self, head: str) -> None:
+        call = _decoded(head + "0}")
+        if not call or list(call)[-1] not in ARGUMENTS:
+            self._give_up()
+            return
+        self._brackets.text.append("{")
+        if "name" not in call:
+            self._read = self._early_arguments
+        elif call["name"] in self._tools:
+            self._begin_call(call["name"])
+            self._read = self._arguments
+        else:
+            self._give_up()
+
+    def _arguments(self, is_end: bool) -> None:
+        """They are handed on as they come."""
+        bracket = self._step_over(1)
+        self._raw.clear()
+        self._add_arguments(self._brackets.take())
+        if bracket == "!":
+            self._end_call()
+        elif bracket:
+            self._read = self._tail
+
+    def _early_arguments(self, is_end: bool) -> None:
+        """The name is still to come."""
+        bracket = self._step_over(1)
+        if bracket == "!":
+            self._give_up()
+        elif bracket:
+            self._early = self._brackets.take()
+            self._read = self._tail
+
+    def _step_over(self, depth: int) -> str:
+        """On to the end of what is deeper; "" where that has not come yet."""
+        bracket = self._step()
+        while bracket not in ("", "!") and self._brackets.depth > depth:
+            bracket = self._step()
+        return bracket
+
+    def _tail(self, is_end: bool) -> None:
+        """From the arguments to the end of the object."""
+        bracket = self._step_over(0)
+        if not bracket:
+            return
+        if not self._early:
+            if bracket == "!":
+                self._text("".join(self._raw))
+            self._end_call()
+            return
+        name = _decoded('{"":0' + self._brackets.take()).get("name")
+        if bracket == "!" or not isinstance(name, str) or name not in self._tools:
+            self._give_up()
+            return
+        self._begin_call(name)
+        self._add_arguments(self._early)
+        self._end_call()
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    """An object; empty where the text is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _inner(call: dict[str, Any]) -> str:
+    """The arguments of a call that has no object of them: none, or an object's text; "" where they are neither."""
+    value = next((call[key] for key in ARGUMENTS if call.get(key) is not None), "{}")
+    try:
+        inner = json.loads(value) if isinstance(value, str) else None
+        return json_text(inner) if isinstance(inner, dict) else ""
+    except (ValueError, RecursionError):
+        return ""

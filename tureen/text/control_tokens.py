@@ -1,0 +1,217 @@
+"""The guard: only the chat template writes control tokens; what clients write is text, whatever it spells.
+
+In a template's own literals each control token is spelled by an alias, a few private-use characters that nobody can
+guess. The tokenizer that encodes renderings knows the aliases and not the texts of the tokens. So nothing depends on
+where clients put a token's text, or on how a template cuts, joins, trims or replaces it: it stays text.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
+
+from tureen.errors import InvalidRequest, echo
+from tureen.text.messages import ROLES
+from tureen.text.tokenizer import Tokenizer
+
+CONTROL_FORM: Final = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+"""Tokens of this form are control tokens, also where a tokenizer does not call them special."""
+FIRST_INDEX: Final = 0xF0000  # what follows the secret in an alias; private-use, as is the secret itself
+ROLE_INDEX, END_INDEX = 0xFFFF0, 0xFFFF1
+NO_MATCH: Final = "(?!)"
+SEARCHES: Final = re.compile(r"(starts|ends)with|count|r?(find|index|partition|split)|[lr]?strip|remove(prefix|suffix)")
+"""Methods that look for their arguments in a text."""
+
+
+class Encoded(NamedTuple):
+    token_ids: list[int]
+    num_neutralised: int  # control tokens that the text spells without being them
+
+
+class Role(str):
+    """Equal to its text; where a template writes it, marked, so that `'<|' + role + '|>'` is known to be its own."""
+
+    __slots__ = ("marked",)
+    marked: str
+
+    def __str__(self) -> str:
+        return self.marked
+
+    def __add__(self, other: str) -> str:
+        return self.marked + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.marked
+
+    def __format__(self, spec: str) -> str:
+        return format(self.marked, spec)
+
+
+class ControlTokens:
+    """Of one tokenizer. Thread-safe.
+
+    placeholders: what stands for pictures in texts, and what to have as their token ids. allow_spelled: text that
+    spells a special token of the tokenizer is that token, whoever wrote it; placeholders remain the template's.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, placeholders: Mapping[str, int] | None = None, *, allow_spelled: bool = False
+    ) -> None:
+        placeholders = placeholders or {}
+        added = {token.content: (token_id, token) for token_id, token in tokenizer.added_tokens.items()}
+        ends = {*tokenizer.eos_token_ids, tokenizer.bos_token_id}
+        control = [
+            text
+            for text, (token_id, token) in added.items()
+            if (token.special or token_id in ends or CONTROL_FORM.fullmatch(text)) and not text.isspace()
+        ]
+        texts = list(dict.fromkeys([*control, *placeholders]))
+        self._secret = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(6))
+        self._texts = {chr(FIRST_INDEX + index): text for index, text in enumerate(texts)}
+        self._aliases = {text: self._secret + index for index, text in self._texts.items()}
+        self._in_text = _any_of(texts)
+        self._in_rendering = re.compile(self._secret + "(.)")
+        self.end_mark = self._secret + chr(END_INDEX)
+        self._role_mark = self._secret + chr(ROLE_INDEX)
+        spelled = {
+            text.replace(role, self._role_mark + role, 1): text for text in texts for role in ROLES if role in text
+        }
+        self._with_roles = _any_of(spelled)
+        self._spelled = spelled
+        self._scanner = _scanner([text for text in texts if not allow_spelled or text in placeholders])
+        self._encoder, self._ids = _encoder(tokenizer, self._aliases, placeholders, allow_spelled=allow_spelled)
+        self._refused = {added[text][0] for text in control} - _unknown(tokenizer) if not allow_spelled else set()
+
+    def alias(self, text: str) -> str:
+        """A text of the template's, with its control tokens spelled by their aliases."""
+        return self._in_text.sub(lambda found: self._aliases[found.group()], text)
+
+    def plain(self, rendering: str) -> str:
+        """As a person would read it: aliases are their tokens' texts."""
+        return self._in_rendering.sub(lambda found: self._texts.get(found.group(1), ""), rendering)
+
+    def role(self, name: str) -> Role:
+        role = Role(name)
+        role.marked = self._role_mark + name
+        return role
+
+    def join_roles(self, rendering: str) -> str:
+        """Control tokens that the template wrote around a role become aliases; other roles are text."""
+        joined = self._with_roles.sub(lambda found: self._aliases[self._spelled[found.group()]], rendering)
+        return joined.replace(self._role_mark, "")
+
+    def count_spelled(self, rendering: str) -> int:
+        """Control tokens that the text spells without being them."""
+        ids = self._scanner.encode_batch_fast([rendering], add_special_tokens=False)[0].ids
+        return sum(token_id > 0 for token_id in ids)
+
+    def encode(self, rendering: str) -> Encoded:
+        """The token ids of a rendering; adds none. Releases the GIL. Raises InvalidRequest, without a field."""
+        try:
+            raw = self._encoder.encode_batch_fast([rendering], add_special_tokens=False)[0].ids
+            count = self.count_spelled(rendering)
+        except TypeError:  # what the package says to a string that has no UTF-8
+            raise InvalidRequest("text has a lone surrogate; it must be valid Unicode") from None
+        for token_id in raw:
+            if token_id in self._refused and token_id not in self._ids:
+                text = echo(self._encoder.id_to_token(token_id))
+                raise InvalidRequest(f"this model's tokenizer cannot take {text} as text; leave it out")
+        return Encoded([self._ids.get(token_id, token_id) for token_id in raw], count)
+
+    def mark_literals(self, tree: nodes.Template) -> nodes.Node:
+        """A parsed template in which the control tokens that it may write are aliases, but not those it looks for."""
+        node: nodes.Node = _Literals(self.alias).visit(tree)
+        return node
+
+
+class _Literals(NodeTransformer):
+    def __init__(self, alias: Callable[[str], str]) -> None:
+        self._alias = alias
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        node.data = self._alias(node.data)
+        return node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, str):
+            node.value = self._alias(node.value)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        node.node = self.visit(node.node)
+        return node
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:
+        method = node.node.attr if isinstance(node.node, nodes.Getattr) else ""
+        return self._visit_but(node, 99 if SEARCHES.fullmatch(method) else 1 if method == "replace" else 0)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        searches = {"replace": 1, "trim": 1, "select": 99, "reject": 99, "selectattr": 99, "rejectattr": 99}
+        return self._visit_but(node, searches.get(node.name, 0))
+
+    def _visit_but(self, node: nodes.Call | nodes.Filter, num_searched: int) -> nodes.Node:
+        """All of it but its first arguments."""
+        kept, node.args = node.args[:num_searched], node.args[num_searched:]
+        self.generic_visit(node)
+        node.args = kept + node.args
+        return node
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or NO_MATCH)
+
+
+def _scanner(texts: list[str]) -> Backend:
+    """Encodes a text to its occurrences of these and to 0 for what is between."""
+    backend = Backend(models.WordLevel({"": 0}, unk_token=""))
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
+    return backend
+
+
+def _encoder(
+    tokenizer: Tokenizer, aliases: Mapping[str, str], placeholders: Mapping[str, int], *, allow_spelled: bool
+) -> tuple[Backend, dict[int, int]]:
+    """A tokenizer over the same vocabulary that knows aliases in place of control tokens; and which of its ids are
+    which of the model's."""
+    theirs = tokenizer.backend
+    backend = Backend(theirs.model)  # shared, not copied
+    if theirs.normalizer is not None:
+        backend.normalizer = theirs.normalizer
+    if theirs.pre_tokenizer is not None:
+        backend.pre_tokenizer = theirs.pre_tokenizer
+    wanted: list[tuple[str, int, AddedToken]] = []
+    for token_id, token in tokenizer.added_tokens.items():
+        alias = aliases.get(token.content)
+        if alias is None or (allow_spelled and token.content not in placeholders):
+            wanted.append((token.content, token_id, token))
+        if alias is not None:
+            wanted.append((alias, placeholders.get(token.content, token_id), token))
+    known = {token.content for token in tokenizer.added_tokens.values()}
+    plain = AddedToken("", normalized=False)
+    wanted += [(aliases[text], token_id, plain) for text, token_id in placeholders.items() if text not in known]
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    backend.add_special_tokens(
+        [AddedToken(text, **{flag: getattr(like, flag) for flag in flags}) for text, _, like in wanted]
+    )
+    ids = {backend.token_to_id(text): token_id for text, token_id, _ in wanted}
+    return backend, {own: token_id for own, token_id in ids.items() if own is not None}
+
+
+def _unknown(tokenizer: Tokenizer) -> set[int]:
+    """The token of what the vocabulary cannot write."""
+    text = getattr(tokenizer.backend.model, "unk_token", None)
+    token_id = tokenizer.token_id(text) if isinstance(text, str) else None
+    return set() if token_id is None else {token_id}

@@ -1,0 +1,64 @@
+"""What a chat is made of, whatever API it came by. Messages themselves are dicts, as chat templates read them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Message = dict[str, Any]
+"""role, content (a string, or a list of {"type": "text", "text"}, {"type": "image"} and {"type": "video"}), and where
+it has them: name, reasoning_content, tool_call_id, and tool_calls as [{"id", "type": "function", "function": {"name",
+"arguments": an object}}]."""
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}  # JSON schema of its arguments, an object
+    strict: bool = False  # its arguments must be valid against the schema, without being asked for
+
+    def as_openai(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Whether the model calls tools. `required` with a name: this one."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A piece of the answer's text."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+class CallStart(msgspec.Struct, frozen=True):
+    """The model calls a tool; its arguments follow."""
+
+    index: int  # of the call in the answer, from 0
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """A piece of the arguments of a call, which are JSON text when joined."""
+
+    index: int
+    text: str
+
+
+Part = Content | Reasoning | CallStart | CallArguments

@@ -1,0 +1,146 @@
+"""Where a model's reasoning ends and its answer begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tureen.errors import StartupError, echo
+from tureen.text.marks import overlap
+from tureen.text.messages import Content, Part, Reasoning
+
+LINE_BREAKS = "\r\n"
+"""Next to a mark they belong to it: templates set marks on lines of their own."""
+
+
+class ReasoningFormat(NamedTuple):
+    """How a model marks what it thinks."""
+
+    begin: str
+    end: str
+    starts_inside: bool  # the output begins with reasoning, whether or not the mark is there
+    is_special: bool = False  # the marks are special tokens: they must stay in the text
+
+
+_MAY_THINK = ReasoningFormat("<think>", "</think>", starts_inside=False)
+_THINKS = ReasoningFormat("<think>", "</think>", starts_inside=True)
+
+FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek-r1": _THINKS,
+    "deepseek-v3": _MAY_THINK,
+    "glm45": _MAY_THINK,
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷", starts_inside=False),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]", starts_inside=False, is_special=True),
+    "qwen3": _MAY_THINK,
+    "qwen3-thinking": _THINKS,
+    "step3": _THINKS,
+}
+"""By SGLang's names; vLLM writes some of them with `_`."""
+
+
+def find_reasoning_format(name: str) -> ReasoningFormat | None:
+    return FORMATS.get(name.replace("_", "-"))
+
+
+def reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
+    """What --reasoning-parser says: a name, none, or auto, which is what the chat template teaches, if it knows any.
+
+    A prompt that ends with the mark is noticed when it is there: with auto, nothing is said of where outputs begin.
+    Raises StartupError naming the known ones.
+    """
+    if setting == "none":
+        return None
+    if setting == "auto":
+        formats = dict.fromkeys(one._replace(starts_inside=False) for one in FORMATS.values())
+        return next((one for one in formats if one.begin in template or one.end in template), None)
+    found = find_reasoning_format(setting)
+    if found is None:
+        raise StartupError(
+            f"--reasoning-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(FORMATS)}",
+            field="reasoning_parser",
+        )
+    return found
+
+
+class ReasoningParser:
+    """Splits a text that comes in pieces into Reasoning and Content.
+
+    Reasoning is what stands between the marks, if the text begins with the first of them or `starts_inside`. The marks
+    and the line breaks around them are left out; every other character comes once, in its order, as soon as it cannot
+    belong to a mark.
+    """
+
+    def __init__(self, form: ReasoningFormat, *, starts_inside: bool | None = None) -> None:
+        self._form = form
+        self._starts_inside = form.starts_inside if starts_inside is None else starts_inside
+        self._read: Callable[[bool], list[Part]] = self._beginning
+        self._rest = ""  # not judged yet: what may begin a mark
+        self._space: list[str] = []  # held back: white space that may stand before a mark
+
+    def feed(self, text: str) -> list[Part]:
+        self._rest += text
+        return self._parts(is_end=False)
+
+    def close(self) -> list[Part]:
+        """The rest. Line breaks at the end of reasoning that was cut are left out too."""
+        return self._parts(is_end=True)
+
+    def _parts(self, *, is_end: bool) -> list[Part]:
+        parts: list[Part] = []
+        reads = None
+        while reads != self._read and (self._rest or is_end):
+            reads = self._read
+            parts += reads(is_end)
+        return parts
+
+    def _beginning(self, is_end: bool) -> list[Part]:
+        text = self._rest.lstrip()
+        self._space.append(self._rest[: len(self._rest) - len(text)])
+        self._rest = text
+        if text.startswith(self._form.begin):
+            self._rest = text[len(self._form.begin) :]
+            self._space.clear()
+            self._read = self._opened
+        elif is_end or not self._form.begin.startswith(text):
+            self._rest = "".join((*self._space, text))
+            self._space.clear()
+            self._read = self._opened if self._starts_inside else self._answer
+        return []
+
+    def _opened(self, _: bool) -> list[Part]:
+        self._rest = self._rest.lstrip(LINE_BREAKS)
+        if self._rest:
+            self._read = self._reasoning
+        return []
+
+    def _reasoning(self, is_end: bool) -> list[Part]:
+        thought, mark, answer = self._rest.partition(self._form.end)
+        if mark:
+            self._rest, self._read = answer, self._closed
+            found = self._thought(thought)
+            self._space.clear()
+            return found
+        held = 0 if is_end else overlap(thought, self._form.end)
+        self._rest = thought[len(thought) - held :]
+        return self._thought(thought[: len(thought) - held])
+
+    def _thought(self, text: str) -> list[Part]:
+        """A piece of the reasoning, but for the line breaks at its end."""
+        shown = text.rstrip(LINE_BREAKS)
+        breaks = text[len(shown) :]
+        if not shown:
+            self._space.append(breaks)
+            return []
+        found = "".join((*self._space, shown))
+        self._space = [breaks]
+        return [Reasoning(found)]
+
+    def _closed(self, _: bool) -> list[Part]:
+        self._rest = self._rest.lstrip(LINE_BREAKS)
+        if self._rest:
+            self._read = self._answer
+        return []
+
+    def _answer(self, _: bool) -> list[Part]:
+        text, self._rest = self._rest, ""
+        return [Content(text)] if text else []

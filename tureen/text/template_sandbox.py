@@ -1,0 +1,339 @@
+"""jinja2's sandbox as chat templates expect it, with bounds on the CPU time and the memory of a rendering.
+
+What templates find in it is what transformers' `apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop
+controls, `generation` blocks, `raise_exception`, `strftime_now` and a `tojson` that escapes nothing for HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial, wraps
+from types import CodeType
+from typing import Any, Final
+
+from jinja2 import Environment, Template, nodes, pass_environment
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent, make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LIMIT_S: Final = 1.0  # of CPU time, for a rendering
+MAX_CHARS: Final = 1 << 24  # of one string, of the whole rendering; and nodes of a value that becomes text
+MAX_TOTAL_CHARS: Final = 1 << 29  # of all strings that a rendering makes on its way
+MAX_BITS: Final = 4096  # of an integer
+
+STR_METHODS: Final = _words(
+    "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier "
+    "islower isnumeric isprintable isspace istitle isupper join lower lstrip partition removeprefix removesuffix "
+    "replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper"
+)
+"""The others make much of little, such as ljust and translate."""
+NO_FILTERS: Final = ("center", "pprint", "random", "urlize", "wordwrap", "xmlattr")
+SEQUENCE_FILTERS: Final = _words(
+    "attr batch count d default dictsort first groupby items join last length list map max min reject rejectattr "
+    "reverse select selectattr slice sort sum unique"
+)
+"""They do not make text of what they are given."""
+WIDE: Final = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)|:[^{}]*(\d{5}|\{)")
+"""In what formats values: a width that is large, or is itself a value."""
+MAX_COUNT: Final = 100_000  # that the filters batch, slice, round and truncate are told
+
+
+class OverLimit(TemplateError):
+    """A rendering takes too much time or memory."""
+
+
+class _Meter(threading.local):
+    """Of the rendering that runs on this thread."""
+
+    deadline_s = float("inf")  # by the thread's CPU clock
+    chars_left = MAX_TOTAL_CHARS
+
+
+METER: Final = _Meter()
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` … `{% endgeneration %}`: who trains looks at what is between; here it is a scope."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class SafeNamespace(Namespace):
+    """A namespace without attributes that begin with an underscore."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace has no attribute {name!r}")
+        super().__setitem__(name, value)
+
+
+class _Metered(NodeTransformer):
+    """Has loops and concatenations go through filters that know the limits."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, "_each", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "_concat", [], [], None, None, lineno=node.lineno)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], finalize=_check_tree
+        )
+        self.concat = _concat  # type: ignore[method-assign]
+        own = {"_each": _each, "_concat": _concat, "tojson": _to_json, "join": _join_filter}
+        own |= {"indent": _indent, "replace": _replace, "format": _format_filter}
+        theirs = {name: one for name, one in self.filters.items() if name not in NO_FILTERS}
+        self.filters = {name: _metered(name, one) for name, one in (theirs | own).items()}
+        del self.globals["lipsum"]
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "namespace": SafeNamespace,
+        }
+
+    def load(self, source: str, rewrite: Callable[[nodes.Template], nodes.Node]) -> Template:
+        """`rewrite` may change the parsed template first. Raises TemplateError, RecursionError."""
+        tree = _Metered().visit(rewrite(self.parse(source)))
+        code: CodeType = self.compile(tree)
+        return Template.from_code(self, code, self.make_globals(None))
+
+    def render(self, template: Template, variables: dict[str, Any]) -> str:
+        """Raises OverLimit, and whatever a template can."""
+        METER.deadline_s, METER.chars_left = time.thread_time() + LIMIT_S, MAX_TOTAL_CHARS
+        try:
+            return template.render(variables)
+        finally:
+            METER.deadline_s = float("inf")
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            return attr in STR_METHODS
+        return not isinstance(obj, (int, float, bytes)) and super().is_safe_attribute(obj, attr, value)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _tick()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _tick()
+        return super().getitem(obj, argument)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, str) and name in ("replace", "join"):
+            __obj = partial(_replace if name == "replace" else _join, owner)
+        return _spent(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            return _spent(_percent(left, right))
+        _check_operands(operator, left, right)
+        return _spent(super().call_binop(context, operator, left, right))
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        _tick()  # map calls it for each
+        return super().call_filter(name, *args, **kwargs)
+
+    def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        _tick()
+        return super().call_test(name, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            form: str = value.__self__
+            _check_form(form, form.count("{"), (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return bounded
+
+
+def _tick() -> None:
+    """Raises OverLimit when the time is over."""
+    if time.thread_time() > METER.deadline_s:
+        raise OverLimit(f"it takes more than {LIMIT_S:g} s of CPU time")
+
+
+def _spent(value: Any) -> Any:
+    """The value; a string or a list counts towards what a rendering may make. Raises OverLimit."""
+    _tick()
+    if isinstance(value, (str, list, tuple)):
+        _check_chars(len(value))
+        METER.chars_left -= len(value)
+        if METER.chars_left < 0:
+            raise OverLimit("it makes too much text on its way")
+    return value
+
+
+def _check_chars(count: int) -> None:
+    if count > MAX_CHARS:
+        raise OverLimit(f"it makes a text or a list longer than {MAX_CHARS}")
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    """Raises OverLimit for a result that would be too large."""
+    if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+        _check_chars(len(left) + len(right))
+    elif operator == "*":
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, (str, list, tuple)) and isinstance(other, int):
+                _check_chars(len(one) * max(other, 0))
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * (max(right, 1) if operator == "**" else 1) + right.bit_length()
+        if operator in ("*", "**") and bits > MAX_BITS:
+            raise OverLimit("it makes a number that is too large")
+
+
+def _check_tree(value: Any) -> Any:
+    """The value, that becomes text: raises OverLimit where that is long, however often it holds the same."""
+    if not isinstance(value, (list, tuple, dict)):
+        return value
+    left, stack = MAX_CHARS, [value]
+    while stack:
+        _tick()
+        one = stack.pop()
+        for item in (*one, *one.values()) if isinstance(one, dict) else one:
+            left -= len(item) if isinstance(item, str) else 1
+            if isinstance(item, (list, tuple, dict)):
+                stack.append(item)
+        if left < 0:
+            raise OverLimit(f"it makes a text longer than {MAX_CHARS}")
+    return value
+
+
+def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, within the limits; jinja2 sees by its attributes what to hand it first."""
+    makes_text = name not in SEQUENCE_FILTERS and not name.startswith("_")
+
+    @wraps(function)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        if makes_text:
+            for one in args[:2]:
+                _check_tree(one)
+        _check_arguments(name, args[1:], kwargs)
+        return _spent(function(*args, **kwargs))
+
+    return metered
+
+
+def _check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Of a filter. Raises OverLimit."""
+    given = (*args, *kwargs.values())
+    if name in ("batch", "slice", "round", "truncate") and any(
+        isinstance(one, int) and one > MAX_COUNT for one in given
+    ):
+        raise OverLimit(f"the filter {name} has a number larger than {MAX_COUNT}")
+    start = kwargs.get("start", args[2] if len(args) > 2 else 0)
+    if name == "sum" and not isinstance(start, (int, float)):
+        raise OverLimit("the filter sum is for numbers")
+
+
+def _each(items: Iterable[Any]) -> Iterable[Any]:
+    """What a loop goes over; that it is asked for is metered, as loops within loops are how templates take long."""
+    return items
+
+
+def _concat(items: Iterable[Any]) -> str:
+    texts: list[str] = []
+    size = 0
+    for item in items:
+        text = item if isinstance(item, str) and type(item) is str else str(_check_tree(item))
+        size += len(text)
+        _check_chars(size)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _join(separator: str, items: Iterable[str]) -> str:
+    texts = list(items)
+    _check_chars(len(separator) * len(texts) + sum(len(text) for text in texts))
+    return separator.join(texts)
+
+
+@pass_environment
+def _join_filter(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return _join(str(d), [str(_check_tree(item)) for item in items])
+
+
+def _format_filter(form: Any, *args: Any, **named: Any) -> str:
+    return _percent(str(form), named or args)
+
+
+def _replace(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = str(text), str(old), str(new)
+    _check_chars(len(text) + text.count(old) * len(new))
+    result: str = text.replace(old, new, -1 if count is None else count)
+    return result
+
+
+def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = str(text)
+    _check_chars(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else max(width, 0)))
+    return do_indent(text, width, first, blank)
+
+
+def _percent(form: str, values: Any) -> str:
+    _check_form(form, form.count("%"), values)
+    text: str = form % values
+    return text
+
+
+def _check_form(form: str, num_places: int, values: Any) -> None:
+    """Raises OverLimit for what could become long: each place may take the whole of the values."""
+    if WIDE.search(form):
+        raise OverLimit("it formats to a large or variable width")
+    _check_chars(len(form) + num_places * len(str(_check_tree(values))))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if width > 16:
+        raise OverLimit("tojson indents by more than 16")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    _check_chars(len(form) << 16)
+    return datetime.now().strftime(form)

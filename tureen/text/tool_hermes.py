@@ -1,0 +1,54 @@
+"""Hermes, Qwen 2.5 and 3, SmolLM3 and others: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tureen.text.call_parser import CallParser
+from tureen.text.messages import Tool
+
+NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25")
+BEGIN, END = "<tool_call>", "</tool_call>"
+MARKS: tuple[str, ...] = (BEGIN,)
+SPECIAL = False
+
+
+def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    return HermesParser(tools, parallel=parallel)
+
+
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    if required:
+        return {
+            "type": "tags_with_separator",
+            "tags": [_tag(tool) for tool in tools],
+            "separator": "\n",
+            "at_least_one": True,
+            "stop_after_first": not parallel,
+        }
+    return {
+        "type": "triggered_tags",
+        "triggers": [BEGIN],
+        "tags": [_tag(tool) for tool in tools],
+        "stop_after_first": not parallel,
+    }
+
+
+def _tag(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "tag",
+        "begin": f'{BEGIN}\n{{"name": "{tool.name}", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": tool.parameters},
+        "end": f"}}\n{END}",
+    }
+
+
+class HermesParser(CallParser):
+    MARK = BEGIN
+
+    def _after(self, is_end: bool) -> None:
+        if not self._pass_space(self._space) and not is_end:
+            return
+        if self._pass_mark(END, [], is_end) is not None:
+            self._read = self._prose

@@ -1,0 +1,78 @@
+"""Llama 3: the answer is `{"name": …, "parameters": {…}}`, maybe after `<|python_tag|>`; more calls follow a `;`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tureen.text.call_parser import CallParser
+from tureen.text.messages import Tool
+
+NAMES: tuple[str, ...] = ("llama3", "llama3_json")
+TAG = "<|python_tag|>"
+MARKS: tuple[str, ...] = (TAG, '"parameters": dictionary')
+SPECIAL = True
+
+NO_CALL = r"[^\s{<]|<+[^|<]"
+"""How an answer begins that is no call; what follows does not hold the tag."""
+
+
+def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    return Llama3Parser(tools, parallel=parallel)
+
+
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{{"name": "{tool.name}", "parameters": ',
+            "content": {"type": "json_schema", "json_schema": tool.parameters},
+            "end": "}",
+        }
+        for tool in tools
+    ]
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "; ",
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+    if required:
+        return calls
+    text = {
+        "type": "sequence",
+        "elements": [{"type": "regex", "pattern": NO_CALL}, {"type": "any_text", "excludes": [TAG]}],
+    }
+    return {"type": "or", "elements": [calls, text]}
+
+
+class Llama3Parser(CallParser):
+    MARK = TAG
+
+    def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
+        super().__init__(tools, parallel=parallel)
+        self._read = self._start
+
+    def _start(self, is_end: bool) -> None:
+        first = self._pass_space(self._space)
+        if first == "{":
+            self._begin_object()
+        elif first:
+            self._read = self._prose
+
+    def _opening(self, is_end: bool) -> None:
+        """After the tag or a `;`, which the tag may follow."""
+        self._pass_space(self._raw)
+        if self._pass_mark(TAG, self._raw, is_end) is False:
+            super()._opening(is_end)
+
+    def _after(self, is_end: bool) -> None:
+        first = self._pass_space(self._space)
+        if first == ";":
+            self._pass(1, self._raw)
+            self._read = self._opening
+        elif first == "{":
+            self._begin_object()
+        elif first:
+            self._read = self._prose

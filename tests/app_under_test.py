@@ -177,8 +177,7 @@ class LiveServer:
             self.port = listener.getsockname()[1]
             self._server = Server(self.app, self.config, self._is_up.set)
             await self._server.serve(sockets=[listener])
-        if self._media is not None:
-            await self._media.close()
+        await self.app.state.server.close()  # a second signal leaves that out
         await self.client.close()
 
     def __enter__(self) -> LiveServer:

@@ -184,6 +184,53 @@ def test_whom_a_proxy_or_a_renamed_page_speaks_for_is_not_this_machine(headers):
             assert call_from(app, client, "POST", "/flush_cache", headers=headers).status_code == 403
 
 
+OF_OTHER_PAGES = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:8888"},
+    {"origin": "http://127.0.0.1.evil.example"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"sec-fetch-site": "cross-site", "origin": LOCAL},
+]
+OF_OWN_PAGES = [
+    {"origin": LOCAL},
+    {"sec-fetch-site": "same-origin"},
+    {"sec-fetch-site": "none"},
+    {"sec-fetch-site": "same-origin", "origin": LOCAL},
+]
+
+
+def test_a_page_of_another_site_in_the_operator_s_browser_may_not_administer():
+    with App() as app:
+        stub_handlers(app)
+        for headers, want in [(one, 403) for one in OF_OTHER_PAGES] + [(one, 204) for one in OF_OWN_PAGES]:
+            for path in sorted(ADMIN):
+                methods = {method for route in app.app.routes if route.path == path for method in route.methods}
+                for method in sorted(methods & {"GET", "POST"}):
+                    simple = headers | {"content-type": "text/plain"}
+                    assert app.request(method, path, headers=simple).status_code == want, (method, path, headers)
+    with App(admin_api_key=ADMIN_KEY) as app:
+        headers = OF_OTHER_PAGES[0] | bearer(ADMIN_KEY)
+        assert app.request("POST", "/flush_cache", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("headers", OF_OTHER_PAGES)
+def test_a_page_of_another_site_may_not_spend_with_what_browsers_send_unasked(headers):
+    with App() as app:
+        body = json.dumps({"text": "say:a"})
+        for kind, want in (
+            ({}, 403),
+            ({"content-type": "text/plain"}, 403),
+            ({"content-type": "application/json"}, 200),
+        ):
+            answer = app.request("POST", "/generate", content=body, headers=headers | kind)
+            assert answer.status_code == want, kind
+        assert app.request("GET", "/v1/models", headers=headers).status_code == 200
+        all_of_them = app.request("POST", "/abort_request", json={"abort_all": True}, headers=headers)
+        assert all_of_them.status_code == 403
+
+
 def test_only_who_may_administer_aborts_all(locked: App):
     with App(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as app:
         for body, user, admin in (({"abort_all": True}, 403, 200), ({"rid": "x"}, 200, 200)):

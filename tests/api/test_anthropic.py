@@ -14,6 +14,7 @@ from fake_engine import CONTEXT_LEN
 
 from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, parse
 from tureen.api.anthropic_messages import conversation_of
+from tureen.api.chat_prompt import chat_prompt
 
 PATH = "/v1/messages"
 TEMPLATE = (
@@ -143,6 +144,7 @@ def test_a_context_smaller_than_max_tokens_ends_the_message_and_says_so(app: App
     answer = ask(app, said, max_tokens=100)
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert answer["usage"]["output_tokens"] == 10
+    assert refusal(app, said=said, max_tokens=100, min_new_tokens=50).startswith("min_new_tokens")
     assert "longer than the model's context" in refusal(app, said="x" * (CONTEXT_LEN + 1))
 
 
@@ -244,7 +246,8 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(opened, tmp_path):
     with App(chat_template=str(file)) as thinking:
         answer = ask(thinking, "x", **fields)
         if not opened:
-            assert [block["type"] for block in answer["content"]] == ["text"]
+            [block] = answer["content"]
+            assert (block["type"], len(block["text"]), answer["stop_reason"]) == ("text", 1200, "max_tokens")
             return
         thought, said = answer["content"]
         assert (thought["type"], len(thought["thinking"])) == ("thinking", 1024)
@@ -258,7 +261,22 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(opened, tmp_path):
         assert "".join(one.get("text", "") for one in deltas) == said["text"]
         regex = ask(thinking, "x", regex="[xy]{3}", **fields)["content"][1]["text"]
         assert (len(regex), set(regex) <= {"x", "y"}) == (3, True)
+        narrow = ask(thinking, "x", **fields | {"max_tokens": 1025})
+        assert [(len(block.get("thinking", "")), len(block.get("text", ""))) for block in narrow["content"]] == [
+            (1024 - len("\n</think>\n\n"), 0),
+            (0, 1),
+        ]
+        assert narrow["stop_reason"] == "max_tokens"
         thinking.check_idle()
+
+
+def test_pictures_are_loaded_once_where_the_context_is_smaller_than_max_tokens(app: App, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "tureen.api.chat.chat_prompt", lambda *given, **how: calls.append(1) or chat_prompt(*given, **how)
+    )
+    assert ask(app, "say:a", max_tokens=10**6)["stop_reason"] == "end_turn"
+    assert len(calls) == 1
 
 
 def test_templates_are_told_whether_to_think(app: App):

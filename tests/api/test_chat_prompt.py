@@ -16,7 +16,7 @@ from tureen.api.chat_prompt import chat_prompt, chat_tokens
 from tureen.errors import InvalidRequest
 from tureen.media.loader import MediaLoader
 from tureen.text.control_tokens import ControlTokens
-from tureen.text.messages import Tool
+from tureen.text.messages import MAX_MESSAGES, Tool
 from tureen.types import NO_TOKEN, PICTURE
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -115,6 +115,35 @@ def test_a_long_chat_does_not_hold_up_the_event_loop(app, monkeypatch, size):
     monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
     _prompt(app, [{"role": "user", "content": [{"type": "text", "text": "x" * size}]}])
     assert (threads[0] is threading.main_thread()) == (size == 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "how"),
+    [
+        ({"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {"a": "x"}}}]}, {}),
+        ({"name": "someone"}, {}),
+        ({}, {"template_kwargs": {"extra": "x"}}),
+    ],
+)
+def test_what_is_not_counted_does_not_hold_up_the_event_loop(monkeypatch, tmp_path, more, how):
+    file = tmp_path / "extra.jinja"
+    file.write_text("{{ messages[0].content }}{{ extra }}{{ tools }}")
+    threads = []
+    monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
+    with App(chat_template=str(file)) as app:
+        _prompt(app, [{"role": "assistant", "content": "x", **more}], **how)
+    assert threads[0] is not threading.main_thread()
+
+
+def test_a_chat_of_too_many_messages_is_refused_before_any_is_looked_at(app):
+    class Messages(list):
+        def __iter__(self):
+            pytest.fail("they were looked at")
+
+    error = _error(app, Messages(HI * (MAX_MESSAGES + 1)), field="input")
+    assert error.field == "input"
+    assert str(MAX_MESSAGES) in error.message
+    _prompt(app, [{"role": "user", "content": ""}] * 3)
 
 
 def test_tokens_that_the_model_does_not_know_are_refused():

@@ -10,6 +10,9 @@ import pytest
 from app_under_test import App
 from byte_tokenizer import EOS
 
+from tureen.api import sglang
+from tureen.api.generation import Run
+
 CITY = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "size": {"enum": ["small", "large"]}},
@@ -236,3 +239,29 @@ def test_many_at_once_are_each_what_they_are_alone(app: App):
         return await asyncio.gather(*(app.http.post("/generate", json=body) for body in bodies))
 
     assert [response.json()["output_ids"] for response in app.run(together())] == alone
+
+
+class SlowJudge:
+    unverified = 0
+
+    async def check_in_turn(self, *_: object) -> None:
+        await asyncio.sleep(0.1)
+
+    def close(self) -> None:
+        pass
+
+
+def test_each_of_several_outputs_ends_once_however_long_it_is_judged(monkeypatch):
+    async def ended(app: App) -> list[int]:
+        body = {"text": "a", "sampling_params": constrained("json_schema", n=6, seed=1)}
+        run, ends = Run(app.state, (await sglang.prepare(body, app.state)).plan), []
+        async for output in run.updates(1):
+            if output.finish is not None:
+                ends.append(output.index)
+            await asyncio.sleep(0.02)  # a reader that is slower than the engine
+        assert all(FITS.fullmatch(output.text) for output in run.outputs)
+        return ends
+
+    with App(slow=True) as app:
+        monkeypatch.setattr(app.state, "_checker", SlowJudge())
+        assert sorted(app.run(ended(app))) == list(range(6))

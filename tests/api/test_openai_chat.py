@@ -18,6 +18,7 @@ from fake_engine import CONTEXT_LEN
 from openai_judge import joined_messages, judge, make_client
 from PIL import Image
 
+from tureen.api.generation import Run
 from tureen.api.openai_chat_fields import NOT_OFFERED
 from tureen.media.loader import MediaLoader
 
@@ -226,6 +227,20 @@ def test_a_stream_says_what_the_whole_answer_says(app: App, said, how):
     assert joined_messages(found) == [_without_ids(one) for one in whole["choices"]]
     used, told = found[-1]["usage"], whole["usage"]
     assert {**used, "prompt_tokens_details": None} == {**told, "prompt_tokens_details": None}
+
+
+def test_an_output_that_ends_while_its_chunks_are_sent_ends_once(app: App, monkeypatch):
+    updates = Run.updates
+
+    async def ended_before_the_first(self, interval=None):
+        found = [output async for output in updates(self, interval)]
+        for output in found * 2:
+            yield output
+
+    body = {"n": 2, "seed": 5, "max_tokens": 9, "logprobs": True}
+    whole = ask(app, "abc", **body)["choices"]
+    monkeypatch.setattr(Run, "updates", ended_before_the_first)
+    assert joined_messages(chunks(app, "abc", **body)) == [_without_ids(one) for one in whole]
 
 
 def _without_ids(one: dict) -> dict:

@@ -10,8 +10,9 @@ import pytest
 from real_app import RealApp, write_model
 
 from tureen.api.profile_routes import profile_root
-from tureen.errors import StartupError
+from tureen.errors import InvalidRequest, StartupError
 from tureen.kernels.cpu import native
+from tureen.runner.trace import Profiler
 
 PARAMS = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
 
@@ -126,10 +127,12 @@ def test_what_is_not_recorded_is_refused_by_name(app, fields, name):
 
 def test_what_only_torch_records_is_refused_natively(app, kernels):
     for name in ("with_stack", "record_shapes"):
+        before = sorted(root_of(app).iterdir())
         answer = app.post("/start_profile", **{name: True}, num_steps=1)
         assert answer.status_code == (400 if kernels == "native" else 200)
         if kernels == "native":
             assert answer.json()["error"]["param"] == name
+            assert sorted(root_of(app).iterdir()) == before
         app.post("/stop_profile")
 
 
@@ -147,6 +150,14 @@ def test_a_profile_is_never_written_elsewhere(app, tmp_path, name):
     assert sorted(tmp_path.parent.rglob("*")) == before
     assert (root / "file").read_text() == "mine"
     assert app.post("/stop_profile").status_code == 409
+
+
+def test_nothing_is_recorded_where_nothing_can_be_written(tmp_path):
+    made = []
+    for folder in ("..", "/tmp"):
+        with pytest.raises(InvalidRequest):
+            Profiler().start(lambda: made.append(1), root=str(tmp_path), folder=folder, prefix="", num_steps=None)
+    assert made == []
 
 
 def test_a_folder_may_be_named_from_the_root_of_the_file_system(app):

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tureen.api.keys import Limits, load_keys
 from tureen.api.quotas import Account, Quotas
 from tureen.config import Config
+from tureen.engine import finish
 from tureen.errors import StartupError, TooManyRequests, Unavailable
+from tureen.types import OutputDelta, Usage
 
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500)), max_size=20)
 
@@ -223,6 +225,59 @@ def test_what_is_refused_costs_nothing(named, monkeypatch):
         refused = _post(named, "k-ann", text="a" * 30, sampling_params={"n": n})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "7")
     assert refused.headers["x-ratelimit-remaining-tokens"] == "40"
+
+
+def test_what_is_aborted_before_it_answers_costs_nothing_and_takes_nothing_off_what_others_cost():
+    clock = Clock()
+    account = Account(Limits(60), clock)
+    account.charge(100)
+    with account.holding(1000):
+        assert _wait_s(account) == 1040
+    assert _wait_s(account) == 40
+    with account.holding(30) as pay:
+        pay()
+        pay()
+    assert _wait_s(account) == 70
+    with account.holding(1000):
+        clock.now_s += 1000
+    assert (_wait_s(account), account.is_unused) == (None, True)
+
+
+def test_who_aborts_in_the_queue_pays_for_no_prompt(named, monkeypatch):
+    async def abort(request, interval, watch):
+        watch(0)
+        yield OutputDelta(request.id, usage=Usage(30, 0, 0), finish=finish.aborted("client"))
+
+    generate = named.client.generate
+    monkeypatch.setattr(named.client, "generate", abort)
+    assert _post(named, "k-ann", text="a" * 30, stream=True).status_code == 200
+    monkeypatch.setattr(named.client, "generate", generate)
+    assert _post(named, "k-ann", text="say:a").headers["x-ratelimit-remaining-tokens"] >= "33"
+
+
+def test_prompts_that_wait_are_held_against_their_client(named, monkeypatch):
+    """A thousand requests cannot be begun before the first is paid for."""
+
+    async def scenario():
+        begun = asyncio.Event()
+
+        async def wait(request, *_):
+            begun.set()
+            await asyncio.sleep(60)
+            yield
+
+        monkeypatch.setattr(named.client, "generate", wait)
+        waiting = asyncio.create_task(named.http.post("/generate", json={"text": "a" * 50}, headers=bearer("k-ann")))
+        await begun.wait()
+        refused = await named.http.post("/generate", json={"text": "a"}, headers=bearer("k-ann"))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return refused
+
+    refused = named.run(scenario())
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "15")
+    monkeypatch.undo()
+    assert _post(named, "k-ann", text="say:a").status_code == 200
 
 
 def test_samples_of_one_prompt_pay_for_it_once(named):

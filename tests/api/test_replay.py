@@ -278,7 +278,7 @@ def test_two_listeners_hear_the_same():
 
 
 def test_what_is_kept_is_bounded_however_many_come(monkeypatch):
-    monkeypatch.setattr(recordings, "MAX_ENDED_BYTES", 10_000)
+    monkeypatch.setattr(recordings, "MAX_TOTAL_BYTES", 10_000)
     with App(resume_grace_s=1e6, idempotency_retention_s=1e6) as app:
         body = {"text": "say:xyz", "stream": True}
         for index in range(60):
@@ -294,6 +294,87 @@ def test_what_is_kept_is_bounded_however_many_come(monkeypatch):
         monkeypatch.setattr(recordings, "MAX_ENDED", 3)
         app.request("POST", "/generate", json=body)
         assert len(kept) == 3
+
+
+def test_streams_that_run_count_too_and_the_oldest_can_be_gone_on_with_from_near_its_end_only(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_TOTAL_BYTES", 20_000)
+    monkeypatch.setattr(recordings, "CUT_BYTES", 2_000)
+    monkeypatch.setattr(track, "GROUP", 4)
+    with App(slow=True, resume_grace_s=GRACE_S) as app:
+
+        async def scenario():
+            body = BODY | {"sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
+            tasks = [asyncio.create_task(app.http.post("/generate", json=body | {"rid": f"r{at}"})) for at in range(3)]
+            most = 0
+            while not all(task.done() for task in tasks):
+                most = max(most, app.state.recordings._num_bytes)
+                await asyncio.sleep(0)
+            return most, [await task for task in tasks]
+
+        most, answers = app.run(scenario())
+        assert most <= 22_000
+        assert not app.state.recordings._uncut
+        for answer in answers:
+            ids = _ids(answer.text)
+            assert [one.split("-")[1] for one in ids] == [str(number) for number in range(len(ids))]
+            assert answer.text.endswith("data: [DONE]\n\n")
+        assert _go_on(app, "r0").status_code in (400, 404)
+        assert app.state.recordings._num_bytes == sum(one.track.num_bytes for one in app.state.recordings._ended)
+
+
+def test_who_reads_too_slowly_is_told_so_in_the_last_event(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(track, "GROUP", 4)
+    with App(slow=True, resume_grace_s=GRACE_S) as app:
+
+        async def scenario():
+            sent = []
+            may_send = asyncio.Event()
+            body = json.dumps(BODY | {"rid": "slow"}).encode()
+            unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive():
+                if unread:
+                    return unread.pop()
+                await asyncio.sleep(60)
+
+            async def send(message):
+                sent.append(message)
+                if message.get("body"):
+                    await may_send.wait()
+
+            headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/generate",
+                "raw_path": b"/generate",
+                "headers": headers,
+            }
+            scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "root_path": "", "http_version": "1.1"}
+            listening = asyncio.create_task(app.app(scope, receive, send))
+            while not app.state.recordings._ended:
+                await asyncio.sleep(0.005)
+            may_send.set()
+            await listening
+            return sent
+
+        sent = app.run(scenario())
+        *_, last, end = [message["body"] for message in sent if "body" in message]
+        assert last.startswith(b"event: error\ndata: ")
+        assert json.loads(last.split(b"data: ")[1])["error"]["code"] == "client_too_slow"
+        assert (end, sent[-1]["more_body"]) == (b"", False)
+
+
+def test_clients_without_a_name_are_told_apart_by_their_address(app):
+    async def ask(address: str, method: str, path: str, **how):
+        transport = httpx.ASGITransport(app.app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            return await http.request(method, path, **how)
+
+    text = app.run(ask("10.0.0.1", "POST", "/generate", json=BODY | {"rid": "guess"})).text
+    assert app.run(ask("10.0.0.1", "GET", "/generate/guess/events")).text == text
+    assert app.run(ask("10.0.0.2", "GET", "/generate/guess/events")).status_code == 404
 
 
 def test_of_a_stream_that_is_too_long_the_last_part_goes_on(monkeypatch):
@@ -398,10 +479,44 @@ def test_keys_of_two_clients_have_nothing_to_do_with_each_other(tmp_path):
         assert [answer.json()["text"] for answer in answers] == ["ann", "bob"]
 
 
-@pytest.mark.parametrize("key", ["", " ", "x" * 256, "a\tb", "caf\u00e9".encode(), b"\x7f"])
+@pytest.mark.parametrize(
+    "key", ["", " ", "x" * 256, "a b", "a\tb", "caf\u00e9".encode(), b"\x7f", b"\xa0a", b"\x85a", b"a\x1f"]
+)
 def test_a_key_that_is_none_is_refused(plain, key):
     answer = plain.request("POST", "/generate", json={"text": "say:a"}, headers={"idempotency-key": key})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_idempotency_key")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/open_session", {"capacity_of_str_len": 100}),
+        ("POST", "/close_session", {"session_id": "a"}),
+        ("POST", "/abort_request", {"rid": "a"}),
+        ("POST", "/flush_cache", None),
+        ("POST", "/update_weight_version", {"new_version": "2"}),
+        ("GET", "/v1/models", None),
+    ],
+)
+def test_a_key_is_refused_where_it_does_nothing(plain, method, path, body):
+    answer = plain.request(method, path, json=body, headers={"idempotency-key": "k"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert "Idempotency-Key" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_was_aborted_is_not_kept(plain, stream):
+    async def scenario():
+        body = BODY | {"stream": stream, "rid": "off", "sampling_params": {"max_new_tokens": 1900}}
+        sent = asyncio.create_task(plain.http.post("/generate", json=body, headers={"idempotency-key": "k"}))
+        while plain.client.stats.total_output_tokens < 5:
+            await asyncio.sleep(0.005)
+        await plain.http.post("/abort_request", json={"rid": "off"})
+        await sent
+
+    plain.run(scenario())
+    assert not plain.state.recordings._by_key
+    assert len(plain.state.recordings) == 0
 
 
 def test_two_keys_are_refused_and_the_longest_and_the_draft_s_own_are_taken(plain):
@@ -425,7 +540,7 @@ def test_what_failed_is_not_kept(plain, monkeypatch):
             raise recordings.Conflict("the test's own")
 
     for stream in (True, False):
-        key = f"fails {stream}"
+        key = f"fails-{stream}"
         monkeypatch.setattr(plain.client, "generate", fail)
         broken = _twice(plain, key, **failing, stream=stream)
         assert "the test's own" in broken.text

@@ -8,7 +8,9 @@ import shutil
 
 import numpy as np
 import pytest
+from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
+from embedding_engine import make_embedding_engine
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file
 from tiny_adapters import write_adapter
@@ -283,6 +285,78 @@ def test_generation_is_paused_after_an_update_that_asks_for_it(torch_app, models
     assert torch_app.client.stats.is_paused
     torch_app.post("/continue_generation")
     assert output(torch_app) == greedy(models[1]["blue"], PROMPT, 12)
+
+
+@pytest.mark.parametrize("leaves_at", ["hold", "update_weights"])
+def test_who_leaves_during_an_update_leaves_no_half_of_it(torch_app, models, monkeypatch, leaves_at):
+    app, call = torch_app, torch_app.client.call
+    fields = {"model_path": str(models[0] / "blue"), "weight_version": "b", "keep_pause": True}
+    sent = {"type": "http.request", "body": json.dumps(fields).encode()}
+    ops = []
+
+    async def leave():
+        left = asyncio.Event()
+        messages = [sent]
+
+        async def noted_call(op, **args):
+            ops.append(op)
+            if op == leaves_at:
+                left.set()
+            return await call(op, **args)
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_):
+            pass
+
+        monkeypatch.setattr(app.client, "call", noted_call)
+        path = "/update_weights_from_disk"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "client": ("127.0.0.1", 1)}
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        await app.app({**scope, "headers": headers}, receive, send)
+        async with asyncio.timeout(3):
+            while ops[-1] != "let_go":
+                await asyncio.sleep(0.001)
+
+    app.run(leave())
+    is_updated = leaves_at == "update_weights"
+    assert ("update_weights" in ops) is is_updated
+    assert app.state.context.config.weight_version == ("b" if is_updated else "default")
+    assert app.client.stats.is_paused is is_updated
+    monkeypatch.undo()
+    app.post("/continue_generation")
+    assert output(app) == greedy(models[1]["blue" if is_updated else "red"], PROMPT, 12)
+
+
+def test_how_one_update_is_loaded_says_nothing_about_the_next(torch_app, models):
+    blue = greedy(models[1]["blue"], PROMPT, 12)
+    assert update(torch_app, models[0] / "blue", load_format="dummy").status_code == 200
+    assert output(torch_app) != blue
+    assert update(torch_app, models[0] / "blue").status_code == 200
+    assert output(torch_app) == blue
+
+
+def test_a_model_that_makes_embeddings_ends_nothing_for_an_update_it_cannot_do():
+    with App(factory=make_embedding_engine) as app:
+
+        async def scenario():
+            await app.client.call("pause", mode="in_place")
+            asked = asyncio.create_task(app.http.post("/v1/embeddings", json={"input": "abc"}))
+            while not app.client.stats.num_queued:
+                assert not asked.done()
+                await asyncio.sleep(0.001)
+            fields = {"model_path": "x", "abort_all_requests": True}
+            refused = await app.http.post("/update_weights_from_disk", json=fields)
+            await app.client.call("resume")
+            return refused, await asked
+
+        refused, answer = app.run(scenario())
+    assert (refused.status_code, answer.status_code) == (404, 200)
+    assert "embeddings" in refused.json()["error"]["message"]
 
 
 def test_adapters_stay_and_act_on_the_new_weights(app, models):

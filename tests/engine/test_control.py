@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
-from world import World, expected, make_request
+from world import World, _hidden, expected, make_request
 
+from tureen.engine.control import RELEASED_RETRY_S
 from tureen.errors import Conflict, Unavailable
+from tureen.types import LogprobSpec
 
 OTHER = 7
 """The number of other weights; the oracle computes with them."""
@@ -88,6 +92,66 @@ def test_what_is_paused_is_computed_again_by_the_new_weights(mode):
     world.engine.call("resume")
     world.step()
     assert world.runner.num_tokens - before == 20 + tokens
+
+
+def _update_paused(world, mode="retract"):
+    world.engine.call("pause", mode=mode)
+    num_paused = world.engine.call("update_weights", number=OTHER)
+    world.engine.call("resume")
+    world.drain()
+    return num_paused
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.parametrize("wanted", ["all", "pooled", "last", "scores"])
+def test_a_prompt_that_is_half_computed_is_told_of_by_the_new_weights_alone(wanted, mode):
+    world = World(token_budget=8)
+    if wanted == "scores":
+        request = msgspec.structs.replace(_make("r", 2), logprobs=LogprobSpec(prompt_start=3))
+    else:
+        request = msgspec.structs.replace(_make("r", 0 if wanted == "pooled" else 2), hidden_states=wanted)
+    world.add(request)
+    world.step()
+    assert _update_paused(world, mode) == 1
+    tokens, _, logprobs, scored, stored = expected(request, 10_000, OTHER)
+    states = _hidden(stored[: 20 + (request.max_new_tokens > 0)])
+    answer = world.answers["r"]
+    assert (answer.token_ids, answer.finish.type) == (tokens, "length")
+    if wanted == "pooled":
+        mean = np.frombuffer(b"".join(states), np.float32).astype(np.float64).mean()
+        assert np.frombuffer(b"".join(answer.hidden_states), np.float32) == pytest.approx([mean])
+    else:
+        assert answer.hidden_states == {"all": states, "last": states[-1:], "scores": []}[wanted]
+        assert answer.prompt_logprobs == scored
+        assert answer.logprobs == (logprobs if wanted == "scores" else [])
+
+
+@pytest.mark.parametrize("wanted", ["all", "scores", "last", "drawn", "nothing to score"])
+def test_only_what_has_told_of_its_prompt_already_ends_when_the_weights_change(wanted):
+    start = {"scores": 3, "nothing to score": 19}.get(wanted, -1)
+    scores = LogprobSpec(prompt_start=start) if wanted in ("scores", "drawn", "nothing to score") else None
+    hidden_states = wanted if wanted in ("all", "last") else "none"
+    world = World()
+    world.add(msgspec.structs.replace(_make("r"), logprobs=scores, hidden_states=hidden_states))
+    world.add(_make("other", prompt=range(30, 50)))
+    while not world.answers["r"].token_ids:
+        world.step()
+    is_mixed = wanted in ("all", "scores")
+    assert _update_paused(world) == (1 if is_mixed else 2)
+    finish = world.answers["r"].finish
+    assert (finish.type, finish.reason) == (("abort", "weights") if is_mixed else ("length", None))
+    assert world.answers["other"].finish.type == "length"
+
+
+def test_what_needs_the_memory_that_is_away_is_refused_with_a_time():
+    world = World()
+    world.engine.call("release_memory", tags=["weights"])
+    for op in ("weight", "start_profile"):
+        with pytest.raises(Unavailable) as refused:
+            world.engine.call(op)
+        assert (refused.value.code, refused.value.retry_after_s) == ("memory_released", RELEASED_RETRY_S)
+    world.engine.call("resume_memory", tags=["weights"])
+    assert world.engine.call("start_profile") == "fake.trace.json"
 
 
 def test_nothing_is_taken_while_memory_is_away_and_all_is_as_before_then():

@@ -8,6 +8,7 @@ import pytest
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 
+from tureen.engine.control import RELEASED_RETRY_S
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop, Pace
 from tureen.errors import RequestFailed
@@ -284,6 +285,12 @@ def test_who_meets_a_full_queue_is_told_when_a_place_will_be_free():
         refusal = turns(seconds).finish("full")
         assert (refusal.status, refusal.code) == (503, "queue_full")
         assert least <= refusal.retry_after_s <= most  # a request takes ten steps
+
+
+def test_how_full_the_queue_is_says_nothing_about_when_memory_comes_back():
+    released = [Call(1, "release_memory", {"tags": ["weights"]}), Submit(request("late"))]
+    refusal = World({0: [Submit(request())], 4: released}, step_s=20.0).run().finish("late")
+    assert (refusal.code, refusal.retry_after_s) == ("memory_released", RELEASED_RETRY_S)
 
 
 def test_others_prompts_make_no_deadline_of_a_client_unreachable():

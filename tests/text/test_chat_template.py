@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -63,8 +64,9 @@ def test_a_chat_has_the_text_that_transformers_gives_it(name, data):
 
 
 @settings(max_examples=40, deadline=None)
-@given(chats().filter(lambda chat: chat[-1]["content"].strip()), st.sampled_from(["chatml", "llama3", "of-roles"]))
-def test_a_last_message_is_continued_as_transformers_does(messages, name):
+@given(chats(), texts.filter(str.strip), st.sampled_from(["chatml", "llama3", "of-roles"]))
+def test_a_last_message_is_continued_as_transformers_does(messages, begun, name):
+    messages = [*messages, {"role": "assistant", "content": begun}]
     expected = _oracle(ALL[name], messages, add_generation_prompt=False, continue_final_message=True)
     assert _text(TEMPLATES[name], messages, continue_final_message=True) == expected
 
@@ -131,6 +133,30 @@ def test_a_template_that_fails_is_an_error_of_the_request(source):
         _make_template(source).render([{"role": "user", "content": "x"}])
 
 
+def test_arguments_that_are_too_deeply_nested_are_an_error_of_the_request():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"a": deep}}}
+    for source in (ALL["chatml"], QWEN, CALL_TEXTS):
+        with pytest.raises(InvalidRequest, match=r"messages: .*nested"):
+            _make_template(source).render([HISTORY[0], {"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ({"role": "user", "content": "x"}, "role user"),
+        ({"role": "assistant", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
+    ],
+)
+def test_only_words_of_the_assistant_are_continued(last, said):
+    for source in (ALL["chatml"], QWEN):
+        with pytest.raises(InvalidRequest, match=f"input: .*{said}") as error:
+            _make_template(source).render([HISTORY[0], last], field="input", continue_final_message=True)
+        assert error.value.field == "input"
+
+
 def test_a_chat_without_messages_is_refused():
     with pytest.raises(InvalidRequest, match="messages is empty"):
         TEMPLATES["chatml"].render([])
@@ -176,6 +202,41 @@ def test_arguments_are_text_where_the_template_wants_that():
     text = _text(_make_template(CALL_TEXTS), HISTORY)
     assert '\n```json\n{"city": "Ulm"}\n```' in text
     assert '"arguments": {"city": "Ulm"}' in _text(TEMPLATES["qwen"], HISTORY)
+
+
+SHORT_IDS = """{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '[INST]' + message.content + '[/INST]' }}
+{%- elif message.tool_calls is defined %}[TOOL_CALLS]
+{%- for call in message.tool_calls %}
+{%- if call.id is not defined or call.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}
+{{- call.id }} {{ call.function | tojson }}{{ eos_token }}
+{%- endfor %}
+{%- elif message.role == 'tool' %}
+{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
+{{- raise_exception('ids have length 9') }}{% endif %}
+{{- '[TOOL_RESULTS]' + message.content + ' ' + message.tool_call_id + '[/TOOL_RESULTS]' }}
+{%- else %}{{ message.content + eos_token }}{% endif %}
+{%- endfor %}"""
+"""Demands ids of calls as Mistral's do."""
+
+
+def test_ids_of_calls_are_short_where_the_template_demands_it():
+    def chat(*names):
+        calls = [{**CALL, "id": name} for name in names]
+        results = [{"role": "tool", "content": "21 C", "tool_call_id": name} for name in names]
+        return [HISTORY[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+    template = _make_template(SHORT_IDS)
+    assert _text(template, HISTORY, [WEATHER]) == _oracle(SHORT_IDS, HISTORY, [WEATHER])
+    names = ["call_0123456789abcdef01234567", "toolu_\u00fc", "abc-ef_23", "abcdef123"]
+    text = _text(template, chat(*names), [WEATHER])
+    called = re.findall(r"(\w{9}) {", text)
+    assert called == re.findall(r"21 C ([A-Za-z0-9]{9})\[", text)
+    assert len(set(called)) == 4
+    assert called[3] == names[3]
+    assert text == _text(template, chat(*names), [WEATHER])
+    assert names[0] in _text(_make_template(SHORT_IDS.replace("!= 9", "== 0")), chat(names[0]), [WEATHER])
 
 
 def test_a_call_needs_no_text_beside_it():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Docs, Entry
+from tureen.api.dialect import Docs, Entry, read_body
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest, echo
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +32,7 @@ class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def routes(state: ServerState) -> list[Entry]:
     async def load(request: Request) -> Response:
-        body = await _read(request, LoadBody)
+        body = await read_body(request, LoadBody)
         if body.lora_name == state.context.info.model_name:
             raise InvalidRequest(
                 f"lora_name {echo(body.lora_name)} is the model's own name; choose another", field="lora_name"
@@ -43,7 +40,7 @@ def routes(state: ServerState) -> list[Entry]:
         return await _call("load_adapter", name=body.lora_name, path=body.lora_path)
 
     async def unload(request: Request) -> Response:
-        body = await _read(request, UnloadBody)
+        body = await read_body(request, UnloadBody)
         return await _call("unload_adapter", name=body.lora_name)
 
     async def _call(op: str, **args: str) -> Response:
@@ -71,9 +68,3 @@ def routes(state: ServerState) -> list[Entry]:
             docs=Docs("Adapters", "Unload one.", bodies=(UnloadBody,), example={"lora_name": "whisper"}),
         ),
     ]
-
-
-async def _read(request: Request, kind: type[T]) -> T:
-    given = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(given, kind.__struct_fields__)
-    return convert({name: value for name, value in given.items() if value is not None}, kind)

@@ -56,7 +56,7 @@ def routes(state: ServerState) -> list[Entry]:
         body = parse(given, AnthropicBody)
         if body.metadata is not None and body.metadata.user_id is not None:
             log.debug("request %s is for user %s", request.scope["request_id"], echo(body.metadata.user_id))
-        plan = await _plan(chat_of(body, given, state), request, state)
+        plan = await planned(chat_of(body, given, state), request, state)
         if body.stream:
             return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
         output, reader, parts = await whole(plan, request, state, _budget(body))
@@ -129,6 +129,7 @@ def chat_of(body: AnthropicBody, given: dict[str, Any], state: ServerState) -> C
         template_kwargs=_thinking(body, state),
         sampling=sampling,
         names=Names("", renamed),
+        clip_max_tokens=True,  # nobody can leave it out; stop_reason says what ended the answer
         adapter=adapter_of(body.model, state),
     )
 
@@ -161,18 +162,6 @@ def _budget(body: AnthropicBody) -> int | None:
     return None if body.thinking is None else body.thinking.budget_tokens
 
 
-async def _plan(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
-    """Where the context holds less than max_tokens, which nobody can leave out, it is the context that ends the
-    answer; its stop_reason says so."""
-    try:
-        return await planned(chat, request, state)
-    except InvalidRequest as error:
-        if error.code != "context_exceeded":
-            raise
-    to_the_end = {**chat.sampling, "max_new_tokens": None}
-    return await planned(msgspec.structs.replace(chat, sampling=to_the_end), request, state)
-
-
 def _message(
     plan: ChatPlan, body: AnthropicBody, output: Output, reader: Reader, parts: Sequence[Part]
 ) -> dict[str, Any]:
@@ -180,7 +169,7 @@ def _message(
     for part in parts:
         blocks.feed(part)
     blocks.close()
-    stop = _stop(output, reader, body)
+    stop = _stop(output, reader, plan, body)
     return _head(body) | {"content": blocks.content} | stop | {"usage": _usage(output, plan, parts)}
 
 
@@ -188,13 +177,13 @@ def _head(body: AnthropicBody) -> dict[str, Any]:
     return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": body.model}
 
 
-def _stop(output: Output, reader: Reader, body: AnthropicBody) -> dict[str, str | None]:
+def _stop(output: Output, reader: Reader, plan: ChatPlan, body: AnthropicBody) -> dict[str, str | None]:
     matched = output.finish.matched if output.finish is not None else None
     sequence = matched if isinstance(matched, str) else None
     reason = reader.finish_reason(output)
     if reason == "length":
-        is_asked = len(output.token_ids) >= body.max_tokens
-        named = "max_tokens" if is_asked else "model_context_window_exceeded"
+        is_clipped = plan.plan.requests[0].max_new_tokens < body.max_tokens
+        named = "model_context_window_exceeded" if is_clipped else "max_tokens"
     elif reason == "tool_calls":
         named, sequence = "tool_use", None
     else:
@@ -289,6 +278,6 @@ async def _events(plan: ChatPlan, body: AnthropicBody, state: ServerState) -> As
             if output.finish is not None:
                 for one in blocks.close():
                     yield _event(one)
-                stop = _stop(output, reader, body)
+                stop = _stop(output, reader, plan, body)
                 yield _event({"type": "message_delta", "delta": stop, "usage": _usage(output, plan, seen)})
                 yield _event({"type": "message_stop"})

@@ -11,6 +11,7 @@ from msgspec import Meta
 from tureen.api.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import INT64_MAX, INT64_MIN, SamplingParams
+from tureen.text.messages import MAX_MESSAGES
 
 MIN_THINKING = 1024  # tokens; Anthropic's own bound
 
@@ -146,6 +147,7 @@ Messages = Annotated[
     list[AnthropicMessage],
     Meta(
         min_length=1,
+        max_length=MAX_MESSAGES,
         description="The conversation. Neighbours of one role are taken as one message; where the last is the "
         "assistant's, the answer goes on from it.",
     ),

@@ -113,6 +113,8 @@ def conversation_of(
         path = f"messages[{index}].content"
         if isinstance(message.content, str):
             turn.append((path, AnthropicTextBlock(text=message.content)))
+        elif not message.content and role == "user":
+            raise InvalidRequest(f"{path} is empty; it has at least one block", field=path)
         else:
             turn += [(f"{path}[{number}]", block) for number, block in enumerate(message.content)]
     _add_turn(talk, role, turn)

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from tureen.api.quotas import Account
+from starlette.types import Scope
+
+from tureen.api.quotas import Account, Who
 
 
 class Call:
@@ -16,6 +18,12 @@ class Call:
         self.account = account  # who pays
         self.names: set[str] = set()  # what the client calls what runs for it
         self.has_failed = False
+
+
+def who_calls(scope: Scope) -> Who:
+    """Clients without a name are told apart by their address."""
+    name = scope["client_name"]
+    return ("name", name) if name else ("address", scope["client"][0] if scope["client"] else "")
 
 
 _CALL: ContextVar[Call] = ContextVar("call")

@@ -47,6 +47,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     separate_reasoning: bool = True
     sampling: Mapping[str, Any] = {}  # what the body sets, by the names of SamplingParams; n among them
     defaults: Mapping[str, Any] = TO_THE_END  # the API's own
+    clip_max_tokens: bool = False  # where the context holds fewer tokens than max_new_tokens, it ends the answer
     names: Names = Names()  # what the API calls them
     logprobs: LogprobSpec | None = None
     adapter: str = ""  # see model_field
@@ -72,9 +73,16 @@ class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
     starts_inside: bool = False  # the prompt ends within the reasoning
     num_neutralised: int = 0  # control tokens that clients had written in their messages: they are plain text now
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """What OpenAI's answers tell in their metadata."""
+        return {"neutralised_special_tokens": str(self.num_neutralised)} if self.num_neutralised else {}
+
     def reader(self) -> Reader:
         """A new one for each output."""
-        reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside) if self.reasoning else None
+        reasoning = None
+        if self.reasoning is not None and (self.separate_reasoning or self.tool_format is not None):
+            reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside)
         calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
         return Reader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
 
@@ -177,7 +185,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPla
     prompt = await _prompt(chat, calling.tools, state, owner, count)
     reasoning, starts_inside = context.reasoning_format, False
     if reasoning is not None:
-        starts_inside = _starts_inside(prompt.text, reasoning)
+        starts_inside = _starts_inside(chat, prompt.text, reasoning)
         if starts_inside and any(getattr(sampling.params, name) is not None for name in CONSTRAINTS):
             later = {"grammar_after": reasoning.end, **calling.sampling}
             sampling = planning.make_sampling(later, context, calling.names, chat.defaults)
@@ -215,14 +223,14 @@ def _calling(chat: Chat, context: Context) -> Calling:
         sampling["stop_token_ids"] = (*sampling.get("stop_token_ids", ()), templates.end_id)
     reasoning = context.reasoning_format
     if reasoning is not None and reasoning.is_special:
-        sampling.setdefault("skip_special_tokens", False)
+        _keep_special_tokens(sampling, chat, "reasoning" if chat.separate_reasoning else None)
     if not chat.tools or chat.tool_choice.mode == "none":
         return Calling((), None, sampling, chat.names)
     form = context.tool_format
     if form is None:
         raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")
     if form.SPECIAL:
-        sampling.setdefault("skip_special_tokens", False)
+        _keep_special_tokens(sampling, chat, "calls of tools")
     tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
     if tag is None:
         return Calling(chat.tools, form, sampling, chat.names)
@@ -237,6 +245,15 @@ def _calling(chat: Chat, context: Context) -> Calling:
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field)
     return Calling(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
+
+
+def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:
+    """In the text: some mark what is read from it. Raises InvalidRequest where that is needed and not wanted."""
+    if sampling.setdefault("skip_special_tokens", False) and marked is not None:
+        field = chat.names.path("skip_special_tokens")
+        raise InvalidRequest(
+            f"{field}: true would hide the special tokens that mark this model's {marked}; leave it out", field=field
+        )
 
 
 async def _prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: str, count: int) -> ChatPrompt:
@@ -257,12 +274,18 @@ async def _prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: 
         )
 
 
-def _starts_inside(prompt: str, reasoning: ReasoningFormat) -> bool:
-    """Whether what follows the prompt is reasoning, mark or not."""
-    opened, closed = prompt.rfind(reasoning.begin), prompt.rfind(reasoning.end)
-    if prompt.rstrip().endswith(reasoning.end):
-        return False
-    return reasoning.starts_inside or (opened > closed and prompt.rstrip().endswith(reasoning.begin))
+def _starts_inside(chat: Chat, prompt: str, reasoning: ReasoningFormat) -> bool:
+    """Whether what follows the prompt is reasoning, mark or not. A message that is continued says so itself."""
+    if chat.continue_final_message:
+        last = chat.messages[-1]
+        content = last["content"]
+        own = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        if last.get("reasoning_content") or reasoning.end in own:
+            return False
+        if reasoning.begin in own:
+            return True
+    end = prompt.rstrip()
+    return not end.endswith(reasoning.end) and (reasoning.starts_inside or end.endswith(reasoning.begin))
 
 
 def _plan(
@@ -294,6 +317,8 @@ def _plan(
         deadline_ms=left(chat.deadline_ms),
         ttft_deadline_ms=left(chat.ttft_deadline_ms),
     )
+    if chat.clip_max_tokens:  # as one that the request does not ask for
+        sampling = sampling._replace(origins={**sampling.origins, "max_new_tokens": "default"})
     requests = planning.samples(template, sampling, chat.field, state.context)
     names, rids = planning.name_requests(chat.rid, 1, len(requests), is_batch=False)
     return Plan(

@@ -11,10 +11,13 @@ from tureen.api.media_fields import Wanted
 from tureen.api.prompts import Prompt
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
-from tureen.text.messages import Message, Tool
+from tureen.text.messages import MAX_MESSAGES, Message, Tool
 
 MESSAGE_CHARS = 128
 """What a message counts for, besides its text, when it is decided whether a chat is rendered on the event loop."""
+
+PLAIN = frozenset(("role", "content", "reasoning_content"))
+"""What a message may have there: what can be counted at once."""
 
 
 class ChatPrompt(NamedTuple):
@@ -66,6 +69,10 @@ async def chat_tokens(
     templates = context.chat_templates
     if isinstance(templates, str):
         raise InvalidRequest(f"{field}: {templates}", field=field, code="no_chat_template")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"{field} make {len(messages)} messages; a chat has at most {MAX_MESSAGES}: join or drop some", field=field
+        )
 
     def found() -> ChatPrompt:
         controls = templates.controls
@@ -86,9 +93,17 @@ async def chat_tokens(
         prompts.check_tokens(encoded.token_ids, field, context)
         return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
-    if sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= prompts.INLINE_CHARS and not tools:
+    if not tools and not template_kwargs and _is_short(messages):
         return found()
     return await asyncio.to_thread(found)
+
+
+def _is_short(messages: Sequence[Message]) -> bool:
+    return (
+        len(messages) * MESSAGE_CHARS <= prompts.INLINE_CHARS
+        and all(message.keys() <= PLAIN for message in messages)
+        and sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= prompts.INLINE_CHARS
+    )
 
 
 def _num_chars(message: Message) -> int:

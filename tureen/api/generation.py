@@ -24,9 +24,9 @@ WHOLE_INTERVAL = 64
 log = get_logger("api")
 
 
-async def check_grammar(output: Output, state: ServerState) -> None:
+async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
     """A second opinion on an output that is complete by its grammar. Raises RequestFailed when they differ."""
-    spec, finish, token_ids = output.request.grammar, output.finish, output.token_ids
+    spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
         return  # what a stop string cut need not match
     ends = state.context.info.eos_token_ids
@@ -193,29 +193,33 @@ class Run:
         account = self._call.account
 
         def watch(num_new: int) -> None:
+            if num_new:
+                pay()
             output.note_weights(self._state.context.config.weight_version)
             account.charge(num_new)
             if meter is not None:
                 meter.note(num_new)
 
         num_prompt = 0 if output.index % params.n else len(output.request.token_ids)  # the n samples of one share it
-        account.charge(num_prompt)
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
-            async with contextlib.aclosing(stream):
-                async for delta in stream:
-                    output.add(delta)
-                    if output.finish is not None:
-                        await check_grammar(output, self._state)
-                        finish = output.finish.type
-                    yield output
+            with account.holding(num_prompt) as pay:
+                async with contextlib.aclosing(stream):
+                    async for delta in stream:
+                        await check_grammar(output, delta, self._state)  # others see its end only then
+                        output.add(delta)
+                        if output.finish is not None:
+                            finish = output.finish.type
+                            if finish == "abort":
+                                self._call.has_failed = True
+                            else:
+                                pay()
+                        yield output
         except TureenError as error:
             finish = "error"
             _name_place(error, self._places)
             self._call.has_failed = True
-            if not output.token_ids:
-                account.charge(-num_prompt)
             raise
         finally:
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))

@@ -71,7 +71,8 @@ class Keys(msgspec.Struct, frozen=True):
         if is_local:
             return None
         return Forbidden(
-            "without keys this is only for callers on the server's own machine; start the server with --admin-api-key",
+            "without keys this is only for callers on the server's own machine, and for no page of another site; "
+            "start the server with --admin-api-key",
             code="admin_key_needed",
         )
 

@@ -12,10 +12,10 @@ from typing import cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.call import Call, serving
+from tureen.api.call import Call, serving, who_calls
 from tureen.api.dialect import Entry
 from tureen.api.errors import rendered
-from tureen.api.keys import NO_LIMITS, SCHEME, Keys
+from tureen.api.keys import NO_LIMITS, SCHEME, Key, Keys
 from tureen.api.quotas import Account
 from tureen.api.state import ServerState
 from tureen.config import Config
@@ -87,9 +87,7 @@ class Gate:
         """The account that what users send here is booked to."""
         if not isinstance(route, Entry) or not route.is_limited:
             return contextlib.nullcontext()
-        name = scope["client_name"]
-        who = ("name", name) if name else ("address", scope["client"][0] if scope["client"] else "")
-        return self._state.quotas.visit(who, scope["limits"])
+        return self._state.quotas.visit(who_calls(scope), scope["limits"])
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         self._state.metrics.count_response(status or 499)
@@ -158,7 +156,7 @@ def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
     if access == "open":
         return
     if access == "user":
-        refusal = keys.user_refusal(key)
+        refusal = keys.user_refusal(key) or _page_refusal(scope, key)
     elif access == "admin":
         refusal = admin_refusal
     else:
@@ -173,9 +171,26 @@ def _authorization(scope: Scope) -> bytes:
     return given.encode("latin-1") or (SCHEME + key.encode("latin-1") if key else b"")
 
 
+def _is_of_other_page(scope: Scope) -> bool:
+    """A browser sends it for a page that is not of this server (Fetch standard, `Origin`; Fetch Metadata)."""
+    site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
+    is_other_host = bool(origin) and origin.partition("://")[2].lower() != _header(scope, b"host").lower()
+    return is_other_host or site not in ("", "same-origin", "none")
+
+
+def _page_refusal(scope: Scope, key: Key | None) -> TureenError | None:
+    """Of what a browser sends for any page without asking first. JSON it asks for; there is nothing that allows it."""
+    if key is not None or scope["method"] in ("GET", "HEAD") or not _is_of_other_page(scope):
+        return None
+    if _header(scope, b"content-type").lower().startswith("application/json"):
+        return None
+    return Forbidden("a page of another site must send the header 'Content-Type: application/json'", code="other_site")
+
+
 def _is_local(scope: Scope) -> bool:
-    """A program on this machine calls for itself, not a proxy for somebody else or a page that renamed this machine."""
-    if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]):
+    """A program on this machine calls for itself, not a proxy for somebody else, a page that renamed this machine, or
+    one of another site in the browser of this machine."""
+    if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]) or _is_of_other_page(scope):
         return False
     try:
         address = ipaddress.ip_address(scope["client"][0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +33,7 @@ from tureen.api.ollama_messages import DEFAULTS, LATEST, NAMES, adapter, chat_of
 from tureen.api.planning import NO_PARAMS, Plan
 from tureen.api.prompts import tokenize
 from tureen.api.state import ServerState
+from tureen.api.tool_fields import call_id
 from tureen.errors import InvalidRequest, TureenError
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 from tureen.types import GenerateRequest
@@ -292,7 +292,7 @@ class Answer:
             return []
         (index, name, arguments), self._call = self._call, None
         function = {"index": index, "name": name, "arguments": arguments_of(arguments)}
-        return [Piece(calls=({"id": f"call_{uuid.uuid4().hex[:8]}", "function": function},))]
+        return [Piece(calls=({"id": call_id(), "function": function},))]
 
     def rendered(self, piece: Piece) -> dict[str, Any]:
         thinking = {"thinking": piece.thinking} if piece.thinking else {}

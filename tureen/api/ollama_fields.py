@@ -12,6 +12,7 @@ from msgspec import Meta
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
+from tureen.text.messages import MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
@@ -144,7 +145,8 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
     """The fields of `POST /api/chat`."""
 
     messages: Annotated[
-        list[OllamaMessage], Meta(description="The conversation. None: an answer that says the model is loaded.")
+        list[OllamaMessage],
+        Meta(max_length=MAX_MESSAGES, description="The conversation. None: an answer that says the model is loaded."),
     ] = []
     tools: Annotated[list[Any], Meta(description="Functions that the model may call, as OpenAI writes them.")] = []
 

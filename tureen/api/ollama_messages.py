@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,8 +40,10 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
-        self._num_calls = 0
-        self._waiting: list[tuple[str, str]] = []  # id and name of calls without a result
+        self._made: list[tuple[str, str]] = []  # id and name
+        self._done: set[int] = set()  # indices of calls
+        self._waiting: defaultdict[tuple[str | None, str | None], deque[int]] = defaultdict(deque)
+        """What a result can say of its call, id and name -> indices of the calls it fits, answered ones among them."""
 
     def add(self, given: OllamaMessage, path: str) -> None:
         """Raises InvalidRequest for fields that do not belong to the role."""
@@ -68,23 +71,24 @@ class Conversation:
     def _calls(self, given: OllamaMessage) -> list[dict[str, Any]]:
         calls = []
         for call in given.tool_calls or ():
-            self._num_calls += 1
-            name = call.id or f"call{self._num_calls:05d}"
-            self._waiting.append((name, call.function.name))
-            function = {"name": call.function.name, "arguments": call.function.arguments}
+            index, tool = len(self._made), call.function.name
+            name = call.id or f"call{index + 1:05d}"
+            self._made.append((name, tool))
+            for key in ((None, None), (name, None), (None, tool), (name, tool)):
+                self._waiting[key].append(index)
+            function = {"name": tool, "arguments": call.function.arguments}
             calls.append({"id": name, "type": "function", "function": function})
         return calls
 
     def _answered(self, given: OllamaMessage) -> Message:
         """Which call a result is of: the one it says, else the first without one."""
-        fits = [
-            (name, tool)
-            for name, tool in self._waiting
-            if given.tool_call_id in (None, name) and given.tool_name in (None, tool)
-        ]
+        name, tool = given.tool_call_id, given.tool_name
+        fits = self._waiting.get((name, tool), deque())
+        while fits and fits[0] in self._done:
+            fits.popleft()
         if fits:
-            self._waiting.remove(fits[0])
-        name, tool = fits[0] if fits else (given.tool_call_id, given.tool_name)
+            self._done.add(fits[0])
+            name, tool = self._made[fits.popleft()]
         return {key: value for key, value in (("tool_call_id", name), ("name", tool)) if value is not None}
 
 
@@ -99,7 +103,7 @@ def chat_of(body: OllamaChatBody, given: dict[str, Any], state: ServerState) -> 
         pictures=tuple(talk.pictures),
         tools=tools,
         tool_choice=choose(ToolChoice(), tools, "tools"),
-        continue_final_message=body.messages[-1].role == "assistant",
+        continue_final_message=body.messages[-1].role == "assistant" and not body.messages[-1].tool_calls,
         template_kwargs=_thinking(body, tools, state),
         sampling=sampling_of(body, given),
         defaults=DEFAULTS,

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from tureen import __version__
+from tureen.api import planning
 from tureen.api.dialect import unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output
@@ -30,8 +31,11 @@ encode = msgspec.json.Encoder().encode
 
 
 def name_of(body: OpenAIBody, prefix: str) -> str:
-    """The id of an answer, which its request can be aborted by."""
-    given = body.request_id if body.rid is None else body.rid
+    """The id of an answer, which its request can be aborted by. Raises InvalidRequest."""
+    field = "request_id" if body.rid is None else "rid"
+    given = getattr(body, field)
+    if given is not None:
+        planning.check_rid(given, field)
     name = f"{prefix}-{uuid.uuid4().hex}" if given is None else given
     for user in (body.user, body.safety_identifier):
         if user is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from tureen.api.generation import Output, Run
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_chat_fields import ChatBody
 from tureen.api.state import Context, ServerState
+from tureen.api.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import TokenLogprob
@@ -54,14 +54,9 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState) 
     answer = openai_answer.head(name, "chat.completion", body, context) | {
         "choices": [choice.whole() for choice in choices],
         "usage": openai_answer.usage(run.outputs, len(run.outputs), sum(one.num_reasoning for one in choices)),
-        **openai_answer.metadata(body, context, **_notes(plan)),
+        **openai_answer.metadata(body, context, **plan.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
-
-
-def _notes(plan: ChatPlan) -> dict[str, str]:
-    count = plan.num_neutralised
-    return {"neutralised_special_tokens": str(count)} if count else {}
 
 
 class GrowingChoice:
@@ -94,7 +89,7 @@ class GrowingChoice:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
             message["tool_calls"] = [
-                {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
+                {"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
                 for name, arguments in answer.calls
             ]
         return {"index": self.output.index, "message": message} | self._rest()
@@ -130,10 +125,6 @@ def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> Answer:
     }
 
 
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
 def _delta(part: Part) -> Answer:
     match part:
         case Content(text):
@@ -142,7 +133,7 @@ def _delta(part: Part) -> Answer:
             return {"reasoning_content": text}
         case CallStart(index, name):
             function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": _call_id(), "type": "function", "function": function}]}
+            return {"tool_calls": [{"index": index, "id": call_id(), "type": "function", "function": function}]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
@@ -152,7 +143,7 @@ async def _chunks(
 ) -> AsyncGenerator[Answer, None]:
     """Of each choice first its role, then what it says, then why it ended."""
     counting = Counting(body, run.outputs, len(run.outputs))
-    begun: set[int] = set()
+    begun, ended = set[int](), set[int]()
 
     def chunk(choice: Answer) -> Answer:
         return head | {"choices": [choice]} | counting.so_far(sum(one.num_reasoning for one in choices))
@@ -160,14 +151,19 @@ async def _chunks(
     async with contextlib.aclosing(run.updates()) as updates:
         async for output in updates:
             choice = choices[output.index]
+            if output.index in ended:
+                continue
             if output.index not in begun:
                 begun.add(output.index)
                 role = {"role": "assistant", "content": "", "refusal": None}
                 yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
-            for part in choice.catch_up():
+            parts = choice.catch_up()
+            if output.finish is not None:  # asked now: outputs grow while chunks wait to be sent
+                ended.add(output.index)
+            for part in parts:
                 yield chunk(choice.chunk(_delta(part)))
-            if output.finish is not None:
-                notes = openai_answer.metadata(body, context, **_notes(plan))
+            if output.index in ended:
+                notes = openai_answer.metadata(body, context, **plan.notes)
                 yield chunk(choice.chunk({}, is_last=True)) | notes
     if counting.at_end:
         yield head | counting.whole(sum(one.num_reasoning for one in choices))

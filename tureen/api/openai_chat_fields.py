@@ -13,9 +13,9 @@ from tureen.api.chat import Chat
 from tureen.api.openai_fields import OpenAIBody, Tokens, TopLogprobs
 from tureen.api.state import ServerState
 from tureen.api.thinking_field import effort_kwargs
-from tureen.api.tool_fields import read_tool_choice, read_tools
-from tureen.errors import InvalidRequest, echo
-from tureen.text.messages import Message, Tool
+from tureen.api.tool_fields import read_arguments, read_tool_choice, read_tools
+from tureen.errors import InvalidRequest
+from tureen.text.messages import MAX_MESSAGES, Message, Tool
 
 OWN_TEMPLATE = "the model's chat template is used, which --chat-template of the server replaces; leave it out"
 
@@ -96,7 +96,9 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageField], Meta(min_length=1, description="What was said so far.")]
+    messages: Annotated[
+        list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES, description="What was said so far.")
+    ]
     max_completion_tokens: Annotated[
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
     ] = None
@@ -261,12 +263,6 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, said: Said) ->
 
 
 def _call(call: MessageCall, where: str) -> dict[str, Any]:
-    field = f"{where}.function.arguments"
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
+    arguments = read_arguments(call.function.arguments, f"{where}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -22,6 +22,7 @@ from tureen.api.errors import error_object
 from tureen.api.generation import Output
 from tureen.api.openai_responses_fields import ResponsesBody, chat_of, parse
 from tureen.api.state import Context, ServerState
+from tureen.api.tool_fields import call_id
 from tureen.errors import TureenError
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -81,12 +82,7 @@ def _head(name: str, body: ResponsesBody, plan: ChatPlan, context: Context) -> d
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
-    } | openai_answer.metadata(body, context, **_notes(plan))
-
-
-def _notes(plan: ChatPlan) -> dict[str, str]:
-    count = plan.num_neutralised
-    return {"neutralised_special_tokens": str(count)} if count else {}
+    } | openai_answer.metadata(body, context, **plan.notes)
 
 
 def _sent(struct: msgspec.Struct) -> dict[str, Any]:
@@ -202,7 +198,7 @@ class Items:
 def _new_item(kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """An item without content, and the part that its content will be."""
     if kind == "function_call":
-        made = {"id": _id("fc"), "call_id": _id("call"), "name": name, "arguments": ""}
+        made = {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
         return {"type": kind, **made, "status": "in_progress"}, None
     item: dict[str, Any] = {"type": kind, "id": _id("rs"), "summary": [], "content": [], "status": "in_progress"}
     if kind == "reasoning":

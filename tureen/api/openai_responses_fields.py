@@ -18,7 +18,7 @@ from tureen.api.state import ServerState
 from tureen.api.thinking_field import effort_kwargs
 from tureen.api.tool_fields import check_tools, choose, read_tool_choice
 from tureen.errors import InvalidRequest, echo
-from tureen.text.messages import Tool, ToolChoice
+from tureen.text.messages import MAX_MESSAGES, Tool, ToolChoice
 
 NOTHING_STORED = "no response is stored; send the whole conversation in input, what is known of it is reused"
 
@@ -85,7 +85,7 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     """The fields of `POST /v1/responses`."""
 
     input: Annotated[
-        str | list[ResponsesItem],
+        str | Annotated[list[ResponsesItem], Meta(max_length=MAX_MESSAGES)],
         Meta(description="What was said so far: a text of the user's, or items; a message's type may be left out."),
     ]
     instructions: Annotated[str | None, Meta(description="What stands before the conversation.")] = None
@@ -111,7 +111,7 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
 
 def parse(given: dict[str, Any]) -> ResponsesBody:
     """The body, its form checked. Raises InvalidRequest."""
-    if isinstance(given.get("input"), list):
+    if isinstance(given.get("input"), list) and len(given["input"]) <= MAX_MESSAGES:
         given = given | {"input": read_items(given["input"])}
     body = openai_fields.read(given, ResponsesBody, NOT_OFFERED)
     if body.stream_options is not None and (
@@ -208,10 +208,11 @@ def _chosen(given: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolCh
     if not isinstance(given, dict):
         return tools, read_tool_choice(given, tools, field)
     kinds: dict[Any, type[AllowedTool | AllowedTools]] = {"function": AllowedTool, "allowed_tools": AllowedTools}
-    kind = kinds.get(given.get("type"))
+    named = given.get("type")
+    kind = kinds.get(named) if isinstance(named, str) else None
     if kind is None:
         raise InvalidRequest(
-            f"{field}.type must be function or allowed_tools, got {echo(given.get('type'))}", field=f"{field}.type"
+            f"{field}.type must be function or allowed_tools, got {echo(named)}", field=f"{field}.type"
         )
     refuse_unknown(given, kind.__struct_fields__, field)
     choice = convert(given, kind, lambda name: f"{field}.{name}")

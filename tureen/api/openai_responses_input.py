@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tureen.api.tool_fields import read_arguments
 from tureen.errors import InvalidRequest, echo
 from tureen.text.messages import Message
 
@@ -125,6 +126,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
         self._names: dict[str, str] = {}  # of the functions called so far, by call_id
+        self._texts: list[str] = []  # of the last message, which may get more
         self._is_turn = False  # the last message is the assistant's, and more of its turn may follow
 
     def add(self, item: ResponsesItem, where: str) -> None:
@@ -133,7 +135,7 @@ class Conversation:
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall):
             self._names[item.call_id] = item.name
-            function = {"name": item.name, "arguments": _arguments(item, where)}
+            function = {"name": item.name, "arguments": read_arguments(item.arguments, f"{where}.arguments")}
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):
@@ -141,25 +143,38 @@ class Conversation:
             if text:
                 self._turn("content", "tool_calls")["reasoning_content"] = text
         elif item.role == "assistant":
-            turn = self._turn("tool_calls")
-            turn["content"] += self._text(item, where)
+            text = self._text(item, where)
+            self._turn("tool_calls")
+            self._texts += [text] if text else []
         else:
             self.say("user" if item.role == "user" else "system", self._shown(item, where))
 
     def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
         """Neighbours of the role system become one message: many templates know only one."""
-        last = self.messages[-1] if self.messages else {}
-        self._is_turn = False
-        if role == "system" and last.get("role") == "system" and isinstance(content, str):
-            last["content"] += "\n\n" + content
-        else:
-            self.messages.append({"role": role, "content": content})
+        is_more = role == "system" and bool(self.messages) and self.messages[-1]["role"] == role
+        if not is_more:
+            self._begin({"role": role, "content": content})
+        if role == "system" and isinstance(content, str):
+            self._texts.append(content)
+
+    def _begin(self, message: Message) -> None:
+        self.close()
+        self._is_turn = message["role"] == "assistant"
+        self.messages.append(message)
+
+    def close(self) -> None:
+        """The last message is complete."""
+        if self._texts:
+            gap = "\n\n" if self.messages[-1]["role"] == "system" else ""
+            self.messages[-1]["content"] = gap.join(self._texts)
+        self._texts = []
 
     def _turn(self, *unless: str) -> Message:
         """The assistant's message; a new one where the last has one of these already."""
-        if not self._is_turn or any(self.messages[-1].get(name) for name in unless):
-            self.messages.append({"role": "assistant", "content": ""})
-            self._is_turn = True
+        if not self._is_turn or any(
+            self._texts if name == "content" else self.messages[-1].get(name) for name in unless
+        ):
+            self._begin({"role": "assistant", "content": ""})
         return self.messages[-1]
 
     def _add_output(self, item: ResponsesCallOutput, where: str) -> None:
@@ -169,8 +184,7 @@ class Conversation:
                 f"{where}.call_id {echo(item.call_id)} is that of no function_call before it", field=f"{where}.call_id"
             )
         content = item.output if isinstance(item.output, str) else self._joined(item.output)
-        self._is_turn = False
-        self.messages.append({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
+        self._begin({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
 
     def _shown(self, item: ResponsesMessage, where: str) -> str | list[dict[str, Any]]:
         if isinstance(item.content, str):
@@ -214,9 +228,10 @@ def conversation_of(given: str | Sequence[ResponsesItem], instructions: str | No
         talk.say("system", instructions)
     if isinstance(given, str):
         talk.say("user", given)
-        return talk
-    for index, item in enumerate(given):
-        talk.add(item, f"input[{index}]")
+    else:
+        for index, item in enumerate(given):
+            talk.add(item, f"input[{index}]")
+    talk.close()
     if not talk.messages:
         raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
     return talk
@@ -226,14 +241,3 @@ def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:
     return InvalidRequest(
         f"{where}: a message of role {role} has no {part.__struct_config__.tag} parts", field=f"{where}.type"
     )
-
-
-def _arguments(item: ResponsesFunctionCall, where: str) -> dict[str, Any]:
-    field = f"{where}.arguments"
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
-    return arguments

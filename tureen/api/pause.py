@@ -9,8 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.dialect import Docs, Entry
+from tureen.api.dialect import Docs, Entry, read_body
 from tureen.api.state import ServerState
 from tureen.types import PauseMode
 
@@ -26,10 +25,7 @@ class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def routes(state: ServerState) -> list[Entry]:
     async def pause_generation(request: Request) -> Response:
-        raw = await request.body()
-        given = read_json(request.headers.get("content-type"), raw) if raw.strip() else {}
-        refuse_unknown(given, PauseBody.__struct_fields__)
-        body = convert({name: value for name, value in given.items() if value is not None}, PauseBody)
+        body = await read_body(request, PauseBody)
         num_requests = await state.client.call("pause", mode=body.mode)
         done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
         return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})

@@ -212,6 +212,14 @@ def name_requests(
     return names, tuple(own)
 
 
+def check_rid(rid: str, field: str) -> None:
+    """Raises InvalidRequest with the field."""
+    if not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
+        raise InvalidRequest(
+            f"{field} must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(rid)}", field=field
+        )
+
+
 def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
     if rid is None:
         return [uuid.uuid4().hex for _ in range(batch)]
@@ -222,10 +230,7 @@ def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
     else:
         raise InvalidRequest("rid is a list, but there is one prompt, not a batch; send a string", field="rid")
     for one in [rid] if isinstance(rid, str) else rids:
-        if not (1 <= len(one) <= MAX_RID_CHARS and one.isascii() and one.isprintable()):
-            raise InvalidRequest(
-                f"rid must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(one)}", field="rid"
-            )
+        check_rid(one, "rid")
     if len(set(rids)) < len(rids):
         raise InvalidRequest("rid has the same id twice; each prompt of a batch needs its own", field="rid")
     return rids

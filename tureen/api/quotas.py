@@ -18,11 +18,13 @@ Who = tuple[str, str]
 
 
 class Account:
-    """What one client has used. Nothing is reserved: a client may begin whatever it likes while it is not in debt, and
-    each token counts when it is there; so it never waits for tokens that it did not use."""
+    """What one client has used. Nothing is reserved for outputs: a client may begin whatever it likes while it is not
+    in debt, and each token counts when it is there; so it never waits for tokens that it did not use. A prompt is held
+    against the client until its request begins to answer, and is paid for then."""
 
     def __init__(self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_visitors = 0  # of its HTTP requests
+        self._num_held = 0  # tokens of prompts whose request has not begun to answer
         self._limits = limits
         self._clock = clock
         self._used = 0.0  # tokens that time has not given back yet
@@ -43,7 +45,7 @@ class Account:
     def is_unused(self) -> bool:
         """Nobody is here, nothing runs, and nothing is to be remembered."""
         self._regain()
-        return not (self.num_visitors or self._num_running or self._used)
+        return not (self.num_visitors or self._num_running or self._num_held or self._used)
 
     def check(self) -> None:
         """Raises TooManyRequests while the client is in debt."""
@@ -51,7 +53,7 @@ class Account:
         if per_minute is None:
             return
         self._regain()
-        debt = self._used - per_minute
+        debt = self._used + self._num_held - per_minute
         if debt > 0:
             wait_s = math.ceil(debt / per_minute * MINUTE_S)
             raise TooManyRequests(
@@ -62,11 +64,28 @@ class Account:
             )
 
     def charge(self, num_tokens: int) -> None:
-        """So many tokens were used; fewer than none are given back."""
+        """So many tokens were used."""
         if self._limits.tokens_per_minute is None:
             return
         self._regain()
-        self._used = max(0.0, self._used + num_tokens)
+        self._used += num_tokens
+
+    @contextlib.contextmanager
+    def holding(self, num_tokens: int) -> Iterator[Callable[[], None]]:
+        """Hold so many tokens of a prompt against the client. What this gives makes them used ones."""
+        held = num_tokens
+        self._num_held += held
+
+        def pay() -> None:
+            nonlocal held
+            self._num_held -= held
+            self.charge(held)
+            held = 0
+
+        try:
+            yield pay
+        finally:
+            self._num_held -= held
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """OpenAI's, where there is a limit: what is left of it, and when all of it will be."""
@@ -74,10 +93,11 @@ class Account:
         if per_minute is None:
             return []
         self._regain()
-        minutes, seconds = divmod(math.ceil(self._used / per_minute * MINUTE_S), 60)
+        used = self._used + self._num_held
+        minutes, seconds = divmod(math.ceil(used / per_minute * MINUTE_S), 60)
         values = {
             "limit": str(per_minute),
-            "remaining": str(max(0, math.floor(per_minute - self._used))),
+            "remaining": str(max(0, math.floor(per_minute - used))),
             "reset": f"{minutes}m{seconds}s" if minutes else f"{seconds}s",
         }
         return [(f"x-ratelimit-{name}-tokens".encode(), value.encode()) for name, value in values.items()]

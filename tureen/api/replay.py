@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
+from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.dialect import ClientGone, Docs, Entry, client_name, unless_gone
+from tureen.api.call import who_calls
+from tureen.api.dialect import ClientGone, Docs, Entry, unless_gone
 from tureen.api.errors import rendered
 from tureen.api.recording import Recording
-from tureen.api.sse import Parts
+from tureen.api.sse import Parts, event
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest, TureenError
 
 KEY_HEADER = b"idempotency-key"
 MAX_KEY_CHARS = 255
+KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
 def routes(state: ServerState) -> list[Entry]:
     async def events(request: Request) -> ASGIApp:
-        recording = state.recordings.stream(client_name(request), request.path_params["name"])
+        recording = state.recordings.stream(who_calls(request.scope), request.path_params["name"])
         return Listener(recording, recording.after(request.headers.get("last-event-id")))
 
     docs = Docs(
@@ -50,7 +54,18 @@ class Listener:
             head = await unless_gone(Request(scope, receive), self._recording.started())
             if self._is_repeat:
                 head = {**head, "headers": [*head["headers"], REPLAYED]}
-            await Parts(head, self._recording.follow(self._number))(scope, receive, send)
+            await Parts(head, self._parts(scope))(scope, receive, send)
+
+    async def _parts(self, scope: Scope) -> AsyncGenerator[bytes, None]:
+        """Raises ConnectionAbortedError where the answer's form has no place for an error."""
+        try:
+            async with contextlib.aclosing(self._recording.follow(self._number)) as parts:
+                async for part in parts:
+                    yield part
+        except TureenError as error:
+            if not self._recording.is_stream:
+                raise ConnectionAbortedError(error.message) from None
+            yield b"event: error\n" + event(bytes(rendered(error, scope).body))
 
 
 class Replay:
@@ -62,8 +77,16 @@ class Replay:
         self._keeps_streams = state.context.config.resume_grace_s > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_ours = "call" in scope
-        key = idempotency_key(scope) if is_ours else None
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_ours, key = "call" in scope, idempotency_key(scope)
+        if key is not None and not is_ours:
+            raise InvalidRequest(
+                "Idempotency-Key does nothing here: it is for what users POST to be worked on; leave it out",
+                field="Idempotency-Key",
+                code="not_available",
+            )
         if not is_ours or (key is None and not self._keeps_streams):
             await self._app(scope, receive, send)
             return
@@ -74,7 +97,7 @@ class Replay:
 
     def _listener(self, key: str | None, body: bytes, scope: Scope) -> Listener:
         """Raises Unprocessable, Conflict."""
-        owner, identity = scope["client_name"], None
+        owner, identity = who_calls(scope), None
         if key is not None:
             identity = key, _fingerprint(scope, body)
             found = self._recordings.repeated(owner, *identity)
@@ -106,10 +129,10 @@ def idempotency_key(scope: Scope) -> str | None:
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == KEY_HEADER]
     if not given:
         return None
-    key: str = given[0].strip()
-    if len(given) > 1 or not (1 <= len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
+    key: str = given[0].strip(" \t")
+    if len(given) > 1 or KEY.fullmatch(key) is None:
         raise InvalidRequest(
-            f"Idempotency-Key must be there once, with 1 to {MAX_KEY_CHARS} printable ASCII characters",
+            f"Idempotency-Key must be there once, with 1 to {MAX_KEY_CHARS} printable ASCII characters, no spaces",
             field="Idempotency-Key",
             code="invalid_idempotency_key",
         )

@@ -148,7 +148,10 @@ async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str,
         requests += planning.samples(one, ONE_TOKEN, name, context)
     outputs = await waves.run_all(requests, asker, state)
     num_tokens = sum(output.usage.prompt_tokens for output in outputs)
-    logprobs = [[value or 0.0 for value, _ in output.output_logprobs[0].token_ids or ()] for output in outputs]
+    logprobs = [
+        [-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
+        for output in outputs
+    ]
     return {
         "scores": [_scores(one, body) for one in logprobs],
         "model": body.model or context.info.model_name,
@@ -170,8 +173,8 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
 
 
 def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
-    """Probabilities among all tokens, or among the labels alone."""
-    if not body.apply_softmax:
+    """Probabilities among all tokens, or among the labels alone: all 0 where the model excludes every one."""
+    if not body.apply_softmax or max(logprobs) == -math.inf:
         return [math.exp(value) for value in logprobs]
     highest = max(logprobs)
     weights = [math.exp(value - highest) for value in logprobs]

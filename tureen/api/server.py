@@ -66,6 +66,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                lifespan="on",  # a fault at the start or end of the application is one of the server
                 log_config=None,
                 log_level="error",  # what it warns of is clients' nonsense
                 access_log=False,

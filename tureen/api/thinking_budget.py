@@ -17,13 +17,17 @@ from tureen.types import GenerateRequest
 async def updates_within(
     plan: ChatPlan, budget: int, state: ServerState, interval: int | None
 ) -> AsyncGenerator[Output, None]:
-    """As Run.updates for a plan of one request; the thinking has at most `budget` tokens."""
+    """As Run.updates for a plan of one request; the thinking has at most `budget` tokens, and leaves room for an
+    answer."""
     [request] = plan.plan.requests
-    first = msgspec.structs.replace(request, max_new_tokens=min(budget, request.max_new_tokens))
+    bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan)[1]) - 1))
+    if plan.reasoning is None or (request.grammar is not None and not plan.starts_inside):
+        bound = request.max_new_tokens  # nothing is thought: a grammar says what the output is from its first token
+    first = msgspec.structs.replace(request, max_new_tokens=bound)
     going_on = None
     async with contextlib.aclosing(_updates(plan, first, state, interval)) as updates:
         async for output in updates:
-            going_on = _cut_short(output, request, plan)
+            going_on = _going_on(output, request, plan)
             if going_on is None:
                 yield output
     if going_on is None:
@@ -44,16 +48,28 @@ def _updates(
     return Run(state, asked).updates(interval)
 
 
-def _cut_short(output: Output, request: GenerateRequest, plan: ChatPlan) -> GenerateRequest | None:
+def _mark(plan: ChatPlan) -> tuple[str, list[int]]:
+    """What is written to end the thoughts, and its token ids."""
+    text = "" if plan.reasoning is None else f"\n{plan.reasoning.end}\n\n"
+    return text, list(plan.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def _is_thinking(output: Output, plan: ChatPlan) -> bool:
+    form = plan.reasoning
+    if form is None or form.end in output.text:
+        return False
+    return plan.starts_inside or output.text.lstrip().startswith(form.begin)
+
+
+def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> GenerateRequest | None:
     """Ends the thoughts of an output that has used up its budget with them, and returns what asks for the rest; None
     where there is nothing to do."""
-    form, finish = plan.reasoning, output.finish
-    if form is None or finish is None or finish.type != "length" or form.end in output.text:
+    if output.finish is None or output.finish.type != "length":
         return None
-    if not (plan.starts_inside or output.text.lstrip().startswith(form.begin)):
-        return None
-    mark = f"\n{form.end}\n\n"
-    mark_ids = plan.tokenizer.encode(mark, add_special_tokens=False)
+    is_thinking = _is_thinking(output, plan)
+    if not is_thinking and request.grammar is not None:
+        return None  # of which a part is written
+    mark, mark_ids = _mark(plan) if is_thinking else ("", [])
     left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
     if left < 1:
         return None

@@ -21,6 +21,7 @@ from tureen.api.openai_chat_fields import MessageField
 from tureen.api.state import ServerState
 from tureen.api.tool_fields import read_tools
 from tureen.errors import InvalidRequest, echo
+from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
 
@@ -33,7 +34,8 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     prompt: Annotated[str | list[str] | None, Meta(description="A text, or a list of at most 2048.")] = None
     messages: Annotated[
-        list[MessageField] | None, Meta(description="A chat in place of a text, as in /v1/chat/completions.")
+        Annotated[list[MessageField], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="A chat in place of a text, as in /v1/chat/completions."),
     ] = None
     add_special_tokens: Annotated[
         bool | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -118,6 +119,22 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
             field=name_field or field,
         )
     return choice if tools else ToolChoice("none")
+
+
+def read_arguments(text: str, field: str) -> dict[str, Any]:
+    """Of a call that is sent back, a JSON object as text; none where it is empty. Raises InvalidRequest."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
+    return arguments
+
+
+def call_id() -> str:
+    """A new one, of OpenAI's form."""
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def _fields(given: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:

@@ -2,65 +2,99 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import bisect
+import re
+from itertools import islice
 
 import msgspec
 
 GROUP = 256
-"""So many parts can be read without those before them, and are dropped together."""
-
-RECENT = 8
-"""A part may be like the last one, or, where several outputs grow side by side, one before it."""
+"""At most so many parts can be read only with those before them, and are dropped together."""
 
 BLOCK = 16  # bytes; where so many are equal, two parts run together again
-SKIPS = (0, 1, 2, 4, 8, 16, 32, 64)  # so many bytes that an older part has may not be in the newer one
+WINDOW = 16 << 10  # bytes, in which that is looked for
+MAX_TRIES = 8
+MAX_PIECES = 64
 OVERHEAD = 64  # bytes of Python's own, about, for each part
+
+DELIMITER = re.compile(rb'[,"\n\]}]')
+INDEX = b'"index":'
+INDEX_WITHIN = 64  # bytes from the end of a part
 
 _coder = msgspec.msgpack
 
-Packed = tuple[int, list[tuple[int, int] | bytes]]
-"""The part so many places back that this one is like, 0 = none; slices of that, (start, end), and bytes of its own."""
+Piece = tuple[int, int] | bytes
+"""A slice of an older part, (start, end), or bytes of its own."""
+
+
+class Group(msgspec.Struct):
+    """Parts of which the first can be read without others."""
+
+    start: int  # number of the first
+    parts: list[bytes] = []  # each packed: which output it is of, and its pieces
+    num_bytes: int = 0
 
 
 class Track:
-    """Parts number `start` to `end` - 1, of at most about `max_bytes`: the oldest are dropped. The newest group stays.
+    """Parts number `start` to `end` - 1, in at most about `max_bytes`: the oldest are dropped, never the newest one.
 
-    Events of a stream are long where each has all the text so far, but then each is one before it with a few bytes
-    more: what is kept grows with the text, not with its square.
+    Events of a stream are long where each has all the text so far, but then each is the one before it of the same
+    output with a few bytes more: what is kept grows with the text, not with its square.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.start = 0
         self.end = 0
-        self.num_bytes = 0
         self._max_bytes = max_bytes
-        self._groups: list[list[bytes]] = []
-        self._recent: deque[bytes] = deque(maxlen=RECENT)
+        self._groups = [Group(0)]
+        self._packed_bytes = 0
+        self._recent: dict[bytes, bytes] = {}  # the last part of each output in the newest group
+        self._recent_bytes = 0
+
+    @property
+    def start(self) -> int:
+        return self._groups[0].start
+
+    @property
+    def num_bytes(self) -> int:
+        return self._packed_bytes + self._recent_bytes
 
     def append(self, part: bytes) -> None:
-        if (self.end - self.start) % GROUP == 0:
-            self._groups.append([])
-            self._recent.clear()
-        packed = _coder.encode(self._pack(part))
-        self._groups[-1].append(packed)
-        self._recent.append(part)
+        group = self._groups[-1]
+        if len(group.parts) == GROUP or group.num_bytes > self._max_bytes // 4:
+            group = Group(self.end)
+            self._groups.append(group)
+            self._forget_recent()
+        output = _output(part)
+        like = self._recent.get(output, b"")
+        packed = _coder.encode((output, difference(part, like)))
+        self._recent[output] = part
+        self._recent_bytes += len(part) - len(like)
+        group.parts.append(packed)
+        group.num_bytes += len(packed) + OVERHEAD
+        self._packed_bytes += len(packed) + OVERHEAD
         self.end += 1
-        self.num_bytes += len(packed) + OVERHEAD
+        self._drop()
+
+    def limit(self, max_bytes: int) -> None:
+        """Keep at most so much from now on."""
+        self._max_bytes = max_bytes
+        self._drop()
+
+    def close(self) -> None:
+        """There are no more parts."""
+        self._forget_recent()
+
+    def group(self, number: int) -> Group:
+        """The one that part `number`, which was not dropped, is in, or will be or the one before."""
+        return self._groups[bisect.bisect_right(self._groups, number, key=lambda group: group.start) - 1]
+
+    def _drop(self) -> None:
         while self.num_bytes > self._max_bytes and len(self._groups) > 1:
-            self.start += GROUP
-            self.num_bytes -= sum(len(one) + OVERHEAD for one in self._groups.pop(0))
+            self._packed_bytes -= self._groups.pop(0).num_bytes
 
-    def _pack(self, part: bytes) -> Packed:
-        if not self._recent:
-            return 0, [part]
-        alike = [num_common(part, 0, one, 0) for one in self._recent]
-        best = max(range(len(alike)), key=lambda place: (alike[place], place))
-        return len(alike) - best, list(difference(part, self._recent[best]))
-
-    def packed(self, number: int) -> bytes:
-        group, place = divmod(number - self.start, GROUP)
-        return self._groups[group][place]
+    def _forget_recent(self) -> None:
+        self._recent.clear()
+        self._recent_bytes = 0
 
 
 class Reader:
@@ -68,8 +102,10 @@ class Reader:
 
     def __init__(self, track: Track, number: int) -> None:
         self._track = track
-        self._next = number - (number - track.start) % GROUP
-        self._recent: deque[bytes] = deque(maxlen=RECENT)
+        self._next = number
+        self._recent: dict[bytes, bytes] = {}
+        if not self.is_late:
+            self._next = track.group(number).start
         while self._next < number:
             self.next()
 
@@ -83,45 +119,58 @@ class Reader:
         return self._next < self._track.start
 
     def next(self) -> bytes:
-        back, pieces = _coder.decode(self._track.packed(self._next), type=Packed)
-        like = self._recent[-back] if back else b""
-        part = b"".join(piece if isinstance(piece, bytes) else like[piece[0] : piece[1]] for piece in pieces)
-        self._next += 1
-        if (self._next - self._track.start) % GROUP == 0:
+        group = self._track.group(self._next)
+        if self._next == group.start:
             self._recent.clear()
-        else:
-            self._recent.append(part)
+        output, pieces = _coder.decode(group.parts[self._next - group.start], type=tuple[bytes, list[Piece]])
+        like = self._recent.get(output, b"")
+        part = b"".join(piece if isinstance(piece, bytes) else like[piece[0] : piece[1]] for piece in pieces)
+        self._recent[output] = part
+        self._next += 1
         return part
 
 
-def difference(new: bytes, old: bytes) -> Iterator[tuple[int, int] | bytes]:
-    """`new` as slices of `old`, (start, end), in order, and bytes that are not there."""
+def _output(part: bytes) -> bytes:
+    """What stands for the output that an event is of, where its index is the event's last field; else b""."""
+    at = part.rfind(INDEX, max(0, len(part) - INDEX_WITHIN))
+    return part[at + len(INDEX) :] if at >= 0 else b""
+
+
+def difference(new: bytes, old: bytes) -> list[Piece]:
+    """`new` as slices of `old`, in order, and bytes that were not found there."""
+    pieces: list[Piece] = []
     done = follows = 0  # new[done:] is still to be told; old[follows:] is what it may continue with
     while done < len(new):
         length = num_common(new, done, old, follows)
         if length:
-            yield follows, follows + length
+            pieces.append((follows, follows + length))
             done, follows = done + length, follows + length
-        start, done = done, len(new)
-        for skip in SKIPS:
-            block = old[follows + skip : follows + skip + BLOCK]
-            found = new.find(block, start) if block else -1
-            if found >= 0:
-                done, follows = found, follows + skip
-                break
+        start, (done, follows) = done, _resume(new, done, old, follows, may_look=len(pieces) < MAX_PIECES)
         if done > start:
-            yield new[start:done]
+            pieces.append(new[start:done])
+    return pieces
+
+
+def _resume(new: bytes, done: int, old: bytes, follows: int, *, may_look: bool) -> tuple[int, int]:
+    """Where behind new[done] and old[follows], which differ, the two run together again; else their ends."""
+    if may_look:
+        for found in islice(DELIMITER.finditer(old, follows, follows + WINDOW), MAX_TRIES):
+            at = new.find(old[found.start() : found.start() + BLOCK], done, done + WINDOW)
+            if at >= 0:
+                return at, found.start()
+    return len(new), len(old)
 
 
 def num_common(one: bytes, at: int, other: bytes, there: int) -> int:
     """How many bytes of one[at:] and other[there:] are equal from the start."""
-    least, most = 0, min(len(one) - at, len(other) - there)
-    if one[at : at + most] == other[there : there + most]:
-        return most
-    while most - least > 1:  # the first `least` are equal, the first `most` are not
-        middle = (least + most) // 2
-        if one[at + least : at + middle] == other[there + least : there + middle]:
-            least = middle
-        else:
-            most = middle
-    return least
+    length, step = 0, BLOCK
+    while (piece := one[at + length : at + length + step]) == other[there + length : there + length + step]:
+        length += len(piece)
+        if len(piece) < step:
+            return length
+        step *= 2
+    while step > 1:  # the next `step` bytes are not all equal
+        step //= 2
+        if one[at + length : at + length + step] == other[there + length : there + length + step]:
+            length += step
+    return length

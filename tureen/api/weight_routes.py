@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -18,7 +17,7 @@ from tureen.api.body import refuse_unknown
 from tureen.api.dialect import Docs, Entry, read_body, unless_gone
 from tureen.api.state import ServerState
 from tureen.config import cache_dir
-from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.errors import InvalidRequest, NotFound, StartupError, echo
 from tureen.log import get_logger
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights.source import WHAT_IS_TAKEN, ModelSource, load_tokenizer, resolve_model
@@ -104,9 +103,10 @@ def _weight_routes(state: ServerState) -> list[Entry]:
     async def update(request: Request) -> Response:
         body = await read_body(request, UpdateBody)
         _refuse(body)
+        if state.context.info.pooling is not None:
+            raise NotFound("a model that makes embeddings keeps its weights; start the server again with the others")
         source = await asyncio.to_thread(_find, body.model_path, state)
-        async with turn:
-            num_paused = await unless_gone(request, _update(source, body, state))
+        num_paused = await unless_gone(request, _update(source, body, state, turn))
         message = f"The weights are those of {source.name} now."
         if num_paused:
             message += f" {num_paused} paused requests go on with them, computed again from their first token."
@@ -211,11 +211,27 @@ def _are_alike(one: Tokenizer, other: Tokenizer) -> bool:
     )
 
 
-async def _update(source: ModelSource, body: UpdateBody, state: ServerState) -> object:
-    """Returns how many paused requests go on with the new weights. Raises InvalidRequest; then nothing has changed."""
-    if body.abort_all_requests:
-        state.abort(None, "weights")
-    async with _quiet(state):
+async def _update(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
+    """Returns how many paused requests go on with the new weights. Raises InvalidRequest; then nothing has changed.
+
+    Waits until what has begun has ended, unless it is paused; nothing begins meanwhile. Who leaves ends the waiting,
+    but not the update once it has begun: `turn` and the hold are its own then.
+    """
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(turn)
+        if body.abort_all_requests:
+            state.abort(None, "weights")
+        held.push_async_callback(state.client.call, "let_go")
+        while await state.client.call("hold"):
+            await asyncio.sleep(POLL_S)
+        return await asyncio.shield(_install(source, body, state, held.pop_all()))
+
+
+async def _install(
+    source: ModelSource, body: UpdateBody, state: ServerState, held: contextlib.AsyncExitStack
+) -> object:
+    """See `_update`."""
+    async with held:
         num_paused = await state.client.call(
             "update_weights",
             name=source.name,
@@ -227,17 +243,6 @@ async def _update(source: ModelSource, body: UpdateBody, state: ServerState) -> 
             await state.client.call("pause", mode="retract")
         state.serve_weights(path=body.model_path, version=body.weight_version)
     return num_paused
-
-
-@contextlib.asynccontextmanager
-async def _quiet(state: ServerState) -> AsyncIterator[None]:
-    """What has begun has ended, unless it is paused, and nothing begins."""
-    try:
-        while await state.client.call("hold"):
-            await asyncio.sleep(POLL_S)
-        yield
-    finally:
-        await state.client.call("let_go")
 
 
 def _sections(query: dict[str, str]) -> set[str]:

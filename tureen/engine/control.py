@@ -3,7 +3,8 @@ memory back for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from tureen.engine.adapters import Caller
@@ -13,6 +14,7 @@ from tureen.errors import Conflict, InvalidRequest, Unavailable
 from tureen.types import PauseMode
 
 RELEASED_RETRY_S = 5
+PARTS = ("kv_cache", "weights")
 
 
 class Control:
@@ -49,6 +51,9 @@ class Control:
             "update_weights": self.update_weights,
             "release_memory": self.release_memory,
             "resume_memory": self.resume_memory,
+            "weight": partial(self._ask_runner, "weight", needs=("weights",)),
+            "start_profile": partial(self._ask_runner, "start_profile", needs=PARTS),
+            "stop_profile": partial(self._runner.call, "stop_profile"),
         }
 
     @property
@@ -56,11 +61,12 @@ class Control:
         """What has not ended may go on."""
         return not self.is_paused and (not self._is_held or self._scheduler.num_begun > 0)
 
-    def check_taking(self) -> None:
-        """Raises Unavailable while requests cannot be taken."""
-        if self._released:
+    def check_there(self, parts: Iterable[str] = PARTS) -> None:
+        """Raises Unavailable while the memory of one of these parts of the model is given back."""
+        missing = self._released.intersection(parts)
+        if missing:
             raise Unavailable(
-                f"the server has given memory back ({', '.join(sorted(self._released))}); it answers again after "
+                f"the server has given memory back ({', '.join(sorted(missing))}); it answers again after "
                 "/resume_memory_occupation",
                 code="memory_released",
                 retry_after_s=RELEASED_RETRY_S,
@@ -100,7 +106,8 @@ class Control:
 
     def update_weights(self, **source: Any) -> int:
         """Compute with other weights from now on. Returns how many requests have begun and are paused: they go on with
-        the new weights, all that the old ones computed of them is computed again.
+        the new weights, all that the old ones computed of them is computed again. Those that were sent what the old
+        ones computed of their prompt end: the rest of it would be another model's.
 
         Raises Conflict while requests run, InvalidRequest when the weights cannot be had: then nothing has changed.
         """
@@ -110,8 +117,11 @@ class Control:
         self._runner.call("update_weights", **source)
         self._released.discard("weights")
         self._scheduler.preempt_all()
+        mixed = [sequence.request.id for sequence in self._sequences if not sequence.start_again()]
+        for request_id in mixed:
+            self._abort(request_id, "weights")
         self._clear()
-        return num_begun
+        return num_begun - len(mixed)
 
     def release_memory(self, tags: list[str]) -> None:
         """Give back the memory of these parts of the model: `weights`, `kv_cache`. No request is taken meanwhile.
@@ -132,3 +142,8 @@ class Control:
         """Take it again. Raises Conflict, InvalidRequest when the weights cannot be read again."""
         self._runner.call("resume_memory", tags=tags)
         self._released.difference_update(tags)
+
+    def _ask_runner(self, op: str, *, needs: Iterable[str], **args: object) -> object:
+        """Raises Unavailable while a part that it needs is away."""
+        self.check_there(needs)
+        return self._runner.call(op, **args)

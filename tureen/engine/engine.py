@@ -4,7 +4,6 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output
@@ -91,7 +90,7 @@ class Engine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
-        self.control.check_taking()
+        self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
         _check_length(request, self._context_len)
@@ -160,7 +159,6 @@ class Engine:
             "load_adapter": self.adapters.load,
             "unload_adapter": self.adapters.unload,
             **self.control.operations,
-            **{name: partial(self._runner.call, name) for name in ("weight", "start_profile", "stop_profile")},
         }
         if op not in operations:
             raise NotFound(f"unknown operation {echo(op)}")

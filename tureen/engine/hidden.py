@@ -16,6 +16,7 @@ class HiddenStateQueue:
         self._num_prompt = num_prompt
         self._next = 0  # the first position that was not computed yet
         self._ready: list[bytes] = []
+        self._was_taken = False  # some of it was sent
         self._sum: NDArray[np.float64] | np.float64 = np.float64(0)  # over the positions so far, where they are pooled
 
     @property
@@ -46,10 +47,17 @@ class HiddenStateQueue:
             self._ready += states
         self._next = num_computed
 
+    def start_again(self) -> bool:
+        """All of it is computed by another model. False where some was sent already."""
+        self._next, self._sum = 0, np.float64(0)
+        self._ready.clear()
+        return not self._was_taken
+
     def take(self, *, is_last: bool) -> tuple[bytes, ...]:
         """What is there, once; where the last position alone is wanted, nothing before the sequence has ended."""
         if self._wanted == "last" and not is_last:
             return ()
         taken = tuple(self._ready)
+        self._was_taken |= bool(taken)
         self._ready.clear()
         return taken

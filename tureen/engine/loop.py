@@ -173,7 +173,8 @@ class Loop:
         try:
             self._engine.add(request)
         except Unavailable as error:
-            error.retry_after_s = math.ceil(self._pace.seconds_per_end())
+            if error.code == "queue_full":
+                error.retry_after_s = math.ceil(self._pace.seconds_per_end())
             raise
         self._live[request.id] = limits
         self._soonest_s = min(self._soonest_s, limits.soonest_s)

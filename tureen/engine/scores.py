@@ -26,11 +26,20 @@ class ScoreQueue:
         if 0 <= start < self._num_prompt:
             self._prompt.append(PositionLogprobs(token=(None, prompt_ids[start])))
             self._next = start
+        self._start = self._next
 
     @property
     def first_needed(self) -> int | None:
         """The position from which on logits are still asked for."""
         return self._next if self._next < self._end else None
+
+    def start_again(self) -> bool:
+        """What of the prompt is asked for is computed by another model. False where that was sent already."""
+        if self._start >= self._num_prompt - 1:  # nothing is
+            return True
+        self._next = self._start
+        del self._prompt[1:]
+        return bool(self._prompt)
 
     def ask(self, position: int) -> None:
         """The token at this position of the output was forced."""

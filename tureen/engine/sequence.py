@@ -176,6 +176,11 @@ class Sequence:
             self.scores.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
 
+    def start_again(self) -> bool:
+        """Another model computes it from its first token on. False where it was sent what the first one computed of
+        its prompt."""
+        return self.scores.start_again() and self.hidden.start_again()
+
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""
         self.num_computed += len(row.token_ids)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
 from tureen.jail.pool import Jail
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
@@ -29,7 +29,6 @@ from tureen.weights.source import ModelSource
 
 SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
 NOTHING = RowOutput()
-RELEASED_RETRY_S = 5
 
 
 class ModelRunner:
@@ -66,9 +65,8 @@ class ModelRunner:
 
     @property
     def forward(self) -> Forward:
-        """Raises Unavailable while a part of it is away."""
-        if self._forward is None:
-            raise released()
+        """All of it must be there."""
+        assert self._forward is not None
         return self._forward
 
     def run(self, batch: Batch) -> StepOutput:
@@ -201,7 +199,7 @@ class ModelRunner:
         parts.trim()
 
     def _weight(self, name: str, truncate_size: int) -> list[Any]:
-        """See Parts.value."""
+        """See Parts.value. The weights must be there."""
         if self._parts is None:
             raise _cannot("give out weights")
         return self._parts.value(name, truncate_size)
@@ -229,14 +227,6 @@ def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sam
     registered = load_registered(config.logit_processor)
     jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
     return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, jail))
-
-
-def released() -> Unavailable:
-    return Unavailable(
-        "the server has given its memory back; it computes again after /resume_memory_occupation",
-        code="memory_released",
-        retry_after_s=RELEASED_RETRY_S,
-    )
 
 
 def _cannot(what: str) -> InvalidRequest:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, Unavailable, echo
+from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, echo
 from tureen.log import get_logger
 from tureen.models.config import STACKED, ModelConfig
 from tureen.runner import loading
@@ -20,8 +20,8 @@ from tureen.runner.forward import Forward
 from tureen.weights.source import ModelSource, model_config
 
 Tag = Literal["weights", "kv_cache"]
-MAX_NUMBERS = 1 << 22
-"""Most numbers of a weight that are given out at once."""
+MAX_NUMBERS = 1 << 18
+"""Most numbers of a weight that are given out at once: the engine stands still meanwhile."""
 
 log = get_logger("runner")
 
@@ -60,6 +60,7 @@ class Parts:
     def __init__(self, kit: Kit, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
         self._kit = kit
+        self._config = config
         self._served = Served(source, config, _files(source))
         self._hf = model_config(source)
         self._weights: Any = kit.load(source, config)
@@ -74,7 +75,7 @@ class Parts:
     def update(self, source: ModelSource, load_format: str | None) -> None:
         """Other weights take the place of those that are there, or that were given back. The old ones go when nobody
         has them any more. Raises InvalidRequest, and changes nothing, when they cannot."""
-        config = self._served.config
+        config = self._config
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
         served = Served(source, config, _files(source))
@@ -118,12 +119,10 @@ class Parts:
         self._kit.trim()
 
     def value(self, name: str, truncate_size: int) -> list[Any]:
-        """The first `truncate_size` rows of a weight, by its name in a Hugging Face checkpoint.
+        """The first `truncate_size` rows of a weight that is there, by its name in a Hugging Face checkpoint.
 
         Raises NotFound for a name that the model does not have, InvalidRequest for too many numbers.
         """
-        if self._weights is None:
-            raise Unavailable("the weights are released; send /resume_memory_occupation first", code="memory_released")
         shapes = self._kit.model.weights()
         names = _parts_of(loading.our_name(name, self._hf), self._kit.model, shapes)
         if not names:

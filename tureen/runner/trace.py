@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -104,12 +104,15 @@ class Profiler:
         """Returns where it will be, below `root`. Raises Conflict, InvalidRequest, Forbidden."""
         if self.trace is not None:
             raise Conflict("a profile is being taken already; end it by /stop_profile", code="profile_running")
-        trace = make_trace()
         name = f"{prefix}{'-' if prefix else ''}{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}.trace.json"
-        self._file = open_below(Path(root), folder, name)
-        self._name = str(_relative(Path(root), folder) / name)
+        path = _relative(Path(root), folder) / name
+        with ExitStack() as undo:
+            self._file = undo.enter_context(open_below(Path(root), folder, name))
+            undo.callback((Path(root) / path).unlink, missing_ok=True)
+            self.trace = make_trace()  # it may record from now on: nothing can fail behind it
+            undo.pop_all()
+        self._name = str(path)
         self._steps_left = num_steps or MAX_STEPS
-        self.trace = trace
         return self._name
 
     @contextmanager

@@ -5,8 +5,11 @@ Tools are written as the models of the Hermes family were taught: the tools and 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from tureen.errors import InvalidRequest
@@ -24,6 +27,10 @@ Several calls are several such blocks. Results come back inside <tool_response> 
 answer."""
 
 
+SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+"""The ids of calls as Mistral's templates demand them."""
+
+
 class Abilities(NamedTuple):
     """Of a chat template."""
 
@@ -33,6 +40,7 @@ class Abilities(NamedTuple):
     parts: bool = False  # content may be a list of parts
     placed: frozenset[str] = frozenset()  # of image and video: parts that it writes a placeholder for
     call_strings: bool = False  # a call's arguments must be JSON text
+    short_ids: bool = False  # the ids of calls must be SHORT_ID
     marked_roles: bool = False  # it makes control tokens of roles
 
 
@@ -63,8 +71,10 @@ def _adapted(message: Message, able: Abilities, placeholders: Mapping[str, str],
     elif not able.strings:
         content = [{"type": "text", "text": content}] if content else []
     changed = {"content": content}
-    if able.call_strings and "tool_calls" in message:
-        changed["tool_calls"] = [_with_text(call) for call in message["tool_calls"]]
+    if "tool_calls" in message:
+        changed["tool_calls"] = [_adapted_call(call, able) for call in message["tool_calls"]]
+    if able.short_ids and "tool_call_id" in message:
+        changed["tool_call_id"] = _short(message["tool_call_id"])
     if "reasoning_content" in message:
         changed["thinking"] = message["reasoning_content"]  # what some templates call it
     return {**message, **changed}
@@ -91,9 +101,18 @@ def joined(content: str | list[dict[str, Any]], placeholders: Mapping[str, str],
     return "\n".join(texts)
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+def _adapted_call(call: dict[str, Any], able: Abilities) -> dict[str, Any]:
+    if able.call_strings:
+        function = call["function"]
+        call = {**call, "function": {**function, "arguments": _json(function["arguments"])}}
+    return {**call, "id": _short(call["id"])} if able.short_ids else call
+
+
+def _short(name: str) -> str:
+    """The same for the same id."""
+    if SHORT_ID.fullmatch(name):
+        return name
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _json(value: object) -> str:
@@ -108,20 +127,13 @@ def _with_tools_as_text(
     field: str,
 ) -> list[Message]:
     found: list[Message] = []
-    is_result = False
-    for message in messages:
-        content = joined(message["content"], placeholders, field) if message["role"] == "tool" else ""
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{content}\n</tool_response>"
-            if is_result:
-                found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{text}"}
-            else:
-                found.append({"role": "user", "content": text})
-        elif message.get("tool_calls"):
-            found.append(_with_calls_as_text(message))
+    for is_result, group in groupby(messages, key=lambda one: one["role"] == "tool"):
+        if is_result:
+            results = [joined(one["content"], placeholders, field) for one in group]
+            text = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+            found.append({"role": "user", "content": text})
         else:
-            found.append(message)
-        is_result = message["role"] == "tool"
+            found += [_with_calls_as_text(one) if one.get("tool_calls") else one for one in group]
     if tools:
         _put_in_front(found, TOOL_TEXT.format(tools="\n".join(_json(tool) for tool in tools)), able)
     return found

@@ -107,7 +107,10 @@ class ChatTemplate:
         controls = self._controls
         as_dicts = [tool.as_openai() for tool in tools]
         chat = _open_ended(messages, controls.end_mark, field) if continue_final_message else messages
-        found = adapted(chat, as_dicts, self._able, self._placeholders, field)
+        try:
+            found = adapted(chat, as_dicts, self._able, self._placeholders, field)
+        except FAILURES as error:
+            raise self._refusal(error, field) from None
         if self._able.marked_roles:
             found = [{**one, "role": controls.role(one["role"])} for one in found]
         begins = add_generation_prompt and not continue_final_message
@@ -142,10 +145,13 @@ class ChatTemplate:
             message = f"{field}: the chat template cannot write these: {error.message}; send less, or use another one"
             raise InvalidRequest(message, field=field, code="chat_template_limit") from None
         except FAILURES as error:
-            said = self._controls.plain(str(error))
-            shown = "".join(ch if ch.isprintable() else " " for ch in said[:MAX_TOLD])
-            message = f"{field}: the model's chat template does not take these: {shown or type(error).__name__}"
-            raise InvalidRequest(message, field=field) from None
+            raise self._refusal(error, field) from None
+
+    def _refusal(self, error: BaseException, field: str) -> InvalidRequest:
+        said = "too deeply nested" if isinstance(error, RecursionError) else self._controls.plain(str(error))
+        shown = "".join(ch if ch.isprintable() else " " for ch in said[:MAX_TOLD])
+        message = f"{field}: the model's chat template does not take these: {shown or type(error).__name__}"
+        return InvalidRequest(message, field=field)
 
     # what the template can do, found by trying
 
@@ -167,6 +173,7 @@ class ChatTemplate:
             parts=parts,
             placed=frozenset(placed),
             call_strings=self._wants_call_strings(needle),
+            short_ids=self._wants_short_ids(needle),
             marked_roles=self._wants_marked_roles(needle),
         )
 
@@ -185,6 +192,15 @@ class ChatTemplate:
 
         of_object, text = tried({NEEDLE: NEEDLE}), f'{{"{NEEDLE}": "{NEEDLE}"}}'
         return (not of_object or f"{{'{NEEDLE}'" in of_object) and text in tried(text)
+
+    def _wants_short_ids(self, content: Any) -> bool:
+        def takes(name: str) -> bool:
+            calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": {}}}]
+            made = {"role": "assistant", "content": "", "tool_calls": calls}
+            result = {"role": "tool", "tool_call_id": name, "name": "f", "content": content}
+            return bool(self._tried(_user(content), made, result))
+
+        return self._knows_tools and takes("abcdef123") and not takes("call_0123456789abcdef01234567")
 
     def _wants_marked_roles(self, content: Any) -> bool:
         controls = self._controls
@@ -302,7 +318,14 @@ def _user(content: Any) -> Message:
 
 def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Message]:
     """With a mark where the last message's text ends. Raises InvalidRequest."""
-    content = messages[-1].get("content")
+    last = messages[-1]
+    content = last.get("content")
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        got = f"is of the role {last['role']}" if last["role"] != "assistant" else "has tool_calls"
+        raise InvalidRequest(
+            f"{field}: only a message of the assistant without tool_calls can be continued; the last one {got}",
+            field=field,
+        )
     mark += " "  # shows whether the template trims what it writes
     if isinstance(content, str):
         content += mark
@@ -310,7 +333,7 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
         content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + mark}]
     else:
         raise InvalidRequest(f"{field}: the last message has no text at its end to be continued", field=field)
-    return [*messages[:-1], {**messages[-1], "content": content}]
+    return [*messages[:-1], {**last, "content": content}]
 
 
 def _cut(rendering: str, mark: str, field: str) -> str:

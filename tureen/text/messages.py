@@ -11,6 +11,9 @@ Message = dict[str, Any]
 it has them: name, reasoning_content, tool_call_id, and tool_calls as [{"id", "type": "function", "function": {"name",
 "arguments": an object}}]."""
 
+MAX_MESSAGES = 4096
+"""Of a chat."""
+
 ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -20,6 +20,7 @@ from tureen.api.dialect import client_name, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
+from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
 from tureen.api.sse import EventStream
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
@@ -45,8 +46,6 @@ NAMES = Names("", RENAMED)
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
 """What this dialect calls otherwise than SamplingParams."""
 
-NO_BEAMS = "there is no beam search here; leave it out"
-NO_SUCH_THING = "this server has no such thing; leave it out"
 INSIDE = "it is between the parts of vLLM; leave it out"
 NO_LOGPROBS = "the answers of this dialect hold text alone; for log-probabilities send text and return_logprob"
 NOT_OFFERED: dict[str, tuple[Any, str]] = {

@@ -20,6 +20,7 @@ from tureen.api.embedding import Asked, PoolingField
 from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of
 from tureen.api.openai_fields import Label
+from tureen.api.shared_fields import AbortName, KeptTokens, Priority
 from tureen.api.state import ServerState
 from tureen.api.waves import Asker
 from tureen.errors import echo
@@ -60,15 +61,10 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = None
     normalize: Annotated[bool, Meta(description="Scale embeddings to length 1.")] = True
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
-    ] = None
+    truncate_prompt_tokens: KeptTokens = None
     user: Annotated[Label | None, Meta(description="Who it is for; stands in the server's debug log.")] = None
-    rid: Annotated[str | None, Meta(description="A name to abort the request by.")] = None
-    priority: Annotated[
-        int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
-    ] = 0
+    rid: AbortName = None
+    priority: Priority = 0
 
 
 def routes(state: ServerState) -> list[Entry]:

@@ -13,12 +13,25 @@ from tureen.api.logprob_fields import MAX_TOP_LOGPROBS
 from tureen.api.model_field import adapter_of
 from tureen.api.planning import Names
 from tureen.api.processor_field import check_processor
-from tureen.api.sglang_request import MAX_SALT_CHARS, Milliseconds
+from tureen.api.shared_fields import (
+    NO_BEAMS,
+    NO_NODES,
+    NO_SUCH_THING,
+    OF_GROUPS,
+    OF_PREPARATIONS,
+    ONE_PREPARATION,
+    CacheSalt,
+    Deadline,
+    FirstTokenDeadline,
+    LogMetrics,
+    LogprobsModeField,
+    Priority,
+)
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.sampling.params import INT64_MAX, INT64_MIN, SamplingParams
-from tureen.types import LogprobsMode, LogprobSpec
+from tureen.types import LogprobSpec
 
 T = TypeVar("T", bound="OpenAIBody")
 
@@ -37,88 +50,77 @@ ALIASES = {
 }
 """OpenAI's and vLLM's names of sampling parameters."""
 
-NO_BEAMS = "there is no beam search here; leave it out"
 NOT_HERE = "the answers of this route have no place for it; /generate has what it shows"
 OLD_NAME = "it has another name today: send structured_outputs"
-NO_NODES = "it steers a group of servers, and this is one; leave it out"
-NO_SUCH_THING = "this server has no such thing; leave it out"
-ONE_PREPARATION = "pictures are prepared as the model was trained; leave it out"
 
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "store": (False, "no answer is kept here; leave it out"),
-    "moderation": (None, "nothing is moderated here; leave it out"),
-    "use_beam_search": (False, NO_BEAMS),
-    "beam_width": (1, NO_BEAMS),
-    "length_penalty": (1.0, NO_BEAMS),
-    "early_stopping": (False, NO_BEAMS),
-    "guided_json": (None, f'{OLD_NAME}: {{"json": …}}'),
-    "guided_regex": (None, f'{OLD_NAME}: {{"regex": …}}'),
-    "guided_choice": (None, f'{OLD_NAME}: {{"choice": …}}'),
-    "guided_grammar": (None, f'{OLD_NAME}: {{"grammar": …}}'),
-    "guided_structural_tag": (None, f'{OLD_NAME}: {{"structural_tag": …}}'),
-    "guided_decoding_backend": (None, "the server's --grammar-backend is for all requests; leave it out"),
-    "guided_whitespace_pattern": (None, "JSON has one layout here; leave it out"),
-    "prompt_logprobs": (None, "send echo: true and logprobs to /v1/completions"),
-    "allowed_token_ids": (None, "send structured_outputs, or logit_bias"),
-    "bad_words": (None, "send logit_bias"),
-    "logits_processors": (None, "send custom_logit_processor"),
-    "truncate_prompt_tokens": (None, "a prompt is never cut; send what is to be read"),
-    "thinking_token_budget": (None, "send max_tokens, or a custom_logit_processor"),
-    "return_tokens_as_token_ids": (False, NOT_HERE),
-    "return_token_ids": (False, NOT_HERE),
-    "return_prompt_token_ids": (False, NOT_HERE),
-    "return_hidden_states": (False, NOT_HERE),
-    "return_meta_info": (False, NOT_HERE),
-    "return_text_in_logprobs": (True, "log-probabilities always come with text here; leave it out"),
-    "session_params": (
-        None,
-        "sessions belong to /generate; here the whole prompt is sent, and what is known is reused",
-    ),
-    "session_id": (None, "sessions belong to /generate; leave it out"),
-    "extra_key": (None, "send cache_salt"),
-    "kv_transfer_params": (None, NO_NODES),
-    "bootstrap_host": (None, NO_NODES),
-    "bootstrap_port": (None, NO_NODES),
-    "bootstrap_room": (None, NO_NODES),
-    "data_parallel_rank": (None, NO_NODES),
-    "routed_dp_rank": (None, NO_NODES),
-    "vllm_xargs": (None, "it is for plug-ins of vLLM; leave it out"),
-    "disagg_prefill_dp_rank": (None, NO_NODES),
-    "ec_transfer_params": (None, NO_NODES),
-    "return_routed_experts": (False, NOT_HERE),
-    "routed_experts_start_len": (0, NOT_HERE),
-    "routed_experts_prompt_start": (None, NOT_HERE),
-    "return_cached_tokens_details": (False, NOT_HERE),
-    "return_spec_tokens_details": (False, NOT_HERE),
-    "return_input_ids_in_sglext": (False, NOT_HERE),
-    "return_output_ids_in_sglext": (False, NOT_HERE),
-    "return_sampling_mask": (False, NOT_HERE),
-    "return_token_offsets": (False, NOT_HERE),
-    "return_prompt_text": (False, NOT_HERE),
-    "enable_response_messages": (False, NOT_HERE),
-    "return_flat_raw_output_top_logprobs": (False, "send logprobs_mode"),
-    "return_flat_raw_top_logprobs_b64": (False, "send logprobs_mode"),
-    "sampling_logprobs_mode": (None, "send logprobs_mode"),
-    "logprob_token_ids": (None, NOT_HERE),
-    "include_reasoning": (True, "send separate_reasoning to /v1/chat/completions"),
-    "thinking": (None, "send reasoning_effort, or chat_template_kwargs to /v1/chat/completions"),
-    "task": (None, "the model's own template says what it can do; leave it out"),
-    "truncation_side": (None, "a prompt is never cut; send what is to be read"),
-    "watermark": (None, NO_SUCH_THING),
-    "watermarking": (None, NO_SUCH_THING),
-    "custom_labels": (None, "metrics have no labels of clients; leave it out"),
-    "repetition_detection": (None, "send a repetition_penalty"),
-    "previous_input_messages": (None, "send the whole conversation in input"),
-    "use_audio_in_video": (False, "no model here listens; leave it out"),
-    "max_dynamic_patch": (None, ONE_PREPARATION),
-    "min_dynamic_patch": (None, ONE_PREPARATION),
-    "images_config": (None, ONE_PREPARATION),
-    "video_config": (None, ONE_PREPARATION),
-    "mm_processor_kwargs": (None, ONE_PREPARATION),
-    "media_io_kwargs": (None, ONE_PREPARATION),
-    "mm_payload": (None, ONE_PREPARATION),
-    "return_mm_kwargs": (False, ONE_PREPARATION),
-}
+NOT_OFFERED: dict[str, tuple[Any, str]] = (
+    OF_GROUPS
+    | OF_PREPARATIONS
+    | {
+        "store": (False, "no answer is kept here; leave it out"),
+        "moderation": (None, "nothing is moderated here; leave it out"),
+        "use_beam_search": (False, NO_BEAMS),
+        "beam_width": (1, NO_BEAMS),
+        "length_penalty": (1.0, NO_BEAMS),
+        "early_stopping": (False, NO_BEAMS),
+        "guided_json": (None, f'{OLD_NAME}: {{"json": …}}'),
+        "guided_regex": (None, f'{OLD_NAME}: {{"regex": …}}'),
+        "guided_choice": (None, f'{OLD_NAME}: {{"choice": …}}'),
+        "guided_grammar": (None, f'{OLD_NAME}: {{"grammar": …}}'),
+        "guided_structural_tag": (None, f'{OLD_NAME}: {{"structural_tag": …}}'),
+        "guided_decoding_backend": (None, "the server's --grammar-backend is for all requests; leave it out"),
+        "guided_whitespace_pattern": (None, "JSON has one layout here; leave it out"),
+        "prompt_logprobs": (None, "send echo: true and logprobs to /v1/completions"),
+        "allowed_token_ids": (None, "send structured_outputs, or logit_bias"),
+        "bad_words": (None, "send logit_bias"),
+        "logits_processors": (None, "send custom_logit_processor"),
+        "truncate_prompt_tokens": (None, "a prompt is never cut; send what is to be read"),
+        "thinking_token_budget": (None, "send max_tokens, or a custom_logit_processor"),
+        "return_tokens_as_token_ids": (False, NOT_HERE),
+        "return_token_ids": (False, NOT_HERE),
+        "return_prompt_token_ids": (False, NOT_HERE),
+        "return_hidden_states": (False, NOT_HERE),
+        "return_meta_info": (False, NOT_HERE),
+        "return_text_in_logprobs": (True, "log-probabilities always come with text here; leave it out"),
+        "session_params": (
+            None,
+            "sessions belong to /generate; here the whole prompt is sent, and what is known is reused",
+        ),
+        "session_id": (None, "sessions belong to /generate; leave it out"),
+        "extra_key": (None, "send cache_salt"),
+        "kv_transfer_params": (None, NO_NODES),
+        "vllm_xargs": (None, "it is for plug-ins of vLLM; leave it out"),
+        "ec_transfer_params": (None, NO_NODES),
+        "return_routed_experts": (False, NOT_HERE),
+        "routed_experts_start_len": (0, NOT_HERE),
+        "routed_experts_prompt_start": (None, NOT_HERE),
+        "return_cached_tokens_details": (False, NOT_HERE),
+        "return_spec_tokens_details": (False, NOT_HERE),
+        "return_input_ids_in_sglext": (False, NOT_HERE),
+        "return_output_ids_in_sglext": (False, NOT_HERE),
+        "return_sampling_mask": (False, NOT_HERE),
+        "return_token_offsets": (False, NOT_HERE),
+        "return_prompt_text": (False, NOT_HERE),
+        "enable_response_messages": (False, NOT_HERE),
+        "return_flat_raw_output_top_logprobs": (False, "send logprobs_mode"),
+        "return_flat_raw_top_logprobs_b64": (False, "send logprobs_mode"),
+        "sampling_logprobs_mode": (None, "send logprobs_mode"),
+        "logprob_token_ids": (None, NOT_HERE),
+        "include_reasoning": (True, "send separate_reasoning to /v1/chat/completions"),
+        "thinking": (None, "send reasoning_effort, or chat_template_kwargs to /v1/chat/completions"),
+        "task": (None, "the model's own template says what it can do; leave it out"),
+        "truncation_side": (None, "a prompt is never cut; send what is to be read"),
+        "watermark": (None, NO_SUCH_THING),
+        "watermarking": (None, NO_SUCH_THING),
+        "custom_labels": (None, "metrics have no labels of clients; leave it out"),
+        "repetition_detection": (None, "send a repetition_penalty"),
+        "previous_input_messages": (None, "send the whole conversation in input"),
+        "use_audio_in_video": (False, "no model here listens; leave it out"),
+        "media_io_kwargs": (None, ONE_PREPARATION),
+        "mm_payload": (None, ONE_PREPARATION),
+        "return_mm_kwargs": (False, ONE_PREPARATION),
+    }
+)
 """What OpenAI, vLLM and SGLang have and these routes have not: the value that asks for nothing, and why any other is
 refused."""
 
@@ -188,9 +190,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     structured_outputs: Annotated[
         StructuredOutputs | None, Meta(description="vLLM's way to say what the output must be.")
     ] = None
-    logprobs_mode: Annotated[
-        LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
-    ] = "processed"
+    logprobs_mode: LogprobsModeField = "processed"
     user: Annotated[Label | None, Meta(description="Who it is for; the log has it beside the id, at level debug.")] = (
         None
     )
@@ -216,16 +216,11 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     custom_logit_processor: Annotated[
         str | None, Meta(description="A processor's name, or one sent as code; see the processors page.")
     ] = None
-    log_metrics: Annotated[bool, Meta(description="false: this request does not count in the metrics.")] = True
-    priority: Annotated[
-        int,
-        Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling."),
-    ] = 0
-    cache_salt: Annotated[str, Meta(description="Separates the prefix cache.", max_length=MAX_SALT_CHARS)] = ""
-    deadline_ms: Annotated[Milliseconds | None, Meta(description="Wall-clock limit from arrival to the end.")] = None
-    ttft_deadline_ms: Annotated[
-        Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
-    ] = None
+    log_metrics: LogMetrics = True
+    priority: Priority = 0
+    cache_salt: CacheSalt = ""
+    deadline_ms: Deadline = None
+    ttft_deadline_ms: FirstTokenDeadline = None
 
 
 class Asked(NamedTuple):

@@ -21,6 +21,7 @@ from tureen.api.logprob_fields import MAX_LOGPROB_IDS
 from tureen.api.model_field import adapter_of
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
+from tureen.api.shared_fields import AbortName, KeptTokens, Priority
 from tureen.api.state import Context, ServerState
 from tureen.api.waves import Asker
 from tureen.errors import InvalidRequest, echo
@@ -49,10 +50,8 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = False
     item_first: Annotated[bool, Meta(description="The query stands behind each item.")] = False
     model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
-    rid: Annotated[str | None, Meta(description="A name to abort the request by.")] = None
-    priority: Annotated[
-        int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
-    ] = 0
+    rid: AbortName = None
+    priority: Priority = 0
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,15 +63,10 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ]
     top_n: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only so many, the best.")] = None
     return_documents: Annotated[bool, Meta(description="Return the documents' texts too.")] = True
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
-    ] = None
+    truncate_prompt_tokens: KeptTokens = None
     model: Annotated[str | None, Meta(description="The served model.")] = None
-    rid: Annotated[str | None, Meta(description="A name to abort the request by.")] = None
-    priority: Annotated[
-        int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
-    ] = 0
+    rid: AbortName = None
+    priority: Priority = 0
 
 
 def routes(state: ServerState) -> list[Entry]:

@@ -16,81 +16,84 @@ from tureen.api.planning import Names, Plan, Sampling, per_prompt
 from tureen.api.processor_field import check_processor
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import SessionParams, Turn
+from tureen.api.shared_fields import (
+    NO_BEAMS,
+    NO_NODES,
+    NO_SUCH_THING,
+    OF_GROUPS,
+    OF_PREPARATIONS,
+    ONE_PREPARATION,
+    CacheSalt,
+    Deadline,
+    FirstTokenDeadline,
+    LogMetrics,
+    LogprobsModeField,
+    Priority,
+)
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
-from tureen.types import GenerateRequest, HiddenStates, LogprobsMode
+from tureen.types import GenerateRequest, HiddenStates
 
-MAX_SALT_CHARS = 1024
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
-NO_SUCH_THING = "this server has no such thing; leave it out"
 NO_SOUND = "no model here listens; leave it out"
-NO_NODES = "it steers a group of servers, and this is one; leave it out"
 NO_EXPERTS = "what a model's experts do is not shown; leave it out"
-ONE_PROCESSOR = "pictures are prepared as the model was trained; leave it out"
 INSIDE = "it is between the parts of SGLang; leave it out"
 RAW = "send logprobs_mode"
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "session": (None, "it is called session_params today"),
-    "session_id": (None, 'send session_params: {"id": …}'),
-    "watermark": (None, NO_SUCH_THING),
-    "extra_key": (None, "send cache_salt"),
-    "sampling_logprobs_mode": (None, RAW),
-    "return_sampling_mask": (False, NO_SUCH_THING),
-    "return_flat_raw_top_logprobs": (False, RAW),
-    "return_flat_raw_output_top_logprobs": (False, RAW),
-    "return_flat_raw_top_logprobs_b64": (False, RAW),
-    "return_bytes": (False, "send return_text_in_logprobs"),
-    "return_entropy": (False, NO_SUCH_THING),
-    "return_prompt_token_ids": (False, "send return_logprob: true and logprob_start_len: 0"),
-    "require_reasoning": (False, "send grammar_after among sampling_params"),
-    "max_thinking_tokens": (None, "send custom_logit_processor"),
-    "lora_id": (None, "send lora_path"),
-    "background": (False, "no answer is kept here; leave it out"),
-    "audio_data": (None, NO_SOUND),
-    "use_audio_in_video": (False, NO_SOUND),
-    "mm_hashes": (None, "pictures are recognised by themselves; leave it out"),
-    "mm_content_hashes": (None, "pictures are recognised by themselves; leave it out"),
-    "no_logs": (False, "contents are never logged; log_metrics: false leaves a request out of the metrics"),
-    "custom_labels": (None, "metrics have no labels of clients; leave it out"),
-    "multi_item_delimiter_indices": (None, "send /v1/score, or a batch"),
-    "positional_embed_overrides": (None, "send input_embeds"),
-    "bootstrap_host": (None, NO_NODES),
-    "bootstrap_port": (None, NO_NODES),
-    "bootstrap_room": (None, NO_NODES),
-    "bootstrap_pair_key": (None, NO_NODES),
-    "decode_tp_size": (None, NO_NODES),
-    "routed_dp_rank": (None, NO_NODES),
-    "data_parallel_rank": (None, NO_NODES),
-    "disagg_prefill_dp_rank": (None, NO_NODES),
-    "routing_key": (None, NO_NODES),
-    "encoder_urls": (None, NO_NODES),
-    "kv_hints": (None, NO_NODES),
-    "return_routed_experts": (False, NO_EXPERTS),
-    "return_indexer_topk": (False, NO_EXPERTS),
-    "routed_experts_start_len": (0, NO_EXPERTS),
-    "max_dynamic_patch": (None, ONE_PROCESSOR),
-    "min_dynamic_patch": (None, ONE_PROCESSOR),
-    "image_max_dynamic_patch": (None, ONE_PROCESSOR),
-    "video_max_dynamic_patch": (None, ONE_PROCESSOR),
-    "images_config": (None, ONE_PROCESSOR),
-    "video_config": (None, ONE_PROCESSOR),
-    "mm_processor_kwargs": (None, ONE_PROCESSOR),
-    "conversation_id": (None, INSIDE),
-    "http_worker_ipc": (None, INSIDE),
-    "external_trace_header": (None, INSIDE),
-    "received_time": (None, INSIDE),
-    "need_wait_for_mm_inputs": (None, INSIDE),
-    "num_items_assigned": (None, INSIDE),
-    "token_indices_to_pool": (None, INSIDE),
-}
+NOT_OFFERED: dict[str, tuple[Any, str]] = (
+    OF_GROUPS
+    | OF_PREPARATIONS
+    | {
+        "session": (None, "it is called session_params today"),
+        "session_id": (None, 'send session_params: {"id": …}'),
+        "watermark": (None, NO_SUCH_THING),
+        "extra_key": (None, "send cache_salt"),
+        "sampling_logprobs_mode": (None, RAW),
+        "return_sampling_mask": (False, NO_SUCH_THING),
+        "return_flat_raw_top_logprobs": (False, RAW),
+        "return_flat_raw_output_top_logprobs": (False, RAW),
+        "return_flat_raw_top_logprobs_b64": (False, RAW),
+        "return_bytes": (False, "send return_text_in_logprobs"),
+        "return_entropy": (False, NO_SUCH_THING),
+        "return_prompt_token_ids": (False, "send return_logprob: true and logprob_start_len: 0"),
+        "require_reasoning": (False, "send grammar_after among sampling_params"),
+        "max_thinking_tokens": (None, "send custom_logit_processor"),
+        "lora_id": (None, "send lora_path"),
+        "background": (False, "no answer is kept here; leave it out"),
+        "audio_data": (None, NO_SOUND),
+        "use_audio_in_video": (False, NO_SOUND),
+        "mm_hashes": (None, "pictures are recognised by themselves; leave it out"),
+        "mm_content_hashes": (None, "pictures are recognised by themselves; leave it out"),
+        "no_logs": (False, "contents are never logged; log_metrics: false leaves a request out of the metrics"),
+        "custom_labels": (None, "metrics have no labels of clients; leave it out"),
+        "multi_item_delimiter_indices": (None, "send /v1/score, or a batch"),
+        "positional_embed_overrides": (None, "send input_embeds"),
+        "bootstrap_pair_key": (None, NO_NODES),
+        "decode_tp_size": (None, NO_NODES),
+        "routing_key": (None, NO_NODES),
+        "encoder_urls": (None, NO_NODES),
+        "kv_hints": (None, NO_NODES),
+        "return_routed_experts": (False, NO_EXPERTS),
+        "return_indexer_topk": (False, NO_EXPERTS),
+        "routed_experts_start_len": (0, NO_EXPERTS),
+        "image_max_dynamic_patch": (None, ONE_PREPARATION),
+        "video_max_dynamic_patch": (None, ONE_PREPARATION),
+        "conversation_id": (None, INSIDE),
+        "http_worker_ipc": (None, INSIDE),
+        "external_trace_header": (None, INSIDE),
+        "received_time": (None, INSIDE),
+        "need_wait_for_mm_inputs": (None, INSIDE),
+        "num_items_assigned": (None, INSIDE),
+        "token_indices_to_pool": (None, INSIDE),
+    }
+)
 """What SGLang has and this server has not: the value that asks for nothing, and why any other is refused."""
 
 PARAMS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "beam_width": (1, "there is no beam search here; leave it out"),
+    "beam_width": (1, NO_BEAMS),
     "watermark": (None, NO_SUCH_THING),
     "ebnf_full_assistant": (False, "a grammar is for the whole output; send grammar_after for text in front of it"),
     "stop_strs": (None, INSIDE),
@@ -101,7 +104,6 @@ PARAMS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
 }
 """The same of `sampling_params`."""
 
-Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 WantedHidden = bool | Literal["last"]
 
 
@@ -137,9 +139,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_text_in_logprobs: Annotated[
         bool, Meta(description="Third element of a log-probability triple: the token's text.")
     ] = False
-    logprobs_mode: Annotated[
-        LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
-    ] = "processed"
+    logprobs_mode: LogprobsModeField = "processed"
     return_hidden_states: Annotated[
         WantedHidden | list[WantedHidden],
         Meta(
@@ -177,16 +177,11 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | list[str | None] | None,
         Meta(description="A processor's name, or one sent as code; see the processors page."),
     ] = None
-    log_metrics: Annotated[bool, Meta(description="false: this request does not count in the metrics.")] = True
-    priority: Annotated[
-        int,
-        Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling."),
-    ] = 0
-    cache_salt: Annotated[str, Meta(description="Separates the prefix cache.", max_length=MAX_SALT_CHARS)] = ""
-    deadline_ms: Annotated[Milliseconds | None, Meta(description="Wall-clock limit from arrival to the end.")] = None
-    ttft_deadline_ms: Annotated[
-        Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
-    ] = None
+    log_metrics: LogMetrics = True
+    priority: Priority = 0
+    cache_salt: CacheSalt = ""
+    deadline_ms: Deadline = None
+    ttft_deadline_ms: FirstTokenDeadline = None
 
     @property
     def prompt_field(self) -> str:

@@ -1,0 +1,52 @@
+"""What the bodies of several APIs have, and what none of them has: declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from tureen.types import LogprobsMode
+
+MAX_SALT_CHARS = 1024
+
+Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
+LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]
+Priority = Annotated[
+    int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
+]
+CacheSalt = Annotated[str, Meta(description="Separates the prefix cache.", max_length=MAX_SALT_CHARS)]
+Deadline = Annotated[Milliseconds | None, Meta(description="Wall-clock limit from arrival to the end.")]
+FirstTokenDeadline = Annotated[
+    Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
+]
+LogprobsModeField = Annotated[
+    LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
+]
+KeptTokens = Annotated[
+    Annotated[int, Meta(ge=-1)] | None,
+    Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
+]
+AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]
+
+NO_BEAMS = "there is no beam search here; leave it out"
+NO_SUCH_THING = "this server has no such thing; leave it out"
+NO_NODES = "it steers a group of servers, and this is one; leave it out"
+ONE_PREPARATION = "pictures are prepared as the model was trained; leave it out"
+
+OF_GROUPS: dict[str, tuple[Any, str]] = dict.fromkeys(
+    (
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+    ),
+    (None, NO_NODES),
+)
+OF_PREPARATIONS: dict[str, tuple[Any, str]] = dict.fromkeys(
+    ("max_dynamic_patch", "min_dynamic_patch", "images_config", "video_config", "mm_processor_kwargs"),
+    (None, ONE_PREPARATION),
+)
+"""Fields of SGLang's that are refused on all its routes, as in a dialect's NOT_OFFERED."""

@@ -60,11 +60,36 @@ def test_a_named_tool_is_called_whatever_was_asked(server: ServerProcess):
     assert calls_of(ask(server, tool_choice=named)) == ["light"]
 
 
-def test_a_strict_tool_is_called_right_or_not_at_all(server: ServerProcess):
+def _conversation(*cities: str) -> list[dict]:
+    """The tool was called for each of them: a small model does as was done before."""
+    messages = []
+    for city in cities:
+        arguments = json.dumps({"city": city, "days": 1, "unit": "celsius"})
+        call = {"id": f"call_{city}", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        messages += [
+            {"role": "user", "content": f"What will the weather be like in {city} tomorrow?"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
+            {"role": "assistant", "content": "Sunny."},
+        ]
+    return messages + MESSAGES
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_may_call_a_tool_calls_it(server: ServerProcess, strict):
+    tools = [{"type": "function", "function": one["function"] | {"strict": strict}} for one in TOOLS]
+    choice = ask(server, tools=tools, messages=_conversation("Rome", "Oslo", "Lima"), temperature=0)
+    assert calls_of(choice) == ["weather"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] == "Paris"
+
+
+def test_a_strict_tool_is_called_right_however_wildly_tokens_are_drawn(server: ServerProcess):
     tools = [{"type": "function", "function": one["function"] | {"strict": True}} for one in TOOLS]
-    for temperature in (0, 1.0):
-        choice = ask(server, tools=tools, temperature=temperature, parallel_tool_calls=False, max_tokens=120)
-        calls_of(choice)
+    fields = {"tools": tools, "messages": _conversation("Rome", "Oslo", "Lima"), "parallel_tool_calls": False}
+    called = [calls_of(ask(server, **fields, temperature=1.5, seed=seed, max_tokens=150)) for seed in range(6)]
+    assert max(map(len, called)) == 1
 
 
 def test_what_cannot_be_enforced_is_refused_under_the_name_of_its_tool(server: ServerProcess):

@@ -16,9 +16,9 @@ from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, AnthropicCou
 from tureen.api.anthropic_messages import conversation_of, tool_choice_of, tools_of
 from tureen.api.body import PARAM_FIELDS, read_json
 from tureen.api.chat import Chat, ChatPlan, Reader, joined
-from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, streamed, whole
+from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, whole
 from tureen.api.chat_prompt import chat_prompt
-from tureen.api.dialect import Docs, Entry, unless_gone
+from tureen.api.dialect import Docs, Entry, streamed, unless_gone
 from tureen.api.errors import shaped
 from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of

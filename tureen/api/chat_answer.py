@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -13,10 +13,9 @@ from starlette.requests import Request
 from tureen.api.chat import Chat, ChatPlan, Reader, prepare
 from tureen.api.dialect import client_name, unless_gone
 from tureen.api.generation import WHOLE_INTERVAL, Output, Run
-from tureen.api.sse import EventStream
 from tureen.api.state import ServerState
 from tureen.api.thinking_budget import updates_within
-from tureen.errors import RequestFailed, TureenError
+from tureen.errors import RequestFailed
 from tureen.text.messages import Part
 
 ABORTED = "aborted"
@@ -28,7 +27,7 @@ MAX_ENDS = 3
 async def planned(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
     """`prepare` for the client that asks; ends when it leaves while pictures are loaded."""
     preparing = prepare(chat, state, owner=client_name(request))
-    return await (unless_gone(request, preparing) if chat.pictures else preparing)
+    return await (unless_gone(request, preparing) if chat.pictures or chat.videos else preparing)
 
 
 async def whole(
@@ -63,30 +62,6 @@ def check_complete(output: Output) -> None:
     """Raises RequestFailed for an output that was ended from outside: for APIs whose answers cannot say so."""
     if output.finish is not None and output.finish.type == "abort":
         raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
-
-
-async def streamed(
-    request: Request,
-    events: AsyncGenerator[bytes, None],
-    last: Callable[[TureenError], bytes],
-    headers: Mapping[str, str] | None = None,
-) -> EventStream:
-    """A response of these events, of which there is at least one. An error before the first is raised; a later one
-    becomes the last event."""
-    first = await unless_gone(request, anext(events))
-    return EventStream(_guarded(first, events, last), dict(headers or {}))
-
-
-async def _guarded(
-    first: bytes, rest: AsyncGenerator[bytes, None], last: Callable[[TureenError], bytes]
-) -> AsyncGenerator[bytes, None]:
-    try:
-        async with contextlib.aclosing(rest):
-            yield first
-            async for one in rest:
-                yield one
-    except TureenError as error:
-        yield last(error)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

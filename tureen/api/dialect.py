@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.errors import error_response
-from tureen.api.sse import until_gone
+from tureen.api.sse import EventStream, until_gone
 from tureen.api.state import ServerState
 from tureen.errors import TureenError
 
@@ -99,3 +99,31 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
             working.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await working
+
+
+async def streamed(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    last: Callable[[TureenError], bytes],
+    headers: Mapping[str, str] | None = None,
+    *,
+    end: bytes = b"",
+) -> EventStream:
+    """A response of these events, of which there is at least one, and `end`. An error before the first event is raised;
+    a later one becomes the last event, as `last` writes it."""
+    first = await unless_gone(request, anext(events))
+    return EventStream(_guarded(first, events, last, end), dict(headers or {}))
+
+
+async def _guarded(
+    first: bytes, rest: AsyncGenerator[bytes, None], last: Callable[[TureenError], bytes], end: bytes
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async with contextlib.aclosing(rest):
+            yield first
+            async for one in rest:
+                yield one
+    except TureenError as error:
+        yield last(error)
+    if end:
+        yield end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -90,6 +91,11 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Of all its tokens, which were asked for with their log-probabilities."""
+        return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
 
 
 class Meter:

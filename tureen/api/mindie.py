@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
@@ -16,12 +15,11 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import client_name, unless_gone
+from tureen.api.dialect import client_name, streamed, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
 from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
-from tureen.api.sse import EventStream
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.types import GenerateRequest, LogprobSpec
@@ -169,9 +167,10 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
         adapter = _adapter(body, state)
         run = Run(state, await _plan(body, given, state.context, owner=client_name(request), adapter=adapter))
         if body.stream:
-            pieces = _pieces(run, body, state)
-            first = await unless_gone(request, anext(pieces))
-            return EventStream(_guarded(first, pieces), _headers() | {"content-type": "text/event-stream"})
+            headers = _headers() | {"content-type": "text/event-stream"}
+            return await streamed(
+                request, _pieces(run, body, state), lambda error: _json.encode(error_object(error)) + NUL, headers
+            )
         outputs = await unless_gone(request, run.whole())
         for output in outputs:
             _check_complete(output)
@@ -272,11 +271,7 @@ def _ranked(outputs: Sequence[Output], body: MindieBody) -> list[Output]:
     """In order; with best_of, those with the highest cumulative log-probability first."""
     if body.best_of is None:
         return list(outputs)
-    return sorted(outputs, key=_cumulative_logprob, reverse=True)
-
-
-def _cumulative_logprob(output: Output) -> float:
-    return math.fsum(position.token[0] or 0.0 for position in output.output_logprobs)
+    return sorted(outputs, key=lambda output: output.cumulative_logprob, reverse=True)
 
 
 async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
@@ -299,14 +294,3 @@ def _piece(output: Output, front: str, *, is_whole: bool) -> str:
     text = front + output.text if is_whole else output.text[output.sent_chars :]
     output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
     return text
-
-
-async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The pieces; an error that comes after the first of them is the last."""
-    try:
-        async with contextlib.aclosing(rest):
-            yield first
-            async for piece in rest:
-                yield piece
-    except TureenError as error:
-        yield _json.encode(error_object(error)) + NUL

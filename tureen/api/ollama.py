@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.chat import ChatPlan
-from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, streamed
-from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.chat_answer import arguments_of, check_complete, growing, planned
+from tureen.api.dialect import Docs, Entry, client_name, streamed, unless_gone
 from tureen.api.errors import shaped
 from tureen.api.generation import WHOLE_INTERVAL, Output
 from tureen.api.ollama_fields import (

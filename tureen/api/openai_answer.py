@@ -13,13 +13,13 @@ from starlette.requests import Request
 
 from tureen import __version__
 from tureen.api import planning
-from tureen.api.dialect import unless_gone
+from tureen.api.dialect import streamed
 from tureen.api.errors import error_object
 from tureen.api.generation import Output
 from tureen.api.openai_fields import OpenAIBody
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context
-from tureen.errors import TureenError, echo
+from tureen.errors import echo
 from tureen.log import get_logger
 from tureen.text.tokenizer import Tokenizer
 
@@ -113,16 +113,10 @@ class Counting:
 
 async def open_stream(request: Request, chunks: AsyncGenerator[Answer, None]) -> EventStream:
     """Server-sent events of the chunks. Raises the error that comes before the first of them."""
-    first = await unless_gone(request, anext(chunks))
-    return EventStream(_events(first, chunks))
+    return await streamed(request, _events(chunks), lambda error: event(encode(error_object(error))), end=DONE)
 
 
-async def _events(first: Answer, rest: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        async with contextlib.aclosing(rest):
-            yield event(encode(first))
-            async for one in rest:
-                yield event(encode(one))
-    except TureenError as error:
-        yield event(encode(error_object(error)))
-    yield DONE
+async def _events(chunks: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield event(encode(chunk))

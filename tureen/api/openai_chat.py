@@ -12,8 +12,9 @@ from starlette.types import ASGIApp
 
 from tureen.api import openai_answer, openai_chat_fields
 from tureen.api.body import read_json
-from tureen.api.chat import ChatPlan, joined, prepare
-from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.chat import ChatPlan, joined
+from tureen.api.chat_answer import planned
+from tureen.api.dialect import Docs, Entry, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_chat_fields import ChatBody
@@ -43,8 +44,7 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState) 
     body, context = openai_chat_fields.parse(given), state.context
     name = openai_answer.name_of(body, "chatcmpl")
     chat = openai_chat_fields.chat_of(body, given, name, state)
-    preparing = prepare(chat, state, owner=client_name(request))
-    plan = await (unless_gone(request, preparing) if chat.pictures or chat.videos else preparing)
+    plan = await planned(chat, request, state)
     run = Run(state, plan.plan)
     choices = [GrowingChoice(output, plan, context) for output in run.outputs]
     if body.stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
@@ -260,8 +259,7 @@ def _chosen(texts: Sequence[GrowingText], body: CompletionBody) -> list[GrowingT
 
 
 def _mean_logprob(text: GrowingText) -> float:
-    values = [position.token[0] or 0.0 for position in text.output.output_logprobs]
-    return math.fsum(values) / len(values) if values else 0.0
+    return text.output.cumulative_logprob / max(1, len(text.output.output_logprobs))
 
 
 async def _chunks(

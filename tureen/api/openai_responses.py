@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from tureen.api import openai_answer
 from tureen.api.body import read_json
 from tureen.api.chat import Answer, ChatPlan, joined
-from tureen.api.chat_answer import growing, planned, streamed, whole
-from tureen.api.dialect import Docs, Entry
+from tureen.api.chat_answer import growing, planned, whole
+from tureen.api.dialect import Docs, Entry, streamed
 from tureen.api.errors import error_object
 from tureen.api.generation import Output
 from tureen.api.openai_responses_fields import ResponsesBody, chat_of, parse

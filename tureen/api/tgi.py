@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
@@ -15,11 +14,11 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, streamed, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
-from tureen.api.sse import EventStream, event
+from tureen.api.sse import event
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
 from tureen.sampling.params import SamplingParams
@@ -174,8 +173,7 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState, 
         run = Run(state, await _plan(body, given, state.context, client_name(request)))
         if body.stream:
             events = _events(run, body, state.context)
-            first = await unless_gone(request, anext(events))
-            return EventStream(_guarded(first, events))
+            return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))
         texts = await unless_gone(request, _collect(run, state.context))
     except TureenError as error:
         return _error_response(error)
@@ -320,7 +318,7 @@ async def _collect(run: Run, context: Context) -> list[TokenTexts]:
     texts = [TokenTexts(output, context) for output in await run.whole()]
     for one in texts:
         one.catch_up()
-    return sorted(texts, key=_cumulative_logprob, reverse=True)
+    return sorted(texts, key=lambda one: one.output.cumulative_logprob, reverse=True)
 
 
 def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[str, Any]:
@@ -334,10 +332,6 @@ def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[st
                 {"generated_text": front + one.whole} | _details(one, body, context) for one in others
             ]
     return answer
-
-
-def _cumulative_logprob(texts: TokenTexts) -> float:
-    return math.fsum(position.token[0] or 0.0 for position in texts.output.output_logprobs)
 
 
 def _details(texts: TokenTexts, body: TgiBody, context: Context) -> dict[str, Any]:
@@ -389,14 +383,3 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
     if not texts.pieces:
         details = _summary(output) | {"input_length": output.usage.prompt_tokens}
         yield event(_json.encode({"index": 0, "token": None, "generated_text": front, "details": details}))
-
-
-async def _guarded(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events; an error that comes after the first of them is the last."""
-    try:
-        async with contextlib.aclosing(rest):
-            yield first
-            async for one in rest:
-                yield one
-    except TureenError as error:
-        yield event(_json.encode(error_object(error)))

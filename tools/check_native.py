@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitized"
-INSTRUCTION_SETS = ("avx512", "avx2", "neon", "portable")
+INSTRUCTION_SETS = ("avx512vnni", "avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
 CHECKS = (
     "-O1 -g1 -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
 )

@@ -9,15 +9,25 @@ import pytest
 native = pytest.importorskip("tureen.kernels.cpu._native")
 
 AVX2 = {"avx2", "fma", "f16c"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 NEEDED = {
-    "avx512": AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
+    "amx": AVX512 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"},
+    "avx512vnni": AVX512 | {"avx512_vnni"},
+    "avx512": AVX512,
+    "avxvnni": AVX2 | {"avx_vnni"},
     "avx2": AVX2,
+    "i8mm": {"asimddp", "asimdhp", "i8mm"},
     "neon": {"asimddp", "asimdhp"},
     "portable": set(),
 }
 """Flags that the system names when it lets programs use them; best instruction set first."""
 
-KINDS = {"x86_64": ["avx512", "avx2", "portable"], "aarch64": ["neon", "portable"]}
+KINDS = {
+    "x86_64": ["amx", "avx512vnni", "avx512", "avxvnni", "avx2", "portable"],
+    "aarch64": ["i8mm", "neon", "portable"],
+}
+ONLY_BY_NAME = {"amx", "i8mm"}
+"""Never run on a processor that has them."""
 
 
 def _runnable():
@@ -36,7 +46,8 @@ def _loaded(variable):
 
 @pytest.mark.parametrize("variable", [None, ""])
 def test_the_best_instruction_set_that_runs_here_is_taken(variable):
-    assert _loaded(variable).stdout.strip() == _runnable()[0]
+    best = next(name for name in _runnable() if name not in ONLY_BY_NAME)
+    assert _loaded(variable).stdout.strip() == best
 
 
 @pytest.mark.parametrize("name", [*NEEDED, "avx9000", "AVX2", "avx2 "])
@@ -47,3 +58,10 @@ def test_the_named_instruction_set_is_taken_or_refused_with_those_that_run(name)
     else:
         assert run.returncode == 1
         assert f"TUREEN_CPU_ISA is {name}; this processor runs: {', '.join(_runnable())}" in run.stderr
+
+
+def test_each_instruction_set_says_whether_it_runs_here_and_whether_it_is_taken_unnamed():
+    kind = KINDS[platform.machine()]
+    assert [name for name, _, _ in native.isas()] == kind
+    assert [name for name, runs, _ in native.isas() if runs] == _runnable()
+    assert {name for name, _, by_default in native.isas() if not by_default} == ONLY_BY_NAME & set(kind)

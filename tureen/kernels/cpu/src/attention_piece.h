@@ -15,7 +15,7 @@ constexpr float LEVELS = 32767.0f;
 
 // Accumulators in registers: of MOST query vectors, WIDTH each.
 constexpr int MOST = 6;
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
 constexpr int WIDTH = 4;
 #else
 constexpr int WIDTH = 1;

@@ -1,97 +1,149 @@
-// Which instruction set is used.
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
+// Which instruction set is used. isas.inc lists those that are built, best first; CMake writes it from the files in
+// isa/.
+#include "dispatch.h"
 
-#ifdef TUREEN_X86
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
-#if defined(TUREEN_NEON) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
 #include "kernels.h"
 
-#define DECLARE(VARIANT)                                                                                              \
-    namespace VARIANT {                                                                                               \
-    extern const LinearKernels linear_kernels;                                                                        \
-    extern const RowKernels row_kernels;                                                                              \
-    extern const AttentionKernels attention_kernels;                                                                  \
-    extern const PackKernels pack_kernels;                                                                            \
-    extern const SamplingKernels sampling_kernels;                                                                    \
-    const Kernels all{#VARIANT, &linear_kernels, &row_kernels, &attention_kernels, &pack_kernels, &sampling_kernels}; \
-    }
-
 namespace tureen {
 
-DECLARE(portable)
-#ifdef TUREEN_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
-#ifdef TUREEN_NEON
-DECLARE(neon)
-#endif
+#define ISA(NAME, ATTENTION, REST, NEEDS, BY_DEFAULT) \
+    namespace NAME {                                  \
+    extern const LinearKernels linear_kernels;        \
+    }                                                 \
+    namespace ATTENTION {                             \
+    extern const AttentionKernels attention_kernels;  \
+    }                                                 \
+    namespace REST {                                  \
+    extern const RowKernels row_kernels;              \
+    extern const PackKernels pack_kernels;            \
+    extern const SamplingKernels sampling_kernels;    \
+    }                                                 \
+    namespace NAME {                                  \
+    const Kernels all{#NAME,                          \
+                      &linear_kernels,                \
+                      &REST::row_kernels,             \
+                      &ATTENTION::attention_kernels,  \
+                      &REST::pack_kernels,            \
+                      &REST::sampling_kernels};       \
+    }
+#include "isas.inc"
+#undef ISA
 
 namespace {
 
 struct Candidate {
     const Kernels* kernels;
-    bool can_run;
+    const char* needs;  // features, with spaces between
+    bool by_default;
 };
 
-#ifdef TUREEN_X86
-// By the compiler's runtime, which asks the system too: registers that it does not save cannot be used.
-bool runs_avx2() {
-    unsigned a, b, c = 0, d;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
-           (c & bit_F16C) != 0;
+const Candidate CANDIDATES[] = {
+#define ISA(NAME, ATTENTION, REST, NEEDS, BY_DEFAULT) {&NAME::all, NEEDS, BY_DEFAULT},
+#include "isas.inc"
+#undef ISA
+};
+
+#ifdef __x86_64__
+
+// A bit of what `cpuid` says, and the parts of the registers that the system must save for it (XCR0).
+struct Feature {
+    const char* name;
+    unsigned leaf, subleaf;
+    int output;  // eax, ebx, ecx, edx
+    int bit;
+    unsigned saved;
+};
+
+constexpr unsigned YMM = 0x6, ZMM = 0xe6, TILES = 0x60000;
+
+const Feature FEATURES[] = {
+    {"fma", 1, 0, 2, 12, YMM},        {"f16c", 1, 0, 2, 29, YMM},       {"avx2", 7, 0, 1, 5, YMM},
+    {"avx512f", 7, 0, 1, 16, ZMM},    {"avx512dq", 7, 0, 1, 17, ZMM},   {"avx512bw", 7, 0, 1, 30, ZMM},
+    {"avx512vl", 7, 0, 1, 31, ZMM},   {"avx512vnni", 7, 0, 2, 11, ZMM}, {"avxvnni", 7, 1, 0, 4, YMM},
+    {"amx_bf16", 7, 0, 3, 22, TILES}, {"amx_tile", 7, 0, 3, 24, TILES}, {"amx_int8", 7, 0, 3, 25, TILES},
+};
+
+unsigned saved_registers() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & bit_OSXSAVE) == 0) return 0;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
 }
 
-bool runs_avx512() {
-    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-}
-#endif
-
-#ifdef TUREEN_NEON
-bool runs_neon() {
+// Linux lends the tile registers only to a process that asks for them.
+bool may_use_tiles() {
 #ifdef __linux__
-    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 && (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0;
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+    static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+    return granted;
 #else
-    return true;  // Apple's processors all have dot products and half floats
+    return false;
 #endif
 }
+
+bool has(const std::string& name) {
+    for (const Feature& feature : FEATURES) {
+        if (name != feature.name) continue;
+        unsigned out[4];
+        if (!__get_cpuid_count(feature.leaf, feature.subleaf, &out[0], &out[1], &out[2], &out[3])) return false;
+        return (out[feature.output] >> feature.bit & 1) != 0 && (saved_registers() & feature.saved) == feature.saved &&
+               (feature.saved != TILES || may_use_tiles());
+    }
+    throw std::logic_error("isa/: no processor has " + name);
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
 #endif
 
-// Best first.
-const Candidate* candidates(int* count) {
-    static const Candidate list[] = {
-#ifdef TUREEN_X86
-        {&avx512::all, runs_avx512()},
-        {&avx2::all, runs_avx2()},
+bool has(const std::string& name) {
+    if (name == "asimddp") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    if (name == "asimdhp") return (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0;
+    if (name == "i8mm") return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+    throw std::logic_error("isa/: no processor has " + name);
+}
+
+#else
+
+bool has(const std::string& name) { return name != "i8mm"; }  // Apple's all have dot products and half floats
+
 #endif
-#ifdef TUREEN_NEON
-        {&neon::all, runs_neon()},
-#endif
-        {&portable::all, true},
-    };
-    *count = int(sizeof list / sizeof *list);
-    return list;
+
+bool runs(const Candidate& candidate) {
+    std::istringstream needs(candidate.needs);
+    for (std::string name; needs >> name;)
+        if (!has(name)) return false;
+    return true;
 }
 
 const Kernels& choose() {
     const char* variable = std::getenv("TUREEN_CPU_ISA");
     const std::string wanted = variable == nullptr ? "" : variable;
     std::string known;
-    int count;
-    const Candidate* list = candidates(&count);
-    for (int i = 0; i < count; i++) {
-        if (!list[i].can_run) continue;
-        if (wanted.empty() || wanted == list[i].kernels->name) return *list[i].kernels;
-        known += std::string(known.empty() ? "" : ", ") + list[i].kernels->name;
+    for (const Candidate& candidate : CANDIDATES) {
+        if (!runs(candidate)) continue;
+        if (wanted.empty() ? candidate.by_default : wanted == candidate.kernels->name) return *candidate.kernels;
+        known += std::string(known.empty() ? "" : ", ") + candidate.kernels->name;
     }
     throw std::runtime_error("TUREEN_CPU_ISA is " + wanted + "; this processor runs: " + known);
 }
@@ -101,6 +153,13 @@ const Kernels& choose() {
 const Kernels& kernels() {
     static const Kernels& chosen = choose();
     return chosen;
+}
+
+std::vector<Isa> isas() {
+    std::vector<Isa> all;
+    for (const Candidate& candidate : CANDIDATES)
+        all.push_back({candidate.kernels->name, runs(candidate), candidate.by_default});
+    return all;
 }
 
 }  // namespace tureen

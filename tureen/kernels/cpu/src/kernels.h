@@ -20,6 +20,8 @@ struct LinearKernels {
                      float* out, size_t out_stride, bool add, const float* bias);
     // Values of one row of w as float32: out [w.cols].
     void (*unpack_row)(const Matrix& w, int row, float* out);
+    // Multiplies 8-bit integers in registers for a while; returns how many operations that were, two for each product.
+    double (*spin)(int rounds);
 };
 
 // One of an adapter's two matrices, as bfloat16 or float32.
@@ -126,7 +128,7 @@ struct PackKernels {
 struct SamplingKernels;  // sampling.h
 
 struct Kernels {
-    const char* name;  // avx512, avx2, neon or portable
+    const char* name;  // of its file in isa/
     const LinearKernels* linear;
     const RowKernels* rows;
     const AttentionKernels* attention;
@@ -134,8 +136,8 @@ struct Kernels {
     const SamplingKernels* sampling;
 };
 
-// The best that this processor runs, or the one that the environment variable TUREEN_CPU_ISA names. Throws
-// std::runtime_error naming it when that is unknown or cannot run here.
+// The best that this processor runs of those that are chosen by themselves, or the one that the environment variable
+// TUREEN_CPU_ISA names. Throws std::runtime_error naming it when that is unknown or cannot run here.
 const Kernels& kernels();
 
 }  // namespace tureen

@@ -1,26 +1,79 @@
-// Compiled once for each instruction set; see kernels.h. Integer sums are exact, and the float sums go over the groups
-// of inputs in their order, one accumulator for each output.
+// Compiled once for each instruction set, with its file of isa/ as ISA_HEADER; see kernels.h.
 #include "kernels.h"
 #include "unpack.h"
 
-#if defined(VARIANT_avx512)
-#include "linear_avx512.h"
-#else
-#if defined(VARIANT_avx2)
-#include "linear_avx2.h"
-#elif defined(VARIANT_neon)
-#include "linear_neon.h"
-#else
-#include "linear_portable.h"
-#endif
-#include "linear_tiles.h"
+#include ISA_HEADER
+#include "products.h"
+#ifdef TUREEN_TILE_PRODUCTS
+#include "tile_products.h"
 #endif
 
 namespace tureen {
 namespace VARIANT {
+namespace {
+
+#ifdef TUREEN_TILE_PRODUCTS
+#define GROUPS_BY multiply_groups_by_tiles
+#define BF16_BY multiply_bf16_by_tiles
+#define SPIN_BY spin_by_tiles
+#else
+#define GROUPS_BY multiply_groups
+#define BF16_BY multiply_whole<PlainBf16>
+#define SPIN_BY spin
+#endif
+
+void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int tile_begin, int tile_end, float* data,
+              size_t stride, bool add, const float* bias) {
+    const Output out{w, data, stride, add, bias};
+    auto run = [&](auto kernel) { kernel(w, x, m_begin, m_end, tile_begin, tile_end, out); };
+    switch (w.format) {
+        case Format::F32: return run(multiply_whole<PlainF32>);
+        case Format::BF16: return run(BF16_BY);
+        case Format::Q8_ROW: return run(GROUPS_BY<Format::Q8_ROW>);
+        case Format::Q8_0: return run(GROUPS_BY<Format::Q8_0>);
+        case Format::Q6_K: return run(GROUPS_BY<Format::Q6_K>);
+        case Format::Q5_K: return run(GROUPS_BY<Format::Q5_K>);
+        case Format::Q5_1: return run(GROUPS_BY<Format::Q5_1>);
+        case Format::Q5_0: return run(GROUPS_BY<Format::Q5_0>);
+        case Format::Q4_K: return run(GROUPS_BY<Format::Q4_K>);
+        case Format::Q4_1: return run(GROUPS_BY<Format::Q4_1>);
+        case Format::Q4_0: return run(GROUPS_BY<Format::Q4_0>);
+    }
+}
+
+#ifndef TUREEN_TILE_PRODUCTS
+// As a panel of 4-bit weights does it, without what else a panel needs.
+double spin(int rounds) {
+    constexpr int SUMS = HAS_MANY_REGISTERS ? 12 : 8, ROWS = Cell<4>::ROWS, QUADS = Cell<4>::QUADS;
+    alignas(64) uint8_t weights[QUADS_BYTES];
+    int8_t inputs[ROWS * GROUP];
+    __builtin_memset(weights, 1, sizeof weights);
+    __builtin_memset(inputs, 1, sizeof inputs);
+    const auto w = Cell<4>::weights_at(weights);
+    Cell<4> cells[SUMS];
+    int_part kept = {};
+    for (int round = 0; round < rounds; round++) {
+        const int32_t starts[2] = {round, round};
+    TUREEN_UNROLL
+        for (int i = 0; i < SUMS; i++) cells[i].start(starts);
+        unrolled<0, 8, QUADS>([&](auto quad) TUREEN_INLINE_BODY {
+            const Inputs x = Cell<4>::inputs_at<quad.value>(inputs, GROUP);
+            TUREEN_UNROLL
+            for (int i = 0; i < SUMS; i++) cells[i].template add<quad.value>(w, x);
+        });
+        TUREEN_UNROLL
+        for (int i = 0; i < SUMS; i++) kept += cells[i].total(0);
+    }
+    volatile int32_t seen = kept[0];
+    (void)seen;
+    return 2.0 * rounds * SUMS * ROWS * GROUP * PART_LANES;
+}
+#endif
+
+}  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels{multiply, unpack_row};
+const LinearKernels linear_kernels{multiply, unpack_row, SPIN_BY};
 
 }  // namespace VARIANT
 }  // namespace tureen

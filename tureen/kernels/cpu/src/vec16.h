@@ -6,14 +6,37 @@
 
 #include <cstdint>
 
-#if defined(VARIANT_avx512) || defined(VARIANT_avx2)
+// What the compiler was told that the processor has; `portable` was told nothing.
+#if defined(__AVX512F__)
+#define TUREEN_512
+#elif defined(__AVX2__)
+#define TUREEN_256
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define TUREEN_ARM
+#endif
+
+#if defined(TUREEN_512) || defined(TUREEN_256)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // false alarms of GCC 12 about _mm512_undefined_ps
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
 #include <arm_neon.h>
+#endif
+
+// Products of 8-bit and 16-bit integers: AVX-512's encoding, or the shorter one of processors without AVX-512. Tests
+// run the shorter one's code on a processor that has the other only (TUREEN_MODELS).
+#if defined(__AVX512VNNI__)
+#define TUREEN_VNNI(instruction) instruction
+#define TUREEN_VNNI_REGISTER "v"
+#elif defined(__AVXVNNI__)
+#if defined(TUREEN_MODELS)
+#define TUREEN_VNNI(instruction) instruction
+#else
+#define TUREEN_VNNI(instruction) "%{vex%} " instruction
+#endif
+#define TUREEN_VNNI_REGISTER "x"
 #endif
 
 #define TUREEN_INLINE inline __attribute__((always_inline))
@@ -28,9 +51,9 @@
 namespace tureen {
 namespace VARIANT {
 
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
 constexpr int PART_BYTES = 64;
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
 constexpr int PART_BYTES = 32;
 #else
 constexpr int PART_BYTES = 16;
@@ -57,13 +80,23 @@ TUREEN_INLINE int_part bits_of(part x) { return (int_part)x; }
 TUREEN_INLINE part float_of_bits(int_part x) { return (part)x; }
 TUREEN_INLINE int_part int_part_of(int32_t x) { return x - int_part{}; }
 
+// Whether `fma` rounds once.
+#if defined(TUREEN_512) || defined(TUREEN_256) || defined(TUREEN_ARM) || defined(TUREEN_MODELS)
+constexpr bool IS_FUSED = true;
+#else
+constexpr bool IS_FUSED = false;
+#endif
+
 TUREEN_INLINE part fma(part a, part b, part c) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return (part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return (part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     return (part)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(TUREEN_MODELS)
+    for (int i = 0; i < PART_LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
 #else
     return a * b + c;
 #endif
@@ -71,9 +104,9 @@ TUREEN_INLINE part fma(part a, part b, part c) {
 
 // The larger one; b where either is NaN.
 TUREEN_INLINE part max(part a, part b) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return (part)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return (part)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return float_of_bits(a > b ? bits_of(a) : bits_of(b));
@@ -82,9 +115,9 @@ TUREEN_INLINE part max(part a, part b) {
 
 // The smaller one; b where either is NaN.
 TUREEN_INLINE part min(part a, part b) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return (part)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return (part)_mm256_min_ps((__m256)a, (__m256)b);
 #else
     return float_of_bits(a < b ? bits_of(a) : bits_of(b));
@@ -103,7 +136,7 @@ constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: to add it rounds |x| < 2^
 
 // p 2^n for p near 1 and -151 <= n <= 128; shifted = n + ROUNDER.
 TUREEN_INLINE part times_power_of_two(part p, part n, part shifted) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     (void)shifted;
     return (part)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
@@ -133,7 +166,7 @@ TUREEN_INLINE part exp(part x) {
 
 // 2^x for x <= 0 (a little above does no harm), to about 1 ulp; 2^0 = 1, 2^-inf = 0, NaN stays.
 TUREEN_INLINE part exp2_of_negative(part x) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     part r = (part)_mm512_reduce_ps((__m512)x, 0), n = x - r, shifted = n;
 #else
     x = max(part_of(-151.0f), x);
@@ -178,7 +211,7 @@ TUREEN_INLINE void store(float* to, vec16 x) {
 
 // The first n (0 … 16); the other lanes are 0.
 TUREEN_INLINE vec16 load(const float* from, int n) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return {(part)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from)};
 #else
     float lanes[16] = {};
@@ -188,7 +221,7 @@ TUREEN_INLINE vec16 load(const float* from, int n) {
 }
 
 TUREEN_INLINE void store(float* to, vec16 x, int n) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)x.p[0]);
 #else
     float lanes[16];
@@ -199,7 +232,7 @@ TUREEN_INLINE void store(float* to, vec16 x, int n) {
 
 // The first n lanes of a, the others of b.
 TUREEN_INLINE vec16 first(int n, vec16 a, vec16 b) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return {(part)_mm512_mask_mov_ps((__m512)b.p[0], __mmask16((1u << n) - 1), (__m512)a.p[0])};
 #else
     float lanes[16], others[16];
@@ -260,11 +293,11 @@ TUREEN_INLINE vec16 round(vec16 x) {
 // Lanes i and i + 8 first, then i and i + 4, then i and i + 2, then the two that remain.
 template <typename Combine>
 TUREEN_INLINE float reduce(vec16 x, Combine combine) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     __m512 all = (__m512)x.p[0];
     __m256 a = combine(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
     __m128 b = combine(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     __m256 a = combine((__m256)x.p[0], (__m256)x.p[1]);
     __m128 b = combine(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
 #else
@@ -302,7 +335,7 @@ TUREEN_INLINE float reduce_max_of_abs(vec16 x) {
 // Lane i = reduce(x[i]).
 template <typename Combine>
 TUREEN_INLINE vec16 reduce_each(const vec16 (&x)[16], Combine combine) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     // Each step combines two halves of the lanes, for twice as many rows a register.
     part four[4];  // [i]: rows 4i … 4i + 3, in each of the four 128-bit quarters
     TUREEN_UNROLL
@@ -346,9 +379,9 @@ TUREEN_INLINE uint16_t bf16_of_float(float x) {
 }
 
 TUREEN_INLINE float float_of_half(uint16_t x) {
-#if defined(VARIANT_avx512) || defined(VARIANT_avx2)
+#if defined(TUREEN_512) || defined(TUREEN_256)
     return _cvtsh_ss(x);
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     __fp16 y;
     __builtin_memcpy(&y, &x, sizeof y);
     return y;
@@ -367,15 +400,15 @@ TUREEN_INLINE float float_of_half(uint16_t x) {
 }
 
 TUREEN_INLINE vec16 load_bf16(const uint16_t* from) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
     return {(part)_mm512_slli_epi32(wide, 16)};
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return each_part([&](int i) {
         __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + 8 * i)));
         return (part)_mm256_slli_epi32(wide, 16);
     });
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     return each_part([&](int i) { return (part)vshll_n_u16(vld1_u16(from + 4 * i), 16); });
 #else
     float lanes[16];
@@ -391,7 +424,7 @@ TUREEN_INLINE void store_bf16(uint16_t* to, vec16 x) {
         int_part even = bits + 0x7fff + ((bits >> 16) & 1);
         return float_of_bits(((x.p[i] == x.p[i] ? even : bits | 0x400000) >> 16) & 0xffff);
     });
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)rounded.p[0]));
 #else
     int32_t lanes[16];
@@ -401,11 +434,11 @@ TUREEN_INLINE void store_bf16(uint16_t* to, vec16 x) {
 }
 
 TUREEN_INLINE vec16 load_half(const uint16_t* from) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return {(part)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from))};
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return each_part([&](int i) { return (part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8 * i))); });
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     return each_part([&](int i) { return (part)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + 4 * i))); });
 #else
     float lanes[16];
@@ -415,13 +448,13 @@ TUREEN_INLINE vec16 load_half(const uint16_t* from) {
 }
 
 TUREEN_INLINE vec16 load_int8(const int8_t* from) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return {(part)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)))};
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     return each_part([&](int i) {
         return (part)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
     });
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     int8x16_t bytes = vld1q_s8(from);
     int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
     return {{(part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), (part)vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
@@ -435,9 +468,9 @@ TUREEN_INLINE vec16 load_int8(const int8_t* from) {
 
 // x, rounded to nearest even, must be in -128 … 127.
 TUREEN_INLINE void store_int8(int8_t* to, vec16 x) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x.p[0])));
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x.p[0]), _mm256_cvtps_epi32((__m256)x.p[1]));
     words = _mm256_permute4x64_epi64(words, 0xd8);
     _mm_storeu_si128((__m128i*)to, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
@@ -457,9 +490,9 @@ TUREEN_INLINE void store_int32(int32_t* to, vec16 x) {
 
 // x, rounded to nearest even, must be in -32768 … 32767.
 TUREEN_INLINE void store_int16(int16_t* to, vec16 x) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)x.p[0])));
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x.p[0]), _mm256_cvtps_epi32((__m256)x.p[1]));
     _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(words, 0xd8));
 #else
@@ -532,13 +565,13 @@ TUREEN_INLINE void store_words(int16_t* to, ivec16 x) {
 
 // 32 bytes, as int16.
 TUREEN_INLINE ivec16 widen(const int8_t* from) {
-#if defined(VARIANT_avx512)
+#if defined(TUREEN_512)
     return {(int_part)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from))};
-#elif defined(VARIANT_avx2)
+#elif defined(TUREEN_256)
     const __m128i* halves = (const __m128i*)from;
     return {{(int_part)_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)),
              (int_part)_mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))}};
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
     int8x16_t a = vld1q_s8(from), b = vld1q_s8(from + 16);
     return {{(int_part)vmovl_s8(vget_low_s8(a)), (int_part)vmovl_high_s8(a), (int_part)vmovl_s8(vget_low_s8(b)),
              (int_part)vmovl_high_s8(b)}};
@@ -564,12 +597,15 @@ TUREEN_INLINE ivec16 dot(ivec16 sum, ivec16 a, ivec16 b) {
     ivec16 y;
     TUREEN_UNROLL
     for (int i = 0; i < PARTS; i++) {
-#if defined(VARIANT_avx512)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
         y.p[i] = sum.p[i];  // not the intrinsic, whose sums GCC spills to memory
-        asm("vpdpwssd %2, %1, %0" : "+v"(y.p[i]) : "v"(a.p[i]), "v"(b.p[i]));
-#elif defined(VARIANT_avx2)
+        asm(TUREEN_VNNI("vpdpwssd %2, %1, %0") : "+" TUREEN_VNNI_REGISTER(y.p[i])
+            : TUREEN_VNNI_REGISTER(a.p[i]), TUREEN_VNNI_REGISTER(b.p[i]));
+#elif defined(TUREEN_512)
+        y.p[i] = sum.p[i] + (int_part)_mm512_madd_epi16((__m512i)a.p[i], (__m512i)b.p[i]);
+#elif defined(TUREEN_256)
         y.p[i] = sum.p[i] + (int_part)_mm256_madd_epi16((__m256i)a.p[i], (__m256i)b.p[i]);
-#elif defined(VARIANT_neon)
+#elif defined(TUREEN_ARM)
         int16x8_t u = (int16x8_t)a.p[i], v = (int16x8_t)b.p[i];
         y.p[i] = sum.p[i] + (int_part)vpaddq_s32(vmull_s16(vget_low_s16(u), vget_low_s16(v)), vmull_high_s16(u, v));
 #else

@@ -44,9 +44,15 @@ def test_sources_are_distributed_with_all_that_a_build_needs(tmp_path):
     archive = _make_distribution(tmp_path, "sdist")
     with tarfile.open(archive) as members:
         files = {name.partition("/")[2] for name in members.getnames()}
-    kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tureen/kernels/cpu/src").iterdir()}
+    kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tureen/kernels/cpu/src").rglob("*.*")}
     assert len(kernels) > 10
-    assert files >= _files_of_package() | kernels | {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert files >= _files_of_package() | kernels | {
+        "CMakeLists.txt",
+        "cmake/isas.cmake",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    }
 
 
 def test_an_installation_without_native_kernels_is_no_error(monkeypatch):

@@ -13,8 +13,6 @@ constexpr bool HAS_SIGNED_WEIGHTS = false;
 TUREEN_INLINE Integers broadcast_quad(const int8_t* x) {
     return _mm512_set1_epi32(tureen::load<int32_t>((const uint8_t*)x));
 }
-TUREEN_INLINE Integers pairs_of(Integers w, Integers x) { return _mm512_maddubs_epi16(w, x); }
-TUREEN_INLINE Integers add_pairs(Integers a, Integers b) { return _mm512_add_epi16(a, b); }
 TUREEN_INLINE int_part sum_pairs(Integers pairs, int16_t times) {
     return (int_part)_mm512_madd_epi16(pairs, _mm512_set1_epi16(times));
 }
@@ -22,12 +20,21 @@ TUREEN_INLINE int_part sum_pairs(Integers pairs, int16_t times) {
 TUREEN_INLINE Integers broadcast_quad(const int8_t* x) {
     return _mm256_set1_epi32(tureen::load<int32_t>((const uint8_t*)x));
 }
-TUREEN_INLINE Integers pairs_of(Integers w, Integers x) { return _mm256_maddubs_epi16(w, x); }
-TUREEN_INLINE Integers add_pairs(Integers a, Integers b) { return _mm256_add_epi16(a, b); }
 TUREEN_INLINE int_part sum_pairs(Integers pairs, int16_t times) {
     return (int_part)_mm256_madd_epi16(pairs, _mm256_set1_epi16(times));
 }
 #endif
+
+// Not intrinsics: GCC would move the products away from their sums, and spill them to memory.
+template <bool IS_FIRST>
+TUREEN_INLINE void add_products(Integers& pairs, Integers w, Integers x) {
+    if constexpr (IS_FIRST) {
+        asm("vpmaddubsw %2, %1, %0" : "=v"(pairs) : "v"(w), "v"(x));
+    } else {
+        Integers products;
+        asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+v"(pairs), "=&v"(products) : "v"(w), "v"(x));
+    }
+}
 
 typedef Integers Inputs;
 
@@ -40,36 +47,39 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 template <int BITS>
 struct DotSum {
     static constexpr int FIT = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;  // FIT * 2 * (2^BITS - 1) * 127 < 2^15
+    static constexpr int REGISTERS = BITS == 4 ? 1 : 2;
+    int32_t first;
     int_part sum;
     Integers pairs;
 
-    TUREEN_INLINE void start(int32_t value) { sum = int_part_of(value); }
+    TUREEN_INLINE void start(int32_t value) { first = value; }
 
     template <int QUAD>
     TUREEN_INLINE void add(Integers w, Inputs x) {
-        const Integers products = pairs_of(w, x);
-        pairs = QUAD % FIT == 0 ? products : add_pairs(pairs, products);
-        if ((QUAD + 1) % FIT == 0) sum += sum_pairs(pairs, 1);
+        constexpr bool IS_FIRST = (BITS == 6 ? QUAD % 4 : QUAD) < FIT;  // 6 bits: Q6_K, which sums by halves
+        add_products<QUAD % FIT == 0>(pairs, w, x);
+        if ((QUAD + 1) % FIT == 0) sum = IS_FIRST ? sum_pairs(pairs, 1) : sum + sum_pairs(pairs, 1);
     }
 
-    TUREEN_INLINE int_part total() const { return sum; }
+    TUREEN_INLINE int_part total() const { return sum + int_part_of(first); }
 };
 
 // A pair of products of 8 bits does not fit: the two halves of an integer are multiplied each for itself.
 template <>
 struct DotSum<8> {
-    DotSum<4> low, high;
+    static constexpr int REGISTERS = 2;
+    int32_t first;
+    Integers low, high;
 
-    TUREEN_INLINE void start(int32_t value) { low.start(value); }
+    TUREEN_INLINE void start(int32_t value) { first = value; }
 
     template <int QUAD>
     TUREEN_INLINE void add(Integers w, Inputs x) {
-        const Integers a = pairs_of(low_nibbles(w), x), b = pairs_of(high_nibbles(w), x);
-        low.pairs = QUAD == 0 ? a : add_pairs(low.pairs, a);
-        high.pairs = QUAD == 0 ? b : add_pairs(high.pairs, b);
+        add_products<QUAD == 0>(low, low_nibbles(w), x);
+        add_products<QUAD == 0>(high, high_nibbles(w), x);
     }
 
-    TUREEN_INLINE int_part total() const { return low.sum + sum_pairs(low.pairs, 1) + sum_pairs(high.pairs, 16); }
+    TUREEN_INLINE int_part total() const { return int_part_of(first) + sum_pairs(low, 1) + sum_pairs(high, 16); }
 };
 
 }  // namespace

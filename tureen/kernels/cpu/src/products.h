@@ -99,6 +99,13 @@ constexpr int counts_from(Format format) {
     return zero_of(format) - (HAS_SIGNED_WEIGHTS && tureen::bits_of(format) == 8 ? 128 : 0);
 }
 
+// Of `most` rows, as many as fit the registers where a sum takes several of them.
+template <Format F>
+constexpr int rows_that_fit(int most) {
+    const int fit = most / (halves_of(F) * DotSum<tureen::bits_of(F)>::REGISTERS);
+    return fit > 0 ? fit : 1;
+}
+
 constexpr size_t QUADS_BYTES = GROUP * TILE;  // of a group's integers as bytes
 
 #ifndef TUREEN_OWN_CELL
@@ -270,12 +277,13 @@ void multiply_packed_rows(int rows, const Matrix& w, const Activations& x, int m
     }
 }
 
-// Blocks of about the same size, at most PACKED_BLOCK rows each.
+// Blocks of about the same size.
 template <Format F>
 void multiply_few(const Matrix& w, const Activations& x, int m, int m_end, int tile, const Output& out) {
-    for (int blocks = (m_end - m + PACKED_BLOCK - 1) / PACKED_BLOCK; blocks > 0; blocks--) {
+    constexpr int BLOCK = rows_that_fit<F>(PACKED_BLOCK);
+    for (int blocks = (m_end - m + BLOCK - 1) / BLOCK; blocks > 0; blocks--) {
         const int rows = (m_end - m) / blocks;
-        multiply_packed_rows<F, PACKED_BLOCK>(rows, w, x, m, tile, out);
+        multiply_packed_rows<F, BLOCK>(rows, w, x, m, tile, out);
         m += rows;
     }
 }
@@ -338,7 +346,7 @@ using PanelTotals = part[PANEL_COLUMNS];
 
 // totals += the panel's groups for MR rows; x begins at the panel's first group.
 template <Format F, int MR>
-void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
+__attribute__((noinline)) void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
     constexpr int BITS = tureen::bits_of(F), HALVES = halves_of(F), NT = PANEL_COLUMNS;
     constexpr int ROWS = Cell<BITS>::ROWS, QUADS = Cell<BITS>::QUADS;
     part own[HAS_MANY_REGISTERS ? MR : 1][NT];
@@ -372,9 +380,9 @@ void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotal
             }
         });
         TUREEN_UNROLL
-        for (int i = 0; i < MR; i++)
+        for (int c = 0; c < NT; c++)
             TUREEN_UNROLL
-            for (int c = 0; c < NT; c++) {
+            for (int i = 0; i < MR; i++) {
                 part& total = HAS_MANY_REGISTERS ? own[i][c] : totals[i][c];
                 total = add_group<F>(
                     total,
@@ -388,10 +396,11 @@ void multiply_panel(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotal
         for (int c = 0; c < NT; c++) totals[i][c] = own[i][c];
 }
 
-// How many rows at once are given a panel: PANEL_BLOCK, where there are more than PACKED_ROWS.
+// How many rows a panel is multiplied with at once, and above how many it is used.
 template <Format F>
 struct PanelKernel {
-    static constexpr int ROWS = PANEL_BLOCK, ABOVE = PACKED_ROWS;
+    static constexpr int CELL = Cell<tureen::bits_of(F)>::ROWS, FIT = rows_that_fit<F>(PANEL_BLOCK);
+    static constexpr int ROWS = FIT < CELL ? CELL : FIT / CELL * CELL, ABOVE = PACKED_ROWS;
 
     static void run(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
         multiply_panel<F, ROWS>(panel, x, row, totals, ahead);
@@ -406,7 +415,7 @@ void multiply_many(const Matrix& w, const Activations& x, int m, int rows, int t
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < PANEL_COLUMNS; c++) totals[i][c] = part{};
     const int groups = w.padded_cols / GROUP;
-    const size_t bytes = PANEL_TILES * w.tile_bytes, steps = size_t(groups * rows / PANEL_BLOCK);
+    const size_t bytes = PANEL_TILES * w.tile_bytes, steps = size_t(groups * rows / Kernel::ROWS);
     const uint8_t* next = w.tile(tile + PANEL_TILES);
     Ahead ahead{next, next + bytes, (bytes / 64 + steps - 1) / steps * 64};
     for (int begin = 0; begin < groups; begin += PANEL_GROUPS) {

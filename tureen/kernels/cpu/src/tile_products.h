@@ -85,7 +85,7 @@ struct TileKernel {
 
     static void run(const Panel<F>& panel, const Rows<F>& x, int row, PanelTotals* totals, Ahead& ahead) {
         for (int g = 0; g < panel.groups; g++) {
-            for (int i = 0; i < ROWS / PANEL_BLOCK; i++) ahead.fetch();
+            ahead.fetch();
             for (int t = 0; t < PANEL_TILES; t++) {
                 alignas(64) int32_t sums[halves_of(F)][TILE_ROWS][TILE];
                 multiply_group<F>(panel, x, row, t, g, sums);

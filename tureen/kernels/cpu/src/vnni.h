@@ -18,6 +18,7 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 
 template <int BITS>
 struct DotSum {
+    static constexpr int REGISTERS = 1;
     int_part sum;
 
     TUREEN_INLINE void start(int32_t value) { sum = int_part_of(value); }

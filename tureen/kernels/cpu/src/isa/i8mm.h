@@ -28,6 +28,7 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 
 template <int BITS>
 struct DotSum {
+    static constexpr int REGISTERS = 1;
     int32x4_t sum;
 
     TUREEN_INLINE void start(int32_t value) { sum = vdupq_n_s32(value); }

@@ -33,6 +33,7 @@ TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
 template <int BITS>
 struct DotSum {
     static constexpr int FIT = BITS <= 5 ? 8 : BITS == 6 ? 4 : 1;  // FIT * (2^BITS - 1) * 127 < 2^15
+    static constexpr int REGISTERS = 2;
     int_part sum;
     words low, high;
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import importlib.metadata
-import os
-import platform
 import shlex
 import sys
 from collections.abc import Sequence
@@ -68,7 +65,8 @@ def _parser() -> Parser:
     bench_command.add_arguments(bench)
     bench.set_defaults(run=bench_command.run)
 
-    check = commands.add_parser("check", help="report on this machine and the installed versions", allow_abbrev=False)
+    check = commands.add_parser("check", help="what is installed, and what this machine allows", allow_abbrev=False)
+    check.add_argument("--json", action="store_true", help="for programs")
     check.set_defaults(run=_check)
 
     models = commands.add_parser("models", help="models on disk and architectures that run", allow_abbrev=False)
@@ -162,18 +160,10 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Versions and what the machine offers, for a bug report. Names no user, host or path."""
-    print(f"tureen      {__version__}")
-    print(f"python      {platform.python_version()} on {platform.system()} {platform.machine()}")
-    for name in ("torch", "numpy", "tokenizers", "safetensors", "starlette", "uvicorn", "msgspec", "transformers"):
-        try:
-            print(f"{name:<11} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            print(f"{name:<11} not installed")
-    print(f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
-    device = importlib.import_module("tureen.devices.base").resolve_device("auto")
-    dtype = str(importlib.import_module("tureen.devices.dtypes").default_dtype(device)).removeprefix("torch.")
-    print(f"device      {device.name}, {dtype}, {device.free_bytes() / 2**30:.1f} GiB free")
+    """For a bug report, and for who wonders how fast this machine could be."""
+    check = importlib.import_module("tureen.bench.check")
+    report = check.make_report()
+    print(msgspec.json.encode(report).decode() if options.json else "\n".join(check.lines_of(report)))
     return 0
 
 

@@ -112,7 +112,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     num_threads: Annotated[
-        Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs this process may use.")
+        Positive | None, _meta("model", "CPU threads of the engine. Default: the CPUs it may use, or fewer if faster.")
     ] = None
 
     host: Annotated[str, _meta("server", "Address to listen on.")] = "127.0.0.1"

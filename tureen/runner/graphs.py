@@ -39,6 +39,12 @@ class TapeForward:
         spent: float = self._tape.seconds
         return spent
 
+    @property
+    def threads(self) -> int:
+        """That shared the last step."""
+        shared: int = self._tape.threads
+        return shared
+
     def run(self, batch: Batch) -> None:
         given = [row for row in batch.rows if row.embeds]
         self._tape.run(batch.rows, _embedded(given) if given else None)

@@ -105,7 +105,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     token_bytes = _token_bytes(
         kernels, model.num_layers, (config.page_size, model.num_kv_heads, model.head_dim, kv_dtype)
     )
-    pool = _pool(kernels, device.num_threads)
+    pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     _, weight_bytes = plan_weights(kernels, source, config, model, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
     parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress), source, config)
@@ -138,9 +138,9 @@ def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, in
     return token_bytes
 
 
-def _pool(kernels: ModuleType, num_threads: int) -> Any:
+def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
     try:
-        return kernels.Pool(num_threads)
+        return kernels.Pool(num_threads, adapts)
     except RuntimeError:
         raise StartupError(
             f"--num-threads {num_threads}: the system does not start so many; lower it", field="num_threads"

@@ -32,6 +32,46 @@ def test_threads_that_fell_asleep_at_a_barrier_are_woken(threads):
     assert stale == 0
 
 
+def test_threads_that_are_not_in_use_miss_nothing_when_they_are_again():
+    pool, chance = native.Pool(5), random.Random(7)
+    for _ in range(300):
+        count = chance.randrange(1, 6)
+        assert native.exercise_pool(pool, rounds=3, phases=3, count=count) == ([3] * count, 0)
+
+
+def test_threads_that_are_not_in_use_sleep():
+    asleep = _make_script_run("""
+import time
+pool = native.Pool(3)
+native.exercise_pool(pool, 1, 1)
+native.exercise_pool(pool, 1, 1, 0, 1)
+import time
+workers = [f"/proc/self/task/{task}" for task in sorted(os.listdir("/proc/self/task"), key=int)[1:]]
+def states():
+    return [open(f"{worker}/stat").read().rsplit(")", 1)[1].split()[0] for worker in workers]
+def sleeps():
+    return [line for worker in workers for line in open(f"{worker}/status") if line.startswith("voluntary")]
+while states() != ["S", "S"]:
+    time.sleep(0.001)
+before = sleeps()
+native.exercise_pool(pool, 1000, 5, 0, 1)
+print(before == sleeps())
+""")
+    assert asleep.stdout.strip() == "True", asleep.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_share_is_computed_once_however_many_threads_are_in_use(count):
+    assert native.share_out(native.Pool(3), count) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("late", [0.002, 0.02])
+def test_what_others_wait_for_a_late_thread_is_counted(late):
+    """But for what passes before they begin to wait: they may have to be woken first."""
+    pool = native.Pool(2)
+    assert max(native.longest_wait(pool, int(late * 1e6)) for _ in range(20)) > late / 2
+
+
 def test_no_call_is_lost_while_threads_fall_asleep():
     pool = native.Pool(3)
     chance = random.Random(5)
@@ -76,6 +116,11 @@ print(all(seen), before, between, tasks())
 def test_a_pool_has_a_thread(threads):
     with pytest.raises(ValueError, match="at least one thread"):
         native.Pool(threads)
+
+
+def test_a_pool_has_no_more_threads_than_can_be_counted():
+    with pytest.raises(ValueError, match="at most 65535 threads"):
+        native.Pool(65_536)
 
 
 def test_more_threads_than_processors_share_them():

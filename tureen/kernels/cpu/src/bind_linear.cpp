@@ -192,7 +192,7 @@ FloatArray rotate(const AnyArray& x, const AnyArray& cos, const AnyArray& sin) {
 void bind_classes(nb::module_& m) {
     nb::class_<Pool>(m, "Pool",
                      "Threads that share the work of a call, the calling one among them. For one call at a time.")
-        .def(nb::init<int>(), nb::arg("threads"))
+        .def(nb::init<int, bool>(), nb::arg("threads"), nb::arg("adapts") = false)
         .def_prop_ro("threads", &Pool::threads);
     nb::class_<PackedMatrix>(m, "Matrix", "Weights [rows, cols] laid out for the kernels.")
         .def_static(

@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "crew.h"
 #include "pool.h"
 
 namespace nb = nanobind;
@@ -23,12 +24,13 @@ using Counts = std::vector<uint64_t>;
 
 // In each phase of each round every thread writes its own element, meets the others at a barrier and looks at theirs;
 // one of them comes `late` us after the others. The elements are plain memory: the pool alone orders the accesses.
-std::pair<Counts, uint64_t> exercise(Pool& pool, int rounds, int phases, int late) {
-    const int threads = pool.threads();
+std::pair<Counts, uint64_t> exercise(Pool& pool, int rounds, int phases, int late, int count) {
+    if (count > pool.threads()) throw std::invalid_argument("the pool has fewer threads");
+    const int threads = count > 0 ? count : pool.threads();
     Counts visits(threads), written(threads);
     std::atomic<uint64_t> stale{0};
     for (int round = 0; round < rounds; round++) {
-        pool.run([&](int thread) {
+        pool.run_together(threads, [&](int thread) {
             visits[thread]++;
             for (int phase = 0; phase < phases; phase++) {
                 if (late > 0 && (round + phase) % threads == thread) {
@@ -46,6 +48,23 @@ std::pair<Counts, uint64_t> exercise(Pool& pool, int rounds, int phases, int lat
     return {visits, stale};
 }
 
+// How often each index was given to `run`, after `count` threads were last in use together.
+Counts share_out(Pool& pool, int count) {
+    Counts visits(pool.threads());
+    if (count > pool.threads()) throw std::invalid_argument("the pool has fewer threads");
+    pool.run_together(count, [](int) {});
+    pool.run([&](int i) { visits[i]++; });
+    return visits;
+}
+
+// The longest wait, in seconds, of a round in which thread 0 comes `late` us after the others.
+double longest_wait(Pool& pool, int late) {
+    return pool.run_together(pool.threads(), [&](int thread) {
+        if (thread == 0) std::this_thread::sleep_for(std::chrono::microseconds(late));
+        pool.barrier();
+    });
+}
+
 void throw_in(Pool& pool, int throwing) {
     pool.run([&](int thread) {
         if (thread == throwing) throw std::logic_error("thrown in a pool");
@@ -55,10 +74,19 @@ void throw_in(Pool& pool, int throwing) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-    m.def("exercise_pool", &exercise, "pool"_a, "rounds"_a, "phases"_a, "late"_a = 0,
+    m.def("exercise_pool", &exercise, "pool"_a, "rounds"_a, "phases"_a, "late"_a = 0, "count"_a = 0,
           nb::call_guard<nb::gil_scoped_release>(),
           "Calls of each thread, and how often one did not see what another had written before a barrier. late: "
-          "microseconds by which one thread comes after the others.");
+          "microseconds by which one thread comes after the others. count: threads in use; 0 = all.");
+    m.def("share_out", &share_out, "pool"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "How often a pool calls for each index while `count` of its threads are in use.");
+    m.def("longest_wait", &longest_wait, "pool"_a, "late"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Seconds that a pool counts as waited when its first thread comes `late` microseconds after the others.");
+    nb::class_<Crew>(m, "Crew", "How many threads share a step, as the times of steps say.")
+        .def(nb::init<int, bool>(), "most"_a, "asks_first"_a)
+        .def_prop_ro("threads", &Crew::threads)
+        .def("took", &Crew::took, "tokens"_a, "seconds"_a, "waited"_a)
+        .def("hurry", &Crew::hurry);
     m.def("throw_in_pool", &throw_in, "pool"_a, "thread"_a, "Throws in the body of one thread: ends the process.");
 }
 

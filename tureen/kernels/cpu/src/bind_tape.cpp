@@ -231,7 +231,8 @@ void bind_tape(nb::module_& m) {
                 return nb::ndarray<nb::numpy, float>(data, 2, shape, owner);
             },
             nb::arg("tokens"), "Tokens of the last step -> float32 [tokens, hidden] after the final norm.")
-        .def_prop_ro("seconds", &Tape::seconds, "Time spent computing, in all.");
+        .def_prop_ro("seconds", &Tape::seconds, "Time spent computing, in all.")
+        .def_prop_ro("threads", &Tape::threads, "How many shared the last step.");
 }
 
 }  // namespace tureen

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -37,6 +38,8 @@ inline void relax() {
 #endif
 }
 
+thread_local int64_t waited = 0;  // ns that this thread spent waiting for others of a round, but for the shortest waits
+
 std::atomic<int> forks{0};  // between the first process and this one
 
 // Starting to count at the first call is early enough: no pool is older.
@@ -46,45 +49,67 @@ int count_forks() {
     return forks.load(std::memory_order_relaxed);
 }
 
+void require_own(int forks_at_start) {
+    if (forks_at_start == count_forks()) return;
+    throw std::runtime_error("the threads of this pool are in the process that forked this one; make a pool here");
+}
+
 }  // namespace
 
-// The counters only grow. What a waiter waits for is a counter's value; who makes it so calls wake().
+// What is known of a round before it begins: its number, from 1, and how many threads take part.
+struct Round {
+    uint64_t word;
+
+    Round(uint64_t word) : word(word) {}
+    Round(uint64_t number, int count) : word(number << 16 | uint64_t(count)) {}
+    uint64_t number() const { return word >> 16; }
+    int count() const { return int(word & Pool::MOST); }
+};
+
+// What a waiter waits for is a counter's value; who makes it so wakes those that sleep.
 struct Pool::Team {
-    explicit Team(int threads);
+    Team(int threads, bool adapts);
     ~Team();
 
     void work(int thread);
-    void call(int thread) noexcept { (*body)(thread); }
+    void call(int thread) noexcept;
+    void run(int count, const std::function<void(int)>& body);
     template <class Done>
     bool spin(Done done, int64_t limit, int64_t* took);
     template <class Done>
     void wait_in_round(Done done);
+    struct Bed {
+        std::condition_variable changed;
+        alignas(64) std::atomic<int> sleeping{0};
+    };
     template <class Done>
-    void sleep(Done done);
-    void wake();
+    void sleep(Bed& bed, Done done);
+    void wake(Bed& bed);
 
     const int threads;
+    const bool adapts;
     const int forks_at_start = count_forks();
     std::vector<std::thread> workers;
     std::mutex caller;  // held by the one whose body runs
     const std::function<void(int)>* body = nullptr;
     bool stop = false;
+    int in_use;                  // threads, in this round or the last
+    std::vector<int64_t> waits;  // ns, of each thread in that round
     std::mutex mutex;
-    std::condition_variable changed;
-    alignas(64) std::atomic<uint64_t> rounds{0};    // begun
-    alignas(64) std::atomic<uint64_t> finished{0};  // bodies, by workers, of all rounds
-    alignas(64) std::atomic<uint64_t> arrived{0};   // threads, at all barriers
-    alignas(64) std::atomic<int> sleeping{0};
+    Bed between, within;                           // rounds: workers that have nothing to do; who waits for others
+    alignas(64) std::atomic<uint64_t> round{0};    // the one begun last, as Round
+    alignas(64) std::atomic<int> finished{0};      // workers, with this round
+    alignas(64) std::atomic<uint64_t> arrived{0};  // threads, at all barriers of this round
     alignas(64) std::atomic<int64_t> spin_limit{LONGEST_SPIN};
     std::atomic<unsigned> long_waits{0};
 };
 
-Pool::Team::Team(int threads) : threads(threads) {}
+Pool::Team::Team(int threads, bool adapts) : threads(threads), adapts(adapts), in_use(threads), waits(threads) {}
 
 Pool::Team::~Team() {
     stop = true;
-    rounds.fetch_add(1);
-    wake();
+    round.store(Round(Round(round.load()).number() + 1, threads).word);
+    wake(between);
     for (auto& worker : workers) worker.join();
 }
 
@@ -106,17 +131,17 @@ bool Pool::Team::spin(Done done, int64_t limit, int64_t* took) {
 // Waiters count themselves before they look a last time, wakers change before they look for waiters: one of both sees
 // the other. (All four are sequentially consistent.)
 template <class Done>
-void Pool::Team::sleep(Done done) {
+void Pool::Team::sleep(Bed& bed, Done done) {
     std::unique_lock<std::mutex> lock(mutex);
-    sleeping.fetch_add(1);
-    changed.wait(lock, done);
-    sleeping.fetch_sub(1);
+    bed.sleeping.fetch_add(1);
+    bed.changed.wait(lock, done);
+    bed.sleeping.fetch_sub(1);
 }
 
-void Pool::Team::wake() {
-    if (sleeping.load() == 0) return;
+void Pool::Team::wake(Bed& bed) {
+    if (bed.sleeping.load() == 0) return;
     { std::lock_guard<std::mutex> lock(mutex); }  // who counted itself and saw no change is in wait() after this
-    changed.notify_all();
+    bed.changed.notify_all();
 }
 
 // Waits for other threads of the same round. Learns from it how long to spin: four times what was enough before, half
@@ -132,27 +157,56 @@ void Pool::Team::wait_in_round(Done done) {
     int64_t took;
     if (spin(done, probe ? LONGEST_SPIN : limit, &took)) {
         if (4 * took > limit) spin_limit.store(std::min(4 * took, LONGEST_SPIN), std::memory_order_relaxed);
+        waited += took;
     } else {
         spin_limit.store(std::max(limit / 2, SHORTEST_SPIN), std::memory_order_relaxed);
-        sleep(done);
+        const auto begin = Clock::now();
+        sleep(within, done);
+        waited += took + std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
     }
+}
+
+void Pool::Team::call(int thread) noexcept {
+    const int64_t before = waited;
+    (*body)(thread);
+    waits[thread] = waited - before;
 }
 
 void Pool::Team::work(int thread) {
-    for (uint64_t seen = 0;; seen++) {
-        const auto begun = [&] { return rounds.load() > seen; };
+    Round now(0);
+    while (true) {
+        const uint64_t last = now.number();
+        const auto begun = [&] {
+            now = Round(round.load());
+            return now.number() > last && thread < now.count();
+        };
         int64_t took;
-        if (!spin(begun, spin_limit.load(std::memory_order_relaxed), &took)) sleep(begun);
+        if (!spin(begun, spin_limit.load(std::memory_order_relaxed), &took)) sleep(between, begun);
         if (stop) return;
         call(thread);
         finished.fetch_add(1);
-        wake();
+        wake(within);
     }
 }
 
-Pool::Pool(int threads) {
+// `caller` is held.
+void Pool::Team::run(int count, const std::function<void(int)>& given) {
+    body = &given;
+    in_use = count;
+    finished.store(0);
+    arrived.store(0);
+    round.store(Round(Round(round.load()).number() + 1, count).word);
+    if (count > 1) wake(between);
+    call(0);
+    const int64_t before = waited;
+    wait_in_round([&] { return finished.load() >= count - 1; });
+    waits[0] += waited - before;
+}
+
+Pool::Pool(int threads, bool adapts) {
     if (threads < 1) throw std::invalid_argument("a pool needs at least one thread");
-    team_ = std::make_unique<Team>(threads);
+    if (threads > MOST) throw std::invalid_argument("a pool has at most " + std::to_string(MOST) + " threads");
+    team_ = std::make_unique<Team>(threads, adapts);
     for (int i = 1; i < threads; i++) team_->workers.emplace_back([team = team_.get(), i] { team->work(i); });
 }
 
@@ -163,26 +217,33 @@ Pool::~Pool() {
 
 int Pool::threads() const { return team_->threads; }
 
+bool Pool::adapts() const { return team_->adapts; }
+
 void Pool::run(const std::function<void(int)>& body) {
     Team& team = *team_;
-    if (team.forks_at_start != count_forks()) {
-        throw std::runtime_error("the threads of this pool are in the process that forked this one; make a pool here");
-    }
+    require_own(team.forks_at_start);
     std::lock_guard<std::mutex> turn(team.caller);
-    team.body = &body;
-    const uint64_t all = (team.rounds.fetch_add(1) + 1) * team.workers.size();
-    team.wake();
-    team.call(0);
-    team.wait_in_round([&] { return team.finished.load() >= all; });
+    const int count = team.in_use;
+    team.run(count, [&](int thread) {
+        for (int i = thread; i < team.threads; i += count) body(i);
+    });
+}
+
+double Pool::run_together(int count, const std::function<void(int)>& body) {
+    Team& team = *team_;
+    require_own(team.forks_at_start);
+    std::lock_guard<std::mutex> turn(team.caller);
+    team.run(count, body);
+    return double(*std::max_element(team.waits.begin(), team.waits.begin() + count)) / 1e9;
 }
 
 void Pool::barrier() {
     Team& team = *team_;
-    const uint64_t count = uint64_t(team.threads);
+    const uint64_t count = uint64_t(team.in_use);
     const uint64_t arrived = team.arrived.fetch_add(1) + 1;
     const uint64_t all = (arrived + count - 1) / count * count;
     if (arrived == all) {
-        team.wake();
+        team.wake(team.within);
     } else {
         team.wait_in_round([&] { return team.arrived.load() >= all; });
     }

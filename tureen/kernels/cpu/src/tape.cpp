@@ -56,7 +56,14 @@ int Linear::rows() const {
 }
 
 Tape::Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, int hidden, int vocab)
-    : pool_(std::move(pool)), cache_(std::move(cache)), hidden_(hidden), vocab_(vocab), buffers_(new Buffers) {
+    : pool_(std::move(pool)),
+      cache_(std::move(cache)),
+      hidden_(hidden),
+      vocab_(vocab),
+      threads_(pool_->threads()),
+      buffers_(new Buffers) {
+    // A prompt is the first thing that a client waits for: fewer threads are tried only where there is a cause.
+    if (pool_->adapts()) crews_ = {{threads_, true}, {threads_, true}, {threads_, false}};
     buffers_->scratch.assign(pool_->threads(), Floats(SCRATCH_FLOATS));
     buffers_->own_low.resize(pool_->threads());
 }
@@ -312,17 +319,22 @@ void Tape::replay(bool whole) {
     reserve(step_.tokens());
     if (!counters_) counters_.reset(new std::atomic<int>[num_counters_]);
     for (int i = 0; i < num_counters_; i++) counters_[i].store(0, std::memory_order_relaxed);
-    for (size_t i = 0; i < buffers_->shapes.size(); i++)
-        buffers_->plans[i].make(step_, buffers_->shapes[i], pool_->threads());
-    best_.start(int(asked_.size()), pool_->threads());
-    Frame frame{kernels(), *pool_, *buffers_, step_, step_.tokens(), counters_.get()};
-    pool_->run([&](int thread) {
+    size_t kind = step_.tokens() <= FEW_ROWS ? 0 : step_.tokens() <= MANY_ROWS ? 1 : 2;
+    bool adapts = whole && !crews_.empty();
+    if (adapts) threads_ = crews_[kind].threads();
+    for (size_t i = 0; i < buffers_->shapes.size(); i++) buffers_->plans[i].make(step_, buffers_->shapes[i], threads_);
+    best_.start(int(asked_.size()), threads_);
+    Frame frame{kernels(), *pool_, *buffers_, step_, step_.tokens(), threads_, counters_.get()};
+    double waited = pool_->run_together(threads_, [&](int thread) {
         if (whole)
             for (const Operation& operation : body_) operation(frame, thread);
         for (const Operation& operation : head_) operation(frame, thread);
     });
     best_.settle(logits_.data(), vocab_);
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    seconds_ += seconds;
+    if (adapts && crews_[kind].took(step_.tokens(), seconds, waited))
+        for (Crew& crew : crews_) crew.hurry();
 }
 
 }  // namespace tureen

@@ -14,6 +14,7 @@
 
 #include "activations.h"
 #include "best.h"
+#include "crew.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "low_rank.h"
@@ -137,6 +138,7 @@ public:
     int tokens() const { return step_.tokens(); }  // of the last step
     const KvCache& cache() const { return *cache_; }
     double seconds() const { return seconds_; }  // spent in run and score
+    int threads() const { return threads_; }     // that shared the last step
 
     struct Frame;
     using Operation = std::function<void(Frame&, int thread)>;
@@ -158,7 +160,9 @@ private:
     std::shared_ptr<KvCache> cache_;
     int hidden_, vocab_;
     double seconds_ = 0;
-    struct Place {  // of a matrix that adapters may change
+    int threads_;
+    std::vector<Crew> crews_;  // for steps of a few tokens, of more, of many; none where the pool does not adapt
+    struct Place {             // of a matrix that adapters may change
         std::shared_ptr<Additions> additions;
         int part, rows, cols;
     };

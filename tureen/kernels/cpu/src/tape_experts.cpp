@@ -106,7 +106,7 @@ View gathered(const View& inputs, const std::vector<ActivationBuffer>& own, cons
 template <class Body>
 void deal_experts(Frame& frame, int counter, int tiles, const Body& body) {
     const std::vector<int>& active = frame.buffers.routing.active;
-    int shares = std::min(ceil_div(tiles, PANEL_TILES), std::max(1, frame.threads() * SHARES / int(active.size())));
+    int shares = std::min(ceil_div(tiles, PANEL_TILES), std::max(1, frame.threads * SHARES / int(active.size())));
     frame.deal(counter, int(active.size()) * shares, [&](int piece) {
         int share = piece % shares;
         int begin = int(int64_t(tiles) * share / shares), end = int(int64_t(tiles) * (share + 1) / shares);

@@ -13,6 +13,7 @@ namespace tureen {
 
 constexpr int REPEATED_ROWS = 4;  // so few rows every thread norms and quantises for itself: a barrier costs more
 constexpr int FEW_ROWS = 8;       // up to this many, each thread takes one share of a product
+constexpr int MANY_ROWS = 64;     // more are a prompt's
 constexpr int PANEL_TILES = 3;    // tiles that kernels like to have together where there are many rows
 constexpr int SHARES = 4;         // else so many a thread, so that a slow one holds up less
 constexpr int BLOCK_ROWS = 256;   // of gate and up computed together
@@ -105,9 +106,8 @@ struct Tape::Frame {
     Buffers& buffers;
     const Step& step;
     int tokens;
+    int threads;  // that share the step
     std::atomic<int>* counters;
-
-    int threads() const { return pool.threads(); }
 
     // body(i) once for each i in [0, pieces), by whichever thread comes first. `counter` is this piece of work's own.
     template <class Body>
@@ -153,7 +153,7 @@ View make_inputs(Tape::Frame& frame, int thread, int counter, InputSet& set, int
     if (repeated) {
         make(0, rows);
     } else {
-        int block = std::max(low == nullptr ? 1 : TOGETHER, rows / (frame.threads() * SHARES));
+        int block = std::max(low == nullptr ? 1 : TOGETHER, rows / (frame.threads * SHARES));
         frame.deal(counter, ceil_div(rows, block),
                    [&](int piece) { make(piece * block, std::min(rows, (piece + 1) * block)); });
         frame.pool.barrier();
@@ -164,7 +164,7 @@ View make_inputs(Tape::Frame& frame, int thread, int counter, InputSet& set, int
 // Deal out the tiles [0, tiles) in contiguous shares of one size: body(begin, end).
 template <class Body>
 void deal_tiles(Tape::Frame& frame, int counter, int rows, int tiles, const Body& body) {
-    int unit = rows <= FEW_ROWS ? 1 : PANEL_TILES, units = ceil_div(tiles, unit), threads = frame.threads();
+    int unit = rows <= FEW_ROWS ? 1 : PANEL_TILES, units = ceil_div(tiles, unit), threads = frame.threads;
     int share = rows <= FEW_ROWS ? ceil_div(units, threads) : std::max(1, units / (threads * SHARES));
     frame.deal(counter, ceil_div(units, share),
                [&](int i) { body(i * share * unit, std::min((i + 1) * share * unit, tiles)); });

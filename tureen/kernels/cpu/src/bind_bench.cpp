@@ -1,4 +1,4 @@
-// How fast this machine reads memory: the benchmark sets its figures beside it.
+// How fast this machine reads memory and multiplies integers: the benchmark sets its figures beside it.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "bind.h"
+#include "kernels.h"
 #include "memory.h"
 #include "pool.h"
 
@@ -51,6 +52,28 @@ double read_bandwidth(int threads, size_t bytes, int repeats) {
     return best;
 }
 
+// All threads multiply until `seconds` are over; the best of a few spans of time.
+double peak(int threads, double seconds) {
+    constexpr int ROUNDS = 20000, SPANS = 5;
+    Pool pool(threads);
+    double best = 0.0;
+    for (int span = 0; span < SPANS; span++) {
+        std::atomic<int64_t> operations{0};
+        const auto start = std::chrono::steady_clock::now();
+        const auto passed = [&] {
+            return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        };
+        pool.run([&](int) {
+            int64_t own = 0;
+            do own += int64_t(kernels().linear->spin(ROUNDS));
+            while (passed() < seconds / SPANS);
+            operations += own;
+        });
+        best = std::max(best, double(operations.load()) / passed() / 1e9);
+    }
+    return best;
+}
+
 }  // namespace
 
 void bind_bench(nb::module_& m) {
@@ -59,6 +82,9 @@ void bind_bench(nb::module_& m) {
           "GB/s at which `threads` threads together read `bytes` bytes in huge pages, each its own share: the best of "
           "`repeats` readings. More bytes than the last cache holds: main memory. Raises ValueError for nothing to "
           "read.");
+    m.def("peak", &peak, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Billions of operations a second (two for a product) that `threads` threads together do with the instruction "
+          "that multiplies 8-bit integers, in registers only: the best of a few spans of `seconds` in all.");
 }
 
 }  // namespace tureen

@@ -42,31 +42,44 @@ void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int
 }
 
 #ifndef TUREEN_TILE_PRODUCTS
-// As a panel of 4-bit weights does it, without what else a panel needs.
+// The products of a panel of 4-bit weights, without what else a panel needs.
 double spin(int rounds) {
-    constexpr int SUMS = HAS_MANY_REGISTERS ? 12 : 8, ROWS = Cell<4>::ROWS, QUADS = Cell<4>::QUADS;
-    alignas(64) uint8_t weights[QUADS_BYTES];
-    int8_t inputs[ROWS * GROUP];
+    using Kernel = PanelKernel<Format::Q4_0>;
+    constexpr int MR = Kernel::ROWS, NT = PANEL_COLUMNS, ROWS = Cell<4>::ROWS, QUADS = Cell<4>::QUADS;
+    alignas(64) uint8_t weights[PANEL_TILES * QUADS_BYTES];
+    int8_t inputs[MR * GROUP];
     __builtin_memset(weights, 1, sizeof weights);
     __builtin_memset(inputs, 1, sizeof inputs);
-    const auto w = Cell<4>::weights_at(weights);
-    Cell<4> cells[SUMS];
     int_part kept = {};
     for (int round = 0; round < rounds; round++) {
-        const int32_t starts[2] = {round, round};
+        asm volatile("" : : "r"(weights), "r"(inputs) : "memory");  // who knows what they hold now
+        Cell<4> cells[MR / ROWS][NT];
+        const int32_t starts[2] = {};
     TUREEN_UNROLL
-        for (int i = 0; i < SUMS; i++) cells[i].start(starts);
-        unrolled<0, 8, QUADS>([&](auto quad) TUREEN_INLINE_BODY {
-            const Inputs x = Cell<4>::inputs_at<quad.value>(inputs, GROUP);
+        for (int i = 0; i < MR / ROWS; i++)
             TUREEN_UNROLL
-            for (int i = 0; i < SUMS; i++) cells[i].template add<quad.value>(w, x);
+            for (int c = 0; c < NT; c++) cells[i][c].start(starts);
+        unrolled<0, 8, QUADS>([&](auto quad) TUREEN_INLINE_BODY {
+            typename Cell<4>::Weights w[NT];
+            TUREEN_UNROLL
+            for (int c = 0; c < NT; c++)
+                w[c] = Cell<4>::weights_at(weights + c / PARTS * QUADS_BYTES + 64 * quad.value +
+                                           c % PARTS * PART_BYTES);
+            TUREEN_UNROLL
+            for (int i = 0; i < MR / ROWS; i++) {
+                const Inputs x = Cell<4>::inputs_at<quad.value>(inputs + i * ROWS * GROUP, GROUP);
+                TUREEN_UNROLL
+                for (int c = 0; c < NT; c++) cells[i][c].template add<quad.value>(w[c], x);
+            }
         });
         TUREEN_UNROLL
-        for (int i = 0; i < SUMS; i++) kept += cells[i].total(0);
+        for (int i = 0; i < MR; i++)
+            TUREEN_UNROLL
+            for (int c = 0; c < NT; c++) kept ^= cells[i / ROWS][c].total(i % ROWS);
     }
     volatile int32_t seen = kept[0];
     (void)seen;
-    return 2.0 * rounds * SUMS * ROWS * GROUP * PART_LANES;
+    return 2.0 * rounds * MR * NT * GROUP * PART_LANES;
 }
 #endif
 

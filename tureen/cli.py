@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import importlib
-import importlib.metadata
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
 from tureen import __version__
-from tureen.bench import command as bench_command
 from tureen.config import Config, cache_dir, load
 from tureen.errors import TureenError
-from tureen.sampling.params import SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests the nearest flag for a mistyped one."""
+    """Suggests the nearest flag for a mistyped one. A command's flags are added when it is the one that runs."""
+
+    add_flags: Callable[[Parser], None] | None = None
+
+    def complete(self) -> None:
+        """Add the flags that are still missing."""
+        if self.add_flags is not None:
+            add_flags, self.add_flags = self.add_flags, None
+            add_flags(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.complete()
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = self.parse_known_args(args, namespace)
@@ -55,18 +66,15 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     serve = commands.add_parser("serve", help="start the HTTP server", allow_abbrev=False)
-    add_config(serve, takes_lists=True)
+    serve.add_flags = partial(add_config, takes_lists=True)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="continue a prompt without a server", allow_abbrev=False)
-    generate.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
-    add_params(generate)
-    add_config(generate)
+    generate.add_flags = _add_generate
     generate.set_defaults(run=_generate)
 
     bench = commands.add_parser("bench", help="measure a running server", allow_abbrev=False)
-    bench_command.add_arguments(bench)
-    bench.set_defaults(run=bench_command.run)
+    bench.add_flags = _add_bench
 
     check = commands.add_parser("check", help="report on this machine and the installed versions", allow_abbrev=False)
     check.set_defaults(run=_check)
@@ -86,7 +94,22 @@ def _parser() -> Parser:
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(command for action in found for command in action.choices.values())]
+    commands = [command for action in found for command in action.choices.values()]
+    for command in commands:
+        command.complete()
+    return [parser, *commands]
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
+    add_params(parser)
+    add_config(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    command = importlib.import_module("tureen.bench.command")
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
 
 
 def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
@@ -107,7 +130,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
 def add_params(parser: argparse.ArgumentParser) -> None:
     """One flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
-    for field in msgspec.structs.fields(SamplingParams):
+    for field in msgspec.structs.fields(_params_type()):
         if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
@@ -142,7 +165,12 @@ def load_config(options: argparse.Namespace) -> Config:
     return load(given, file=options.config)
 
 
+def _params_type() -> Any:
+    return importlib.import_module("tureen.sampling.params").SamplingParams
+
+
 def _serve(options: argparse.Namespace) -> int:
+    gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
     server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
     return int(server.serve(load_config(options)))
 
@@ -151,7 +179,7 @@ def _generate(options: argparse.Namespace) -> int:
     offline = importlib.import_module("tureen.offline")
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
     given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
-    params = msgspec.to_builtins(msgspec.convert(given, SamplingParams, strict=False))
+    params = msgspec.to_builtins(msgspec.convert(given, _params_type(), strict=False))
     with offline.Engine(load_config(options)) as engine:
         shown = 0
         for answer in engine.generate(prompt, params, stream=True):
@@ -163,12 +191,13 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Versions and what the machine offers, for a bug report. Names no user, host or path."""
+    metadata = importlib.import_module("importlib.metadata")
     print(f"tureen      {__version__}")
     print(f"python      {platform.python_version()} on {platform.system()} {platform.machine()}")
     for name in ("torch", "numpy", "tokenizers", "safetensors", "starlette", "uvicorn", "msgspec", "transformers"):
         try:
-            print(f"{name:<11} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
+            print(f"{name:<11} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
             print(f"{name:<11} not installed")
     print(f"cpus        {len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     device = importlib.import_module("tureen.devices.base").resolve_device("auto")

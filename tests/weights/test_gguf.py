@@ -43,6 +43,28 @@ def test_metadata_is_read_as_it_was_written(tmp_path):
         assert (read.tolist() if isinstance(read, np.ndarray) else read) == value
 
 
+@pytest.mark.parametrize(
+    "odd", [[], [""], ["x" * 255], ["x" * 256], ["\0"], ["a\0b", ""], ["\0" * 8], ["", ""], ["ä" * 127 + "€"], ["𝄞"]]
+)
+@pytest.mark.parametrize("place", [0, 40, 100])
+def test_a_long_array_of_strings_is_read_as_it_was_written_whatever_is_in_it(tmp_path, odd, place):
+    plain = [f"Ġtoken {number}" for number in range(100)]
+    strings = plain[:place] + odd + plain[place:]
+    path = tiny_gguf.write_gguf(tmp_path / "s.gguf", {"strings": strings, "after": 7})
+    metadata = GgufFile(path).metadata
+    assert metadata["strings"] == strings
+    assert metadata["after"] == 7
+
+
+def test_a_string_of_a_long_array_that_is_not_utf_8_is_named_by_its_place(tmp_path):
+    path = tiny_gguf.write_gguf(tmp_path / "s.gguf", {"strings": [f"token {number:03}" for number in range(100)]})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"token 050", b"token\xff050"))
+    metadata = GgufFile(path).metadata
+    with pytest.raises(StartupError, match=f"the string at byte {data.index(b'token 050')} is not UTF-8"):
+        metadata["strings"]
+
+
 def test_tensors_are_read_as_they_were_written(tmp_path):
     rng = np.random.default_rng(0)
     tensors = {

@@ -69,10 +69,10 @@ async def _serve(config: Config) -> int:
         host, port = listener.getsockname()[:2]
         scheme = "http" if config.tls_cert is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the engine reads the weights
         with PhaseDisplay() as display:
             model = await asyncio.to_thread(find_model, config, progress=display)
             media = media_loader(config, model)
+            shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
             client = await connect(config, model, progress=display)
         app, server = await shell
         serving = app.build_app(client, model.tokenizer, config, media=media)

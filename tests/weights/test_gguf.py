@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import struct
+import threading
 import time
 
 import gguf
@@ -139,6 +142,22 @@ def test_a_damaged_header_is_one_line_that_names_file_and_fault(tmp_path, data, 
     path = tmp_path / "damaged.gguf"
     path.write_bytes(data)
     assert fault in _fault(path)
+
+
+def join_read_ahead():
+    for thread in threading.enumerate():
+        if thread.name == "read-ahead":
+            thread.join()
+
+
+def test_reading_ahead_leaves_no_thread_and_no_descriptor_behind(tiny):
+    gc.collect()
+    join_read_ahead()
+    before = len(os.listdir("/proc/self/fd"))
+    file = GgufFile(tiny)
+    join_read_ahead()
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # the map's own
+    assert "output_norm.weight" in file.tensors
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import statistics
 import sys
 import sysconfig
@@ -51,7 +52,10 @@ def run_starts(plan: Plan, cold: str | None, say: Say) -> list[Start]:
         if spec.start is None:
             raise BenchError(f"--workload start: {spec.name} needs --start with its command")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Starts(plan, cold, say).run())
+        try:
+            return runner.run(_Starts(plan, cold, say).run())
+        except asyncio.CancelledError:
+            raise BenchError("ended by SIGTERM; nothing was written") from None
 
 
 class _Starts:
@@ -63,6 +67,9 @@ class _Starts:
         self._seed = secrets.randbits(32) if plan.seed is None else plan.seed
 
     async def run(self) -> list[Start]:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         for spec in self._plan.targets:
             await self._start(spec, -1)
         if self._cold == "evict":

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 import msgspec
 
 from tureen import __version__
-from tureen.config import Config, cache_dir, load
+from tureen.config import Config, cache_dir, fields, load
 from tureen.errors import TureenError
 
 
@@ -119,7 +119,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
     """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in msgspec.structs.fields(Config):
+    for field in fields():
         kind, meta = get_args(field.type)
         group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
@@ -160,7 +160,7 @@ def _show(default: object) -> str:
 
 
 def load_config(options: argparse.Namespace) -> Config:
-    names = {field.name for field in msgspec.structs.fields(Config)}
+    names = set(Config.__struct_fields__)
     given = {name: value for name, value in vars(options).items() if name in names}
     return load(given, file=options.config)
 

@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt $$($(BIN)/python tools/build_requires.py)
 	$(INSTALL) --editable .
 	@$(BIN)/python -c 'from tureen.kernels.cpu import native; native.load() or print(native.MISSING)'
+	@$(BIN)/python -m compileall -q tureen  # where PYTHONDONTWRITEBYTECODE is set, every start would compile
 	@touch $@
 
 # In .venv, not in one that pip makes for each build: only so is a build a continuation of the last.

@@ -18,7 +18,8 @@ from fake_engine import make_engine, make_slow_engine
 from prometheus_client.parser import text_string_to_metric_families
 
 from tureen.api.app import build_app
-from tureen.api.server import Server, bind
+from tureen.api.listener import bind
+from tureen.api.server import Server
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.media.loader import MediaLoader

@@ -20,7 +20,9 @@ def serve_config(*flags: str) -> Config:
 
 
 def flags_of(command: str) -> set[str]:
-    found = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    parser = cli._parser()
+    cli._subparsers(parser)
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return set(found[0].choices[command]._option_string_actions)
 
 

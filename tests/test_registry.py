@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tureen.errors import StartupError
-from tureen.registry import declared, find_model
+from tureen.registry import declared, declaring, find_model
 
 
 def test_every_architecture_is_found_in_its_own_file():
@@ -29,3 +29,11 @@ def test_only_the_file_asked_for_is_imported():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "qwen3" in run.stdout
     assert "llama" not in run.stdout
+
+
+def test_the_file_that_declares_a_name_is_the_one_of_the_whole_table():
+    for package, constant in (("tureen.models", "ARCHITECTURES"), ("tureen.media", "MODEL_TYPES")):
+        known = declared(package, constant)
+        assert {name: declaring(package, constant, name) for name in known} == known
+        assert declaring(package, constant, "llam") is None
+        assert declaring(package, constant, ["llama"]) is None

@@ -22,7 +22,7 @@ from tureen.grammar.compiler import Compiler
 from tureen.log import Progress, no_progress
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
-from tureen.registry import declared
+from tureen.registry import declared, declaring
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.serving.inproc import InprocClient
@@ -68,7 +68,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
     """What brings pictures to a model that takes some; None for one of text only. Raises StartupError."""
     hf = model_config(model.source)
-    if hf.get("model_type") not in declared("tureen.media", "MODEL_TYPES"):
+    if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is None:
         return None
     return MediaLoader(
         hf,
@@ -104,7 +104,7 @@ def make_engine(
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
-    if architecture_of(hf_config) in declared("tureen.models", EMBEDDING):
+    if declaring("tureen.models", EMBEDDING, architecture_of(hf_config)) is not None:
         return _embedding_engine(config, source, hf_config, tokenizer, progress)
     return _text_engine(config, source, hf_config, tokenizer, progress)
 
@@ -191,12 +191,16 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
     """Raises StartupError when the backend's library is missing."""
     if config.grammar_backend == "none":
         return None
-    known = range(min(tokenizer.vocab_size, vocab_size))
-    unused = tokenizer.special_ids | set(eos_token_ids)
-    tokens = tuple(b"" if token_id in unused else tokenizer.token_bytes(token_id) for token_id in known)
-    vocabulary = Vocabulary(tokens, eos_token_ids, vocab_size)
+
+    def make_vocabulary() -> Vocabulary:
+        tokens = tokenizer.all_token_bytes()[:vocab_size]
+        for token_id in tokenizer.special_ids | set(eos_token_ids):
+            if token_id < len(tokens):
+                tokens[token_id] = b""
+        return Vocabulary(tuple(tokens), eos_token_ids, vocab_size)
+
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    return Compiler(config.grammar_backend, vocabulary, encode, timeout_s=config.grammar_compile_timeout_s)
+    return Compiler(config.grammar_backend, make_vocabulary, encode, timeout_s=config.grammar_compile_timeout_s)
 
 
 def _describe(

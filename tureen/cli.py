@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import importlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
 from tureen import __version__
-from tureen.bench import command as bench_command
-from tureen.config import Config, cache_dir, load
+from tureen.config import Config, cache_dir, fields, load
 from tureen.errors import TureenError
-from tureen.sampling.params import SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests the nearest flag for a mistyped one."""
+    """Suggests the nearest flag for a mistyped one. A command's flags are added when it is the one that runs."""
+
+    add_flags: Callable[[Parser], None] | None = None
+
+    def complete(self) -> None:
+        """Add the flags that are still missing."""
+        if self.add_flags is not None:
+            add_flags, self.add_flags = self.add_flags, None
+            add_flags(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.complete()
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, rest = self.parse_known_args(args, namespace)
@@ -52,18 +64,15 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     serve = commands.add_parser("serve", help="start the HTTP server", allow_abbrev=False)
-    add_config(serve, takes_lists=True)
+    serve.add_flags = partial(add_config, takes_lists=True)
     serve.set_defaults(run=_serve)
 
     generate = commands.add_parser("generate", help="continue a prompt without a server", allow_abbrev=False)
-    generate.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
-    add_params(generate)
-    add_config(generate)
+    generate.add_flags = _add_generate
     generate.set_defaults(run=_generate)
 
     bench = commands.add_parser("bench", help="measure a running server", allow_abbrev=False)
-    bench_command.add_arguments(bench)
-    bench.set_defaults(run=bench_command.run)
+    bench.add_flags = _add_bench
 
     check = commands.add_parser("check", help="what is installed, and what this machine allows", allow_abbrev=False)
     check.add_argument("--json", action="store_true", help="for programs")
@@ -84,7 +93,22 @@ def _parser() -> Parser:
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(command for action in found for command in action.choices.values())]
+    commands = [command for action in found for command in action.choices.values()]
+    for command in commands:
+        command.complete()
+    return [parser, *commands]
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", help="text to continue; read from standard input when absent")
+    add_params(parser)
+    add_config(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    command = importlib.import_module("tureen.bench.command")
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
 
 
 def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
@@ -94,7 +118,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
     """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in msgspec.structs.fields(Config):
+    for field in fields():
         kind, meta = get_args(field.type)
         group = groups.setdefault(meta.extra["group"], parser.add_argument_group(meta.extra["group"]))
         flags = [f"--{field.name.replace('_', '-')}"] + ([meta.extra["alias"]] if meta.extra["alias"] else [])
@@ -105,7 +129,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
 def add_params(parser: argparse.ArgumentParser) -> None:
     """One flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
-    for field in msgspec.structs.fields(SamplingParams):
+    for field in msgspec.structs.fields(_params_type()):
         if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
             continue
         kind, meta = get_args(field.type)
@@ -135,12 +159,17 @@ def _show(default: object) -> str:
 
 
 def load_config(options: argparse.Namespace) -> Config:
-    names = {field.name for field in msgspec.structs.fields(Config)}
+    names = set(Config.__struct_fields__)
     given = {name: value for name, value in vars(options).items() if name in names}
     return load(given, file=options.config)
 
 
+def _params_type() -> Any:
+    return importlib.import_module("tureen.sampling.params").SamplingParams
+
+
 def _serve(options: argparse.Namespace) -> int:
+    gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
     server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
     return int(server.serve(load_config(options)))
 
@@ -149,7 +178,7 @@ def _generate(options: argparse.Namespace) -> int:
     offline = importlib.import_module("tureen.offline")
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
     given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
-    params = msgspec.to_builtins(msgspec.convert(given, SamplingParams, strict=False))
+    params = msgspec.to_builtins(msgspec.convert(given, _params_type(), strict=False))
     with offline.Engine(load_config(options)) as engine:
         shown = 0
         for answer in engine.generate(prompt, params, stream=True):

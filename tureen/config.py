@@ -6,6 +6,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -278,6 +279,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_interval_s: Annotated[float, _meta("logging", "Seconds between statistics lines under load.", gt=0)] = 5.0
 
 
+@cache
+def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Every setting with its type and its words. Worked out once: it takes milliseconds."""
+    return msgspec.structs.fields(Config)
+
+
 def cache_dir(config: Config) -> Path:
     """Where models that were downloaded are, and what is kept of them."""
     return Path(config.download_dir or DEFAULT_CACHE).expanduser()
@@ -314,7 +321,7 @@ def _from_file(file: str | None) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    names = {field.name for field in msgspec.structs.fields(Config)}
+    names = set(Config.__struct_fields__)
     found = {
         key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
     }
@@ -327,18 +334,20 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
+    if not values:
+        return {}
     try:
         msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
         fault = f"setting {source}: {error}".replace("`$.", "`--").replace("_", "-")
         raise StartupError(fault + _allowed(str(error))) from None
-    types = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    types = {field.name: field.type for field in fields()}
     return {name: msgspec.convert(value, types[name], strict=False) for name, value in values.items()}
 
 
 def _allowed(fault: str) -> str:
     """What the setting that a fault of msgspec's names may be, where it is one of a few words; else empty."""
-    for field in msgspec.structs.fields(Config):
+    for field in fields():
         if f"`$.{field.name}`" in fault:
             kind = msgspec.inspect.type_info(field.type)
             while isinstance(kind, msgspec.inspect.Metadata):

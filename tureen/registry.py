@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,13 +14,14 @@ from tureen.errors import StartupError, echo
 
 def find_model(architecture: str) -> ModuleType:
     """The module of `tureen.models` that lists the architecture. Raises StartupError naming the known ones."""
-    known = declared("tureen.models", "ARCHITECTURES")
-    if architecture not in known:
+    module = declaring("tureen.models", "ARCHITECTURES", architecture)
+    if module is None:
+        known = declared("tureen.models", "ARCHITECTURES")
         raise StartupError(
             f"architecture {architecture or '(none in config.json)'} is not supported; "
             f"this version serves {', '.join(sorted(known))}"
         )
-    return importlib.import_module(known[architecture])
+    return importlib.import_module(module)
 
 
 def find_text_model(model_type: object) -> ModuleType:
@@ -51,16 +53,27 @@ def find_quantisation(method: object) -> ModuleType:
 
 def declared(package: str, constant: str) -> dict[str, str]:
     """Names in the tuple (or dict) `constant` of each file of the package -> module; read from the source, not run."""
+    return {name: module for module, text in _sources(package) for name in _constant(text, constant)}
+
+
+def declaring(package: str, constant: str, name: object) -> str | None:
+    """The module that `declared` has for a name, or None. Parses the files that mention the name, and no other."""
+    if not isinstance(name, str):
+        return None
+    found = (module for module, text in _sources(package) if f'"{name}"' in text and name in _constant(text, constant))
+    return next(found, None)
+
+
+def _sources(package: str) -> Iterator[tuple[str, str]]:
+    """Each module of the package, and its source."""
     spec = importlib.util.find_spec(package)
-    found: dict[str, str] = {}
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.py")):
-            found |= dict.fromkeys(_constant(path, constant), f"{package}.{path.stem}")
-    return found
+            yield f"{package}.{path.stem}", path.read_text(encoding="utf-8")
 
 
-def _constant(path: Path, constant: str) -> tuple[str, ...]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+def _constant(text: str, constant: str) -> tuple[str, ...]:
+    for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == constant for t in node.targets):
             value: tuple[str, ...] = ast.literal_eval(node.value)
             return value

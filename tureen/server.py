@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -11,20 +12,27 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from tureen.api.app import build_app
 from tureen.api.keys import load_keys
-from tureen.api.middleware import LOOPBACK
-from tureen.api.server import Server, bind
+from tureen.api.listener import LOOPBACK, bind
 from tureen.api.tls import load_context
 from tureen.build import connect, find_model, media_loader
 from tureen.config import Config
-from tureen.errors import StartupError
+from tureen.errors import StartupError, TureenError
 from tureen.log import get_logger, set_up_logging
+from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
+
+if TYPE_CHECKING:
+    from tureen.api.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
+
+IDLE_S = 0.5
+"""So long after it is ready the server begins what can wait, where nothing runs."""
 
 log = get_logger("http")
 
@@ -64,22 +72,42 @@ async def _serve(config: Config) -> int:
         with PhaseDisplay() as display:
             model = await asyncio.to_thread(find_model, config, progress=display)
             media = media_loader(config, model)
+            shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
             client = await connect(config, model, progress=display)
-        gc.collect()
+        app, server = await shell
+        serving = app.build_app(client, model.tokenizer, config, media=media)
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
-        app = build_app(client, model.tokenizer, config, media=media)
+        gc.enable()
+        helpers: list[asyncio.Task[None]] = []
 
         def ready() -> None:
             text = banner(client.info, url, time.monotonic() - started, credentials=_credentials(config))
             print(text, file=sys.stderr, flush=True)  # noqa: T201
+            helpers.append(asyncio.create_task(_prepare_when_idle(client, serving.state.server)))
 
-        server = Server(app, config, ready)
-        await server.serve(sockets=[listener])
+        await server.Server(serving, config, ready).serve(sockets=[listener])
         failure = client.failure
         await client.close()
     if failure is not None:
         raise StartupError(f"the engine died: {failure}")
     return 0
+
+
+def _import_shell() -> tuple[ModuleType, ModuleType]:
+    """The application and what runs it."""
+    return importlib.import_module("tureen.api.app"), importlib.import_module("tureen.api.server")
+
+
+async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
+    """Have the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    if client.info.pooling is not None:
+        return
+    while True:
+        await asyncio.sleep(IDLE_S)
+        if not state.num_running:
+            break
+    with contextlib.suppress(TureenError):  # an engine that has died says so elsewhere
+        await client.call("prepare_grammars")
 
 
 def _credentials(config: Config) -> str:

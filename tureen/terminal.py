@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from typing import TYPE_CHECKING, TextIO
 
 from tureen.types import EngineInfo
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 EMBEDDING_EXAMPLE = '{"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]}'
 EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}'
@@ -26,15 +26,7 @@ class PhaseDisplay:
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
         if stream.isatty():
-            self._bars = Bars(
-                SpinnerColumn(finished_text="✓"),
-                TextColumn("{task.description:<20}"),
-                BarColumn(bar_width=28),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Console(file=stream),
-                transient=True,
-            )
+            self._bars = _bars(stream)
 
     def __enter__(self) -> PhaseDisplay:
         if self._bars is not None:
@@ -56,6 +48,21 @@ class PhaseDisplay:
         if total and done >= total and self._started[phase] >= 0:
             print(f"{phase}: {time.monotonic() - self._started[phase]:.2f} s", file=self._stream, flush=True)
             self._started[phase] = -1.0
+
+
+def _bars(stream: TextIO) -> Bars:
+    from rich import progress  # noqa: PLC0415 - for terminals; what runs unattended does without
+    from rich.console import Console  # noqa: PLC0415
+
+    return progress.Progress(
+        progress.SpinnerColumn(finished_text="✓"),
+        progress.TextColumn("{task.description:<20}"),
+        progress.BarColumn(bar_width=28),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        console=Console(file=stream),
+        transient=True,
+    )
 
 
 def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "") -> str:

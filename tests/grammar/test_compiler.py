@@ -19,7 +19,7 @@ from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.cache import Cache
 from tureen.grammar.compiler import Compiler
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.forge import Failure
+from tureen.grammar.orders import Failure
 
 DOUBLE = str(Path(__file__).with_name("forge_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
@@ -71,11 +71,13 @@ def make(monkeypatch, clock):
         return build
 
     def make_compiler(vocabulary=VOCABULARY, name="double", **settings):
-        one = Compiler(name, vocabulary, lambda text: [], **settings)
+        one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
-        one.backend_double = backends[-1]
+        one.prepare()
+        one.backend_double = one._backend.result()
         return one
 
+    monkeypatch.setattr(compiler, "check_backend", lambda name: None)
     monkeypatch.setattr(compiler, "find_backend", find_backend)
     monkeypatch.setattr(compiler, "PROGRAM", (DOUBLE,))
     yield make_compiler
@@ -494,7 +496,7 @@ BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_id
 
 @pytest.fixture(scope="module", params=["llguidance", "xgrammar", "outlines"])
 def real(request):
-    one = Compiler(request.param, BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
+    one = Compiler(request.param, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
     yield one
     one.close()
 

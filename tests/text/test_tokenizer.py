@@ -126,13 +126,30 @@ def test_ids_of_the_default_model_equal_bpe_in_plain_python(default_tokenizer, d
         assert default_tokenizer.decode(default_tokenizer.encode(text), skip_special_tokens=False) == text
 
 
+def test_the_bytes_of_all_tokens_at_once_are_those_of_each():
+    alphabet = "".join(CHAR_OF_BYTE.values())
+    odd = ["中", "Ġa", "a b", "Ċ", "𝄞", "é", "Ġ中", "\n", alphabet]
+    texts = [*alphabet, *(one for one in odd if one not in alphabet)]
+    for extra in ([], ["zero\0byte"]):
+        backend = Backend(models.BPE({text: token_id for token_id, text in enumerate([*texts, *extra])}, []))
+        backend.decoder = decoders.ByteLevel()
+        backend.add_special_tokens([AddedToken("<|Ġ|>", special=True)])
+        tokenizer = Tokenizer(backend)
+        byte_of = {char: byte for byte, char in CHAR_OF_BYTE.items()}
+        known = [*texts, *extra]
+        expected = [bytes(map(byte_of.__getitem__, one)) if set(one) <= set(byte_of) else one.encode() for one in known]
+        assert tokenizer.all_token_bytes() == [*expected, "<|Ġ|>".encode()]
+        assert tokenizer.token_bytes(0) == expected[0]
+
+
 @pytest.mark.model
 def test_every_single_token_of_the_default_model_decodes_to_its_bytes(default_tokenizer, default_metadata):
     byte_of = {char: byte for byte, char in CHAR_OF_BYTE.items()}
+    together = default_tokenizer.all_token_bytes()
     for token_id, token in enumerate(default_metadata["tokenizer.ggml.tokens"]):
         is_special = token_id in default_tokenizer.special_ids
         stored = token.encode() if is_special else bytes(byte_of[char] for char in token)
-        assert default_tokenizer.token_bytes(token_id) == stored
+        assert default_tokenizer.token_bytes(token_id) == stored == together[token_id]
         assert default_tokenizer.token_text(token_id) == default_tokenizer._backend.decode([token_id], False)
         assert default_tokenizer.token_id(token) == token_id
 

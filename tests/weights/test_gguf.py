@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import struct
+import threading
 import time
 
 import gguf
@@ -41,6 +44,28 @@ def test_metadata_is_read_as_it_was_written(tmp_path):
     for key, value in METADATA.items():
         read = file.metadata[key]
         assert (read.tolist() if isinstance(read, np.ndarray) else read) == value
+
+
+@pytest.mark.parametrize(
+    "odd", [[], [""], ["x" * 255], ["x" * 256], ["\0"], ["a\0b", ""], ["\0" * 8], ["", ""], ["ä" * 127 + "€"], ["𝄞"]]
+)
+@pytest.mark.parametrize("place", [0, 40, 100])
+def test_a_long_array_of_strings_is_read_as_it_was_written_whatever_is_in_it(tmp_path, odd, place):
+    plain = [f"Ġtoken {number}" for number in range(100)]
+    strings = plain[:place] + odd + plain[place:]
+    path = tiny_gguf.write_gguf(tmp_path / "s.gguf", {"strings": strings, "after": 7})
+    metadata = GgufFile(path).metadata
+    assert metadata["strings"] == strings
+    assert metadata["after"] == 7
+
+
+def test_a_string_of_a_long_array_that_is_not_utf_8_is_named_by_its_place(tmp_path):
+    path = tiny_gguf.write_gguf(tmp_path / "s.gguf", {"strings": [f"token {number:03}" for number in range(100)]})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"token 050", b"token\xff050"))
+    metadata = GgufFile(path).metadata
+    with pytest.raises(StartupError, match=f"the string at byte {data.index(b'token 050')} is not UTF-8"):
+        metadata["strings"]
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):
@@ -117,6 +142,22 @@ def test_a_damaged_header_is_one_line_that_names_file_and_fault(tmp_path, data, 
     path = tmp_path / "damaged.gguf"
     path.write_bytes(data)
     assert fault in _fault(path)
+
+
+def join_read_ahead():
+    for thread in threading.enumerate():
+        if thread.name == "read-ahead":
+            thread.join()
+
+
+def test_reading_ahead_leaves_no_thread_and_no_descriptor_behind(tiny):
+    gc.collect()
+    join_read_ahead()
+    before = len(os.listdir("/proc/self/fd"))
+    file = GgufFile(tiny)
+    join_read_ahead()
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # the map's own
+    assert "output_norm.weight" in file.tensors
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -16,6 +16,7 @@ from tureen.api.call import Call, serving, who_calls
 from tureen.api.dialect import Entry
 from tureen.api.errors import rendered
 from tureen.api.keys import NO_LIMITS, SCHEME, Key, Keys
+from tureen.api.listener import LOOPBACK
 from tureen.api.quotas import Account
 from tureen.api.state import ServerState
 from tureen.config import Config
@@ -30,7 +31,6 @@ from tureen.errors import (
 from tureen.log import RateLimit, get_logger
 
 QUIET_PATHS = ("/health", "/metrics")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 """With one of these a program speaks for somebody else."""
 

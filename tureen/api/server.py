@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 import ssl
@@ -30,33 +29,6 @@ LAST_WORDS_S = 1.0
 """After the drain, how long the last error events may take to be sent."""
 
 log = get_logger("http")
-
-
-def bind(config: Config) -> socket.socket:
-    """The listening socket, before the model is loaded, so that a port in use is known at once. Raises StartupError."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            free = _free_port(config.host, config.port, family)
-            raise StartupError(f"port {config.port} is in use; choose another, such as --port {free}") from None
-        raise StartupError(f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}") from None
-    return listener
-
-
-def _free_port(host: str, after: int, family: socket.AddressFamily) -> int:
-    for port in range(after + 1, min(after + 100, 65536)):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    return 0
 
 
 class Server(uvicorn.Server):

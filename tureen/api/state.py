@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -17,7 +17,6 @@ from tureen.api.recording import Recordings
 from tureen.api.sessions import Sessions
 from tureen.config import Config
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
-from tureen.grammar.check import Checker
 from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
@@ -28,6 +27,9 @@ from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 from tureen.types import PICTURE, VIDEO, EngineInfo
+
+if TYPE_CHECKING:
+    from tureen.grammar.check import Checker
 
 DRAIN_RETRY_S = 5
 
@@ -136,6 +138,8 @@ class ServerState:
     def checker(self) -> Checker:
         """Judges constrained outputs; its process starts when it is first needed."""
         if self._checker is None:
+            from tureen.grammar.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
+
             self._checker = Checker()
         return self._checker
 

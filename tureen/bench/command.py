@@ -48,13 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--api-key", help="sent as `Authorization: Bearer KEY`")
     server.add_argument("--vocab", type=_positive, metavar="N", help="size of the vocabulary [what the server says]")
+    _add_load(parser)
+    _add_own_share(parser)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the work")
     load.add_argument(
         "--workload",
         type=_workloads,
         default=["single"],
         metavar="NAME[,NAME…]",
-        help=f"{', '.join(OVER_HTTP)}, offline, or all = all but offline [single]",
+        help=f"{', '.join(OVER_HTTP)}, offline, start, or all = all but these two [single]",
+    )
+    load.add_argument(
+        "--cold",
+        choices=("evict", "drop"),
+        help="of --workload start: before each start, what the servers read goes out of the page cache; "
+        "drop: all that is in it, which takes root",
     )
     load.add_argument("--concurrency", type=_positive, metavar="N", help="N requests at a time [the workload's own]")
     load.add_argument("--rate", type=_positive_float, metavar="R", help="open loop: R Poisson arrivals a second")
@@ -71,8 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--model-path", help="of --workload offline and --step-shares; else its tokenizer [the default model]"
     )
-    _add_own_share(parser)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
 
 
 def _add_own_share(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
         document = _overhead(options)
     elif options.workload == ["offline"]:
         document = _offline(options)
+    elif options.workload == ["start"]:
+        document = _starts(options)
     else:
         document = _servers(options)
     if options.json is not None:
@@ -136,10 +148,34 @@ def _offline(options: argparse.Namespace) -> dict[str, Any]:
 def _servers(options: argparse.Namespace) -> dict[str, Any]:
     names = ("session", "report", "structured")
     session, report, structured = (importlib.import_module(f"tureen.bench.{name}") for name in names)
-    if "offline" in options.workload:
-        raise InvalidRequest("--workload offline has no server: it runs alone")
+    for alone in ("offline", "start"):
+        if alone in options.workload:
+            raise InvalidRequest(f"--workload {alone} runs alone")
+    plan = _plan(options)
+    targets = plan.targets
+    outcome = session.run_plan(plan, _say)
+    _show(report.table(outcome.results))
+    if "json" in options.workload:
+        _show("\n" + structured.table(outcome.results))
+    if len(targets) > 1:
+        _show("\n" + report.ratios(outcome.results, [target.name for target in targets]))
+    if outcome.cold_starts:
+        _show("\n" + report.cold_starts(outcome.cold_starts))
+    found: dict[str, Any] = msgspec.to_builtins(outcome)
+    return found
+
+
+def _starts(options: argparse.Namespace) -> dict[str, Any]:
+    starts = importlib.import_module("tureen.bench.starts")
+    found = starts.run_starts(_plan(options), options.cold, _say)
+    _show(starts.table(found))
+    return {"cold": options.cold, "starts": msgspec.to_builtins(found)}
+
+
+def _plan(options: argparse.Namespace) -> Any:
+    session, report = (importlib.import_module(f"tureen.bench.{name}") for name in ("session", "report"))
     targets = [session.TargetSpec(**spec) for spec in target_specs(options)]
-    plan = session.Plan(
+    return session.Plan(
         targets=targets,
         workloads=options.workload,
         rounds=options.rounds or (2 if len(targets) > 1 else 1),
@@ -152,16 +188,10 @@ def _servers(options: argparse.Namespace) -> dict[str, Any]:
         api_key=options.api_key,
         goals=report.Goals(options.goal_ttft_ms, options.goal_itl_ms),
     )
-    outcome = session.run_plan(plan, lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
-    _show(report.table(outcome.results))
-    if "json" in options.workload:
-        _show("\n" + structured.table(outcome.results))
-    if len(targets) > 1:
-        _show("\n" + report.ratios(outcome.results, [target.name for target in targets]))
-    if outcome.cold_starts:
-        _show("\n" + report.cold_starts(outcome.cold_starts))
-    found: dict[str, Any] = msgspec.to_builtins(outcome)
-    return found
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - what the command is doing
 
 
 def target_specs(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -202,9 +232,9 @@ def _target(text: str) -> dict[str, Any]:
 def _workloads(text: str) -> list[str]:
     names = list(OVER_HTTP) if text == "all" else text.split(",")
     for name in names:
-        if name not in (*OVER_HTTP, "offline"):
+        if name not in (*OVER_HTTP, "offline", "start"):
             raise argparse.ArgumentTypeError(
-                f"unknown workload '{name}'; there are {', '.join(OVER_HTTP)}, offline, all"
+                f"unknown workload '{name}'; there are {', '.join(OVER_HTTP)}, offline, start, all"
             )
     return names
 

@@ -156,6 +156,7 @@ class Engine:
         """A control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
+            "prepare_grammars": self.grammars.prepare,
             "load_adapter": self.adapters.load,
             "unload_adapter": self.adapters.unload,
             **self.control.operations,

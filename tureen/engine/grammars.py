@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,12 @@ class Grammars:
             field = sequence.request.grammar_field
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
         self._waiting[sequence] = self._compiler.submit(spec)
+
+    def prepare(self) -> None:
+        """Begin what the first constraint would wait for."""
+        if self._compiler is not None:
+            with contextlib.suppress(OSError):  # the first constraint tries again, and says so
+                self._compiler.prepare()
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.grammar.base import Compiled, GrammarSpec
-from tureen.grammar.forge import Failure
+from tureen.grammar.orders import Failure
 
 OVERHEAD_BYTES = 1024
 """Of an entry, on top of its texts and what the backend says it takes."""

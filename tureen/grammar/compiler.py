@@ -10,17 +10,18 @@ import socket
 import subprocess
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
-from tureen.grammar import forge, helper
-from tureen.grammar.backends.registry import find_backend
-from tureen.grammar.base import Compiled, Encode, GrammarSpec, Vocabulary
+from tureen.grammar import helper, orders
+from tureen.grammar.backends.registry import check_backend, find_backend
+from tureen.grammar.base import Backend, Compiled, Encode, GrammarSpec, Vocabulary
 from tureen.grammar.cache import Cache, Result
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.forge import Failure, Reply
+from tureen.grammar.orders import Failure, Reply
 from tureen.log import get_logger
 
 PROGRAM = ("-m", "tureen.grammar.forge")
@@ -90,9 +91,9 @@ class Task:
         except BlockingIOError:
             return False
         self.has_begun = True
-        if forge.DONE in said:
+        if orders.DONE in said:
             self.reply = msgspec.msgpack.decode(helper.contents(self._memory), type=Reply)
-        return said != forge.BEGUN
+        return said != orders.BEGUN
 
     def close(self) -> None:
         os.close(self._memory)
@@ -119,8 +120,8 @@ class Forge:
             return self.is_ready or time.monotonic() < self._until_s
         except OSError:
             return False
-        self.is_ready = self.is_ready or said == forge.READY
-        return said == forge.READY
+        self.is_ready = self.is_ready or said == orders.READY
+        return said == orders.READY
 
     def compile(self, spec: bytes) -> Task:
         """A GrammarSpec, encoded. Raises OSError."""
@@ -131,7 +132,7 @@ class Forge:
             ours, theirs = os.pipe()
             undo.callback(os.close, ours)
             with open(theirs, "wb", buffering=0):
-                socket.send_fds(self._control, [forge.MESSAGE.pack(forge.COMPILE, number)], [memory, theirs])
+                socket.send_fds(self._control, [orders.MESSAGE.pack(orders.COMPILE, number)], [memory, theirs])
             os.set_blocking(ours, False)
             undo.pop_all()
         return Task(number, memory, ours)
@@ -140,7 +141,7 @@ class Forge:
         """The child of this task, if it still runs."""
         task.close()
         with contextlib.suppress(OSError):  # then all its children have ended
-            self._control.send(forge.MESSAGE.pack(forge.END, task.number))
+            self._control.send(orders.MESSAGE.pack(orders.END, task.number))
 
     def kill(self) -> None:
         """With all its children."""
@@ -175,12 +176,15 @@ class Job:
 
 
 class Compiler:
-    """Compiles constraints elsewhere. One thread, the engine's, calls all of it; no call waits."""
+    """Compiles constraints elsewhere. One thread, the engine's, calls all of it; no call waits.
+
+    It takes nothing until `prepare`, or the first constraint: make_vocabulary is called then.
+    """
 
     def __init__(
         self,
         backend_name: str,
-        vocabulary: Vocabulary,
+        make_vocabulary: Callable[[], Vocabulary],
         encode: Encode,
         *,
         timeout_s: float = 10.0,
@@ -188,20 +192,24 @@ class Compiler:
         cache_bytes: int = 64 << 20,
     ) -> None:
         """Raises StartupError when the backend's library is missing."""
-        make_backend = find_backend(backend_name)
+        check_backend(backend_name)
+        self._backend_name = backend_name
+        self._make_vocabulary = make_vocabulary
+        self._encode = encode
         self._timeout_s = timeout_s
         self._max_parallel = max_parallel
-        setup = msgspec.msgpack.encode(forge.Setup(backend_name, vocabulary, timeout_s))
-        self._setup = os.fdopen(helper.memory_with(setup), "rb")
         self._cache = Cache(cache_bytes)
         self._jobs: dict[GrammarSpec, Job] = {}
         self._queue: deque[Job] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
-        self._backend = self._loader.submit(
-            make_backend, vocabulary, encode
-        )  # nobody waits for it before the first load
         self._stats = CompilerStats()
-        self._forge: Forge | None = Forge(self._setup.fileno())
+        self._setup: BinaryIO | None = None
+        self._backend: Future[Backend] | None = None
+        self._forge: Forge | None = None
+
+    def prepare(self) -> None:
+        """Begin what the first constraint would wait for. Raises OSError."""
+        self._open_forge()
 
     def submit(self, spec: GrammarSpec) -> Compilation:
         """Its state may be settled at once: what is known, also a failure, is not compiled again."""
@@ -219,7 +227,9 @@ class Compiler:
         try:
             job = Job(spec, msgspec.msgpack.encode(spec))
         except UnicodeEncodeError:
-            compilation.settle(forge.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text")))
+            compilation.settle(
+                orders.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
+            )
             return compilation
         job.waiters.append(compilation)
         self._jobs[spec] = job
@@ -267,14 +277,15 @@ class Compiler:
             self._forge.close()
             self._forge = None
         self._loader.shutdown(wait=False, cancel_futures=True)
-        self._setup.close()
+        if self._setup is not None:
+            self._setup.close()
 
     def _follow_task(self, job: Job, task: Task) -> None:
         if task.is_over():
             if task.reply is not None:
                 self._take(job, task.reply)
             elif self._is_forge_alive():
-                self._fail(job, forge.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
+                self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
         elif self._check_deadline(job) and not task.has_begun:  # the forge itself is stuck
             self._bury_forge()
 
@@ -296,6 +307,7 @@ class Compiler:
         job.load = self._loader.submit(self._load, reply.source)
 
     def _load(self, source: bytes) -> Compiled:
+        assert self._backend is not None
         return self._backend.result().load(source)
 
     def _follow_load(self, job: Job, load: Future[Compiled]) -> None:
@@ -307,9 +319,9 @@ class Compiler:
             compiled = load.result()
             self._settle(job, compiled, job.source_bytes + compiled.num_bytes, math.inf)
         elif isinstance(error, GrammarError):
-            self._fail(job, forge.invalid(job.spec, error), math.inf)
+            self._fail(job, orders.invalid(job.spec, error), math.inf)
         else:
-            self._fail(job, forge.broken(job.spec, error), KEEP_S)
+            self._fail(job, orders.broken(job.spec, error), KEEP_S)
 
     def _fail(self, job: Job, failure: Failure, keep_s: float = 0.0) -> None:
         if failure.status == 500:
@@ -344,11 +356,10 @@ class Compiler:
         """Begin queued compiles as far as there is room for them."""
         while self._queue and self._has_room():
             try:
-                if self._forge is None:
-                    self._forge = Forge(self._setup.fileno())
-                if not self._is_forge_alive() or not self._forge.is_ready:
+                forge = self._open_forge()
+                if not self._is_forge_alive() or not forge.is_ready:
                     return
-                task = self._forge.compile(self._queue[0].encoded)
+                task = forge.compile(self._queue[0].encoded)
             except OSError:
                 self._bury_forge()
                 return
@@ -356,10 +367,22 @@ class Compiler:
             job.task = task
             job.started_s = task.started_s
 
+    def _open_forge(self) -> Forge:
+        """The one that there is, or a new one. Raises OSError."""
+        if self._setup is None:
+            vocabulary = self._make_vocabulary()
+            setup = orders.Setup(self._backend_name, vocabulary, self._timeout_s)
+            self._setup = os.fdopen(helper.memory_with(msgspec.msgpack.encode(setup)), "rb")
+            # nobody waits for it before the first load
+            self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
+        if self._forge is None:
+            self._forge = Forge(self._setup.fileno())
+        return self._forge
+
     def _has_room(self) -> bool:
         now_s = time.monotonic()
         running = [job.task for job in self._jobs.values() if job.task is not None]
-        quick = [task for task in running if now_s - task.started_s < 2 * forge.LOWER_AFTER_S]
+        quick = [task for task in running if now_s - task.started_s < 2 * orders.LOWER_AFTER_S]
         return len(quick) < self._max_parallel and len(running) < self._max_parallel + MAX_SLOW
 
     def _is_forge_alive(self) -> bool:

@@ -15,7 +15,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,14 +29,21 @@ from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
-
-MESSAGE = struct.Struct("<BI")
-"""To the forge: what to do, and the number of the compile that it is about."""
-
-COMPILE = 0  # comes with two descriptors: memory with the constraint, where the reply is put too, and a pipe's end
-END = 1  # a compile is over for the engine: its child is ended if it still runs
-READY, BEGUN, DONE = b"r", b"b", b"d"
-"""What the forge says once; what a child says when it has begun, and when its reply is complete."""
+from tureen.grammar.orders import (
+    BEGUN,
+    COMPILE,
+    DONE,
+    LOWER_AFTER_S,
+    MEMORY_BYTES,
+    MESSAGE,
+    READY,
+    Reply,
+    Setup,
+    broken,
+    invalid,
+    invalid_code,
+    too_complex,
+)
 
 IDLE = b"i"
 """What a child says to the forge when it can be used again: it was quick, and nothing is left behind in it."""
@@ -47,11 +53,7 @@ MAX_IDLE = 2
 MAX_USES = 100
 MAX_GROWTH_BYTES = 64 << 20
 
-MEMORY_BYTES = 1 << 30  # that a child may take on top of what it is born with
 MAX_REPLY_BYTES = 64 << 20
-LOWER_AFTER_S = 0.05
-"""A child that takes more processor time gets only what nobody else wants from then on."""
-
 MAX_QUICK_S = 1.0  # of time, however little of the processor it took
 
 PR_SET_PDEATHSIG = 1
@@ -61,29 +63,6 @@ WARM_UP = GrammarSpec(
     '"required": ["a", "b"], "additionalProperties": false}',
 )
 """Few texts fit it: some backends take a second for any string or number."""
-
-
-class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """What the forge is started with."""
-
-    backend: str
-    vocabulary: Vocabulary
-    timeout_s: float
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why there is no grammar: what the client is answered."""
-
-    status: int
-    code: str
-    message: str
-
-
-class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What a child has to say: what to load, or why there is nothing."""
-
-    source: bytes = b""
-    failure: Failure | None = None
 
 
 class Child(NamedTuple):
@@ -333,35 +312,6 @@ def _reply(compile_: Compile, spec: GrammarSpec) -> Reply:
         return Reply(failure=too_complex(spec, "it is nested too deeply"))
     except BaseException as error:  # noqa: BLE001 (a Rust library's panic is no Exception; none may pass for a crash)
         return Reply(failure=broken(spec, error))
-
-
-def invalid(spec: GrammarSpec, error: GrammarError) -> Failure:
-    """The client's constraint cannot be enforced."""
-    return Failure(400, invalid_code(spec), str(error))
-
-
-def invalid_code(spec: GrammarSpec) -> str:
-    return f"invalid_{spec.kind}"
-
-
-def too_complex(spec: GrammarSpec, why: str) -> Failure:
-    """Compiling takes more than there is."""
-    return Failure(
-        400,
-        "grammar_too_complex",
-        f"this {spec.kind} is too complex to compile: {why}; make it smaller: shorter lists of alternatives, "
-        "smaller bounds on lengths and repeats, less nesting",
-    )
-
-
-def broken(spec: GrammarSpec, error: BaseException) -> Failure:
-    """A fault of ours. It names no more than the place: the exception's text may hold what the client sent."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = f"{os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno}" if place else "?"
-    message = f"this {spec.kind} could not be compiled: internal error ({type(error).__name__} in {where})"
-    return Failure(500, "grammar_failed", message)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,11 @@ class NativeKit:
         capacity: Capacity,
         kv_dtype: str,
         progress: Progress,
+        first_plan: tuple[list[Planned], int] | None = None,
     ) -> None:
+        """first_plan: what `plan_weights` said of the weights that are loaded first."""
         self.model = model
+        self._first_plan = first_plan
         self._kernels = kernels
         self._pool = pool
         self._device = device
@@ -62,7 +65,7 @@ class NativeKit:
 
     def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
         """See Kit.load. Matrices are packed; vectors are float32."""
-        planned, weight_bytes = plan_weights(self._kernels, source, config, self.model, self._device)
+        planned, weight_bytes = self._planned(source, config)
         copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, weight_bytes) else None
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
         if weights is None:
@@ -77,6 +80,11 @@ class NativeKit:
             if copy:
                 copy.write(weights)
         return weights
+
+    def _planned(self, source: ModelSource, config: Config) -> tuple[list[Planned], int]:
+        """What `plan_weights` says, once of what is loaded first."""
+        first, self._first_plan = self._first_plan, None
+        return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
     def make_cache(self) -> Any:
         model, pages = self.model, (self._capacity.num_pages, self._capacity.page_size)
@@ -106,9 +114,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
         kernels, model.num_layers, (config.page_size, model.num_kv_heads, model.head_dim, kv_dtype)
     )
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
-    _, weight_bytes = plan_weights(kernels, source, config, model, device)
-    capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress), source, config)
+    plan = plan_weights(kernels, source, config, model, device)
+    capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
+    parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-import regex
 from msgspec import Meta
 
 from tureen.errors import InvalidRequest, echo
@@ -23,8 +23,8 @@ MAX_N = 128
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
-COUNTS, NUMBERS = regex.compile(r"\{([^{}]*)\}"), regex.compile("[0-9]+")
-VERBOSE_FLAG = regex.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
+COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
+VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -189,6 +189,10 @@ def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if not patterns:
+        return
+    import regex  # noqa: PLC0415 - when it is first needed: start-up does without
+
     for pattern in patterns:
         if VERBOSE_FLAG.search(pattern):
             yield "stop_regex", f"{echo(pattern)} uses the flag x, which is not supported"

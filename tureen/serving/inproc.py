@@ -32,6 +32,7 @@ from tureen.types import (
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 
 CLOSE_TIMEOUT_S = 10.0
+REPORT_S = 0.05
 
 log = get_logger("serving")
 
@@ -51,6 +52,8 @@ class InprocClient:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._last_sign = time.monotonic()
         self._watcher: asyncio.Task[None] | None = None
+        self._phase = ""  # that was reported last, and when
+        self._reported_s = 0.0
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
         """Returns when the engine is ready. Raises StartupError when it cannot be built."""
@@ -105,6 +108,11 @@ class InprocClient:
         Loop(engine, self._take, self._publish).run()
 
     def _report(self, phase: str, done: int, total: int) -> None:
+        """Not every weight: each report takes the interpreter from the thread that loads them."""
+        now = time.monotonic()
+        if phase == self._phase and done < total and now - self._reported_s < REPORT_S:
+            return
+        self._phase, self._reported_s = phase, now
         self._publish(Phase(phase, done, total))
 
     def _take(self, wait_s: float | None) -> list[ToEngine]:

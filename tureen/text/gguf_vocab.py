@@ -106,7 +106,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     build = PRE_TOKENIZERS.get(pre)
     if build is None:
         raise StartupError(f"tokenizer.ggml.pre {echo(pre)} is not known; these are: {', '.join(PRE_TOKENIZERS)}")
-    merges = [tuple(merge.split(" ", 1)) for merge in _get(metadata, "merges", list)]
+    merges = [merge.partition(" ")[::2] for merge in _get(metadata, "merges", list)]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in IGNORE_MERGES))
     backend.pre_tokenizer = build()

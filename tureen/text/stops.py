@@ -6,11 +6,12 @@ import time
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
-
-import regex
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tureen.errors import RequestFailed
+
+if TYPE_CHECKING:
+    import regex
 
 SEARCH_TIMEOUT_S: Final = 0.05  # of one search, and of all searches for one token
 SEARCH_PER_TOKEN_S: Final = 0.002  # in the long run
@@ -85,6 +86,8 @@ class StopPatterns:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
+        import regex  # noqa: PLC0415 - when it is first needed: start-up does without
+
         self._patterns = [regex.compile(pattern) for pattern in dict.fromkeys(patterns)]
         self._starts = [0] * len(self._patterns)  # where a match may still begin
         self._text = ""

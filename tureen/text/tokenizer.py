@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
@@ -30,7 +32,9 @@ class Tokenizer:
         chat_template: str | None = None,
         tool_template: str | None = None,
         named_tokens: Mapping[str, str] | None = None,
+        max_token_chars: int | None = None,
     ) -> None:
+        """max_token_chars: of the vocabulary's longest token, where that is known; else it is looked for."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -41,7 +45,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in steps
         self._byte_fallback = "ByteFallback" in steps
         self.vocab_size: int = backend.get_vocab_size()
-        self.max_token_chars: int = max(map(len, backend.get_vocab()), default=1)
+        self.max_token_chars: int = max_token_chars or max(map(len, backend.get_vocab()), default=1)
         self.special_ids = frozenset(i for i, token in self.added_tokens.items() if token.special)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.bos_token_id = bos_token_id
@@ -98,6 +102,27 @@ class Tokenizer:
         if piece is None:
             piece = self._bytes[token_id] = self._compute_bytes(token_id)
         return piece
+
+    def all_token_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id, for the whole vocabulary at once."""
+        if self._byte_level and len(self._bytes) < self.vocab_size:
+            self._bytes = {**self._all_byte_level(), **self._bytes}
+        return [self.token_bytes(token_id) for token_id in range(self.vocab_size)]
+
+    def _all_byte_level(self) -> dict[int, bytes]:
+        """Of the tokens that are spelled in GPT-2's alphabet."""
+        tokens = [self._id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
+        units = np.frombuffer("\0".join([*tokens, ""]).encode("utf-16-le", "surrogatepass"), np.uint16)
+        codes = CODES[units]
+        ends = np.flatnonzero(codes == END_CODE)
+        if len(ends) != len(tokens):  # a token with a zero byte in it
+            return {}
+        data = codes.astype(np.uint8).tobytes()
+        starts = [0, *(ends[:-1] + 1).tolist()]
+        others = set(np.searchsorted(ends, np.flatnonzero(codes == OTHER_CODE)).tolist())
+        others.update(self.added_tokens, (token_id for token_id, token in enumerate(tokens) if not token))
+        spans = enumerate(zip(starts, ends.tolist(), strict=True))
+        return {token_id: data[start:end] for token_id, (start, end) in spans if token_id not in others}
 
     def token_text(self, token_id: int) -> str:
         """The token alone, as in running text; U+FFFD where it is not whole characters."""
@@ -161,6 +186,18 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR: Final = _byte_level_alphabet()
+END_CODE, OTHER_CODE = 0x100, 0x101
+
+
+def _byte_level_codes() -> NDArray[np.uint16]:
+    """By UTF-16 unit: the byte that the character stands for; END_CODE for zero, OTHER_CODE where there is none."""
+    codes = np.full(1 << 16, OTHER_CODE, np.uint16)
+    codes[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
+    codes[0] = END_CODE
+    return codes
+
+
+CODES: Final = _byte_level_codes()
 
 
 def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -173,6 +210,7 @@ def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         bos_token_id=gguf_vocab.special_id(metadata, "bos_token_id", backend.get_vocab_size()),
         chat_template=template if isinstance(template, str) else None,
         named_tokens=gguf_vocab.named_tokens(metadata),
+        max_token_chars=max(map(len, metadata["tokenizer.ggml.tokens"])),
     )
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import echo
+from tureen.weights.gguf_strings import StringFault, Strings, locate
 from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
 
 MAGIC: Final = b"GGUF"
@@ -61,26 +62,6 @@ class _Fault(Exception):
     """What is wrong with the file, without its name."""
 
 
-class _Strings(NamedTuple):
-    """An array of strings that lies in the file."""
-
-    data: mmap.mmap
-    at: int  # where the length of the first is
-    length: int
-
-    def decode(self) -> list[str]:
-        data, at, read_len = self.data, self.at, U64.unpack_from
-        strings: list[str] = []
-        try:
-            for _ in range(self.length):
-                start = at + 8
-                at = start + read_len(data, at)[0]
-                strings.append(data[start:at].decode())
-        except UnicodeDecodeError:
-            raise _Fault(f"the string at byte {start} is not UTF-8") from None
-        return strings
-
-
 class Metadata(Mapping[str, Any]):
     """Every key. Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for: they
     are large, and nobody needs them for long. Raises StartupError for a string that is not UTF-8."""
@@ -91,11 +72,11 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
-        if not isinstance(value, _Strings):
+        if not isinstance(value, Strings):
             return value
         try:
             return value.decode()
-        except _Fault as fault:
+        except StringFault as fault:
             raise unusable(self._path, str(fault)) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -115,7 +96,7 @@ class GgufFile(MappedFile):
         super().__init__(path)
         try:
             header = _Header(self._map)
-        except _Fault as fault:
+        except (_Fault, StringFault) as fault:
             raise unusable(path, str(fault)) from None
         self.metadata = Metadata(path, header.metadata)
         self.tensors = header.tensors
@@ -174,7 +155,7 @@ class _Header:
         if kind == ARRAY:
             self._require(12, count, "arrays")
             parts = [self._array(nesting - 1) for _ in range(count)]
-            return [part.decode() if isinstance(part, _Strings) else part for part in parts]
+            return [part.decode() if isinstance(part, Strings) else part for part in parts]
         return self._numbers(kind, count)
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
@@ -186,18 +167,12 @@ class _Header:
         stored = np.frombuffer(self._data[start : self._at], np.uint8 if kind == BOOL else dtype)
         return stored != 0 if kind == BOOL else stored
 
-    def _strings(self, count: int) -> _Strings:
+    def _strings(self, count: int) -> Strings:
         self._require(8, count, "strings")
         if count > MAX_STRINGS:
             raise _Fault(f"metadata has an array of {count} strings, at most {MAX_STRINGS} are read")
-        strings = _Strings(self._data, self._at, count)
-        size, at, read_len = self._size, self._at, U64.unpack_from
-        for _ in range(count):
-            start = at + 8
-            at = start + read_len(self._data, at)[0] if start <= size else size + 1
-            if at > size:
-                raise _Fault(f"truncated or corrupt: a string at byte {start} ends beyond the file")
-        self._at = at
+        strings = locate(self._data, self._at, count)
+        self._at = strings.end
         return strings
 
     def _string(self) -> str:

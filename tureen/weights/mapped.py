@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import StartupError
+
+MAX_AHEAD_BYTES = 256 << 20
+"""More would push what is needed sooner out of the memory of small machines."""
 
 
 class Encoding(NamedTuple):
@@ -46,6 +52,7 @@ class MappedFile:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                _fetch_ahead(os.dup(file.fileno()), len(self._map))
         except ValueError:
             raise unusable(path, "corrupt: the file is empty") from None
         except FileNotFoundError:
@@ -65,6 +72,19 @@ class MappedFile:
         end = (tensor.offset + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
+    """Have the system read the file, if it has not got it, while other things are done. Closes the descriptor.
+
+    Nothing is copied. Advice (posix_fadvise) would have to be given piece by piece, each time behind all other threads.
+    """
+
+    def fetch() -> None:
+        with suppress(OSError), open(descriptor, "rb") as file, open(os.devnull, "wb") as nowhere:
+            os.sendfile(nowhere.fileno(), file.fileno(), 0, min(num_bytes, MAX_AHEAD_BYTES))
+
+    threading.Thread(target=fetch, name="read-ahead", daemon=True).start()
 
 
 def unusable(path: Path, fault: str) -> StartupError:

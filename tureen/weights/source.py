@@ -57,6 +57,14 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
             raise StartupError(f"model {config}: gguf_file must name a file of that folder, got {echo(name)}")
         return GgufFile(self.path / name)
 
+    @cached_property
+    def gguf_config(self) -> dict[str, Any] | None:
+        """What config.json would say of the language model in the GGUF file, read once. Raises StartupError."""
+        if self.gguf is None:
+            return None
+        with _naming(self.gguf.path):
+            return gguf_config(self.gguf)
+
 
 def resolve_model(
     model: str, *, cache_dir: Path, revision: str | None = None, progress: Progress = no_progress
@@ -182,11 +190,10 @@ def model_config(source: ModelSource) -> dict[str, Any]:
 
     Raises StartupError naming the file and what is wrong or not supported.
     """
-    if source.gguf is not None:
-        with _naming(source.gguf.path):
-            text = gguf_config(source.gguf)
+    text = source.gguf_config
+    if text is not None:
         if source.format == "gguf":
-            return text
+            return dict(text)
         return {**_json_object(source.path / "config.json"), "text_config": text, "eos_token_id": text["eos_token_id"]}
     config = llava_original.translated(_json_object(source.path / "config.json"))
     generation = source.path / "generation_config.json"

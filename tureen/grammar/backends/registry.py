@@ -37,6 +37,13 @@ BACKENDS = {
 
 def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
     """The backend's class, its module imported. Raises StartupError when it is unknown or its packages are missing."""
+    check_backend(name)
+    backend: Callable[[Vocabulary, Encode], Backend] = importlib.import_module(BACKENDS[name].module).Backend
+    return backend
+
+
+def check_backend(name: str) -> None:
+    """Imports nothing. Raises StartupError when it is unknown or its packages are missing."""
     entry = BACKENDS.get(name)
     if entry is None:
         raise StartupError(f"--grammar-backend is {echo(name)}; choose one of {', '.join([*BACKENDS, 'none'])}")
@@ -47,5 +54,3 @@ def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
             f"--grammar-backend {name} needs {' and '.join(missing)}, which is not installed; type: {entry.install} "
             f"(or choose {' or '.join(others)}, or none)"
         )
-    backend: Callable[[Vocabulary, Encode], Backend] = importlib.import_module(entry.module).Backend
-    return backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.grammar.base import Mask, Vocabulary
 
@@ -14,11 +15,14 @@ class TokenSets:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = set(vocabulary.eos_token_ids)
-        self._texts = tuple(token if index not in ends else b"" for index, token in enumerate(vocabulary.tokens))
+        self._texts = list(vocabulary.tokens)
         self.count = len(self._texts)
+        for index in ends:
+            if index < self.count:
+                self._texts[index] = b""
         self.words = -(-vocabulary.size // 32)
         self.ends = packed(ends, vocabulary.size)
-        self.texts = packed((index for index, token in enumerate(self._texts) if token), vocabulary.size)
+        self.texts = packed(np.flatnonzero(np.fromiter(map(bool, self._texts), bool, self.count)), vocabulary.size)
 
     def is_text(self, token_id: int) -> bool:
         """The token stands for bytes."""
@@ -29,8 +33,8 @@ class TokenSets:
         return b"".join([self._texts[token_id] for token_id in token_ids])
 
 
-def packed(token_ids: Iterable[int], size: int) -> Mask:
+def packed(token_ids: Iterable[int] | NDArray[np.intp], size: int) -> Mask:
     """[ceil(size / 32)]: the bits of these tokens."""
     bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
-    bits[list(token_ids)] = 1
+    bits[token_ids if isinstance(token_ids, np.ndarray) else list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)

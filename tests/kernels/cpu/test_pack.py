@@ -299,13 +299,11 @@ for matrix_format in ("F32", "BF16", "Q8_ROW", "Q4_1"):
 
 def test_floats_are_packed_into_the_same_bytes_with_every_instruction_set():
     found = {}
-    for name in ("avx512", "avx2", "neon", "portable"):
+    for name in [name for name, runs, _ in native.isas() if runs]:
         environment = os.environ | {"TUREEN_CPU_ISA": name}
         run = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, env=environment)
-        if run.returncode == 0:
-            found[name] = run.stdout
-        else:
-            assert "this processor runs:" in run.stderr
+        assert run.returncode == 0, run.stderr
+        found[name] = run.stdout
     assert "portable" in found
     assert len(set(found.values())) == 1, found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import process_state
 import pytest
 
 from tureen import config
@@ -11,6 +13,27 @@ from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
 wait_politely()  # before any test loads torch
+
+
+STATE = pytest.StashKey[dict]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[STATE] = process_state.read()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves the process otherwise than it found it fails, and not the one after it."""
+    result = yield
+    before = item.stash[STATE]
+    changed = process_state.changes(before, process_state.read())
+    if changed:
+        process_state.restore(before)
+        pytest.fail("this test, or a fixture of it, leaves behind: " + "; ".join(changed), pytrace=False)
+    return result
 
 
 @pytest.fixture(scope="session")

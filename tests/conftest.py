@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,24 @@ from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
 wait_politely()  # before any test loads torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        chance = random.Random(seed)
+        items[:] = [
+            item
+            for path in chance.sample(list(files), len(files))
+            for item in chance.sample(files[path], len(files[path]))
+        ]
 
 
 STATE = pytest.StashKey[dict]()

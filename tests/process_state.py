@@ -9,11 +9,14 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
+OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest changes, or torch sets when its compiler is imported, always to the same."""
+
 
 def read() -> dict[str, Any]:
     """torch's only where it has been imported: a test that imports it may not change them either."""
-    state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
-    state.pop("os.environ['PYTEST_CURRENT_TEST']", None)
+    kept = {name: value for name, value in os.environ.items() if name not in OF_IMPORTS}
+    state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in kept.items()}
     state["os.getcwd()"] = os.getcwd()
     state |= {f"handler of {number.name}": signal.getsignal(number) for number in SIGNALS}
     torch = sys.modules.get("torch")
@@ -37,7 +40,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def restore(before: dict[str, Any]) -> None:
     """What can be: so that only the test that changed it fails."""
     wanted = {name[12:-2]: value for name, value in before.items() if name.startswith("os.environ[")}
-    for name in os.environ.keys() - wanted.keys() - {"PYTEST_CURRENT_TEST"}:
+    for name in os.environ.keys() - wanted.keys() - set(OF_IMPORTS):
         del os.environ[name]
     os.environ.update(wanted)
     os.chdir(before["os.getcwd()"])

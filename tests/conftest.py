@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
 wait_politely()  # before any test loads torch
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch's, on every machine: as many as tests give their runners
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,6 +32,16 @@ def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype):
 
 
 @pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [sigmoid, tanh], ids=lambda function: function.__name__)
+def test_one_number_a_row_gives_the_same_bits_among_any_number_of_rows(function, dtype):
+    x = torch.randn(4096, 1, generator=torch.Generator().manual_seed(1)).mul_(4).to(dtype)
+    expected = function(x)
+    for rows in (*ROWS, 4095):
+        assert torch.equal(function(x[-rows:]), expected[-rows:])
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("head_dim", [20, 64])
 def test_a_rotated_token_is_the_same_among_any_number_of_tokens(head_dim):
     x = torch.randn(300, 9, head_dim, generator=torch.Generator().manual_seed(1))

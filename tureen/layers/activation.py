@@ -72,11 +72,13 @@ def _telling_rows(function: Function, size: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(size)
     numbers = torch.randn(TRIED, generator=generator).mul_(4).to(dtype)
     ones = torch.ones_like(numbers)
-    in_vectors = function(torch.cat((numbers, ones))[None])[0, :TRIED]
-    alone = function(torch.stack((numbers, ones), 1))[:, 0]
+    is_gated = function in (_silu_and_mul, _gelu_tanh_and_mul)
+    in_vectors = function(torch.cat((numbers, ones))[None] if is_gated else numbers[None])[0, :TRIED]
+    apart = torch.stack((numbers, ones), 1)  # numbers that do not stand side by side are computed one by one
+    alone = function(apart if is_gated else apart[:, :1])[:, 0]
     telling = numbers[in_vectors != alone]
     telling = telling if len(telling) else numbers
     rows = telling[torch.randint(len(telling), (3, size), generator=generator)]
-    if function in (_silu_and_mul, _gelu_tanh_and_mul):
+    if is_gated:
         rows[:, size // 2 :] = 1
     return rows

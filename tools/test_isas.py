@@ -20,7 +20,7 @@ ONEDNN = {
 }
 """Its names, and the flag in /proc/cpuinfo of a processor that has the set."""
 ATEN = {"default": "", "avx2": "avx2", "avx512": "avx512bw"}
-TORCH_TESTS = (
+TORCH_TESTS: tuple[str, ...] = (
     "tests/kernels/test_linear.py",
     "tests/kernels/test_rows.py",
     "tests/layers",
@@ -28,7 +28,7 @@ TORCH_TESTS = (
     "tests/runner/test_torch_batch_invariance.py",
     "tests/vision/test_llava_models.py",
 )
-NATIVE_TESTS = (
+NATIVE_TESTS: tuple[str, ...] = (
     "tests/runner/test_batch_invariance.py",
     "tests/models/test_smollm2.py",
     "tests/e2e/test_server.py::test_the_model_answers_a_question_and_says_why_it_stopped",

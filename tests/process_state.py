@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest changes, or torch sets when its compiler is imported, always to the same."""
@@ -18,7 +16,6 @@ def read() -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if name not in OF_IMPORTS}
     state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in kept.items()}
     state["os.getcwd()"] = os.getcwd()
-    state |= {f"handler of {number.name}": signal.getsignal(number) for number in SIGNALS}
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_default_dtype"):
         state["torch.get_num_threads()"] = torch.get_num_threads()

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any
 
-
 OF_IMPORTS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that pytest changes, or torch sets when its compiler is imported, always to the same."""
 

@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients check check-native fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast test-clients test-isas check check-native fix bench gpu-check docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ test-clients: $(STAMP) ## official clients of the APIs against a real server; AR
 
 check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as lesser processors
 	@$(BIN)/python tools/check_native.py $(ARGS)
+
+test-isas: $(DEV) native ## what depends on instruction sets, under each that this machine has
+	@$(BIN)/python tools/test_isas.py $(ARGS)
 
 fix: $(DEV) ## format and repair what can be repaired by a tool
 	@$(BIN)/ruff format --quiet .

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
+import process_state
 import pytest
 
 from tureen import config
@@ -11,6 +15,46 @@ from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
 wait_politely()  # before any test loads torch
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch's, on every machine: as many as tests give their runners
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("shuffle")
+    if seed is not None:
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        chance = random.Random(seed)
+        items[:] = [
+            item
+            for path in chance.sample(list(files), len(files))
+            for item in chance.sample(files[path], len(files[path]))
+        ]
+
+
+STATE = pytest.StashKey[dict]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[STATE] = process_state.read()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test that leaves the process otherwise than it found it fails, and not the one after it."""
+    result = yield
+    before = item.stash[STATE]
+    changed = process_state.changes(before, process_state.read())
+    if changed:
+        process_state.restore(before)
+        pytest.fail("this test, or a fixture of it, leaves behind: " + "; ".join(changed), pytrace=False)
+    return result
 
 
 @pytest.fixture(scope="session")

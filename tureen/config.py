@@ -76,7 +76,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta(
             "model",
             "Type of weights and activations. auto = native kernels: block formats as stored, all else "
-            "bfloat16; torch: bfloat16 where the device is good at it, else float32.",
+            "bfloat16; torch: bfloat16 where the processor has instructions for it (AVX512_BF16, AMX), else float32.",
         ),
     ] = "auto"
     quantization: Annotated[

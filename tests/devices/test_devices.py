@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tureen.devices import base, cpu, cuda
+from tureen.devices import base, cpu, cuda, dtypes
 from tureen.devices.base import resolve_device
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
@@ -59,6 +59,25 @@ def test_torch_is_asked_for_cuda_only_where_there_is_a_driver(tmp_path, monkeypa
     assert resolve_device("auto").type == "cpu"
     (tmp_path / "driver").touch()
     assert resolve_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("onednn", "instructions", "limit", "dtype"),
+    [
+        (True, True, "", torch.bfloat16),
+        (True, True, "AVX512_CORE_BF16", torch.bfloat16),
+        (True, True, "avx512_core_vnni", torch.float32),
+        (True, True, "AVX512_CORE", torch.float32),
+        (True, False, "", torch.float32),  # AVX-512 alone: oneDNN has bfloat16, by way of float32
+        (False, True, "AVX2", torch.float32),
+    ],
+)
+def test_bfloat16_is_the_default_where_the_processor_multiplies_it(monkeypatch, onednn, instructions, limit, dtype):
+    monkeypatch.setattr(dtypes.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(dtypes, "has_onednn_bfloat16", lambda: onednn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert default_dtype(resolve_device("cpu")) is dtype
 
 
 def test_an_unknown_device_is_refused():

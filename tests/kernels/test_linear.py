@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from tureen.devices.base import resolve_device
-from tureen.kernels.linear import can_pack, linear, pack
+from tureen.kernels.linear import _cancelling, linear, pack
 
 
 def cancelling(rows, size, dtype):
@@ -15,16 +15,45 @@ def cancelling(rows, size, dtype):
     return torch.cat((x, other), 1).to(dtype), torch.cat((half, -half), 1).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [64, 576, 1536, 4096])
-def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype):
+def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype, is_packed):
     x, weight = cancelling(700, size, dtype)
-    if not can_pack(weight):
-        pytest.skip("no fast path for this type on this machine")
-    packed, bias = pack(weight.clone()), torch.arange(48, dtype=dtype)
-    expected = linear(x, packed, bias)
+    bias = torch.arange(48, dtype=dtype)
+    given = pack(weight.clone(), bias) if is_packed else weight
+    expected = linear(x, given, bias)
     for rows in (1, 2, 3, 7, 8, 16, 17, 33, 64, 100, 257, 512, 699):
-        assert torch.equal(linear(x[:rows].contiguous(), packed, bias), expected[:rows])
+        assert torch.equal(linear(x[:rows].contiguous(), given, bias), expected[:rows])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [1, 1536])
+def test_a_row_gives_the_same_bits_at_any_place(outputs, dtype):
+    x, weight = cancelling(40, 576, dtype)
+    weight = pack(weight.repeat(outputs // 48 + 1, 1)[:outputs])
+    expected = linear(x[:1], weight)
+    for place in (1, 2, 5, 16, 31, 39):
+        assert torch.equal(linear(x.roll(place, 0), weight)[place], expected[0])
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (1, 3), (7, 1), (2048, 2100)])
+def test_of_the_probe_s_products_nothing_is_left_but_rounding(shape):
+    rows, weight = _cancelling(*shape, torch.bfloat16)
+    exact = rows.double() @ weight.double().T
+    assert rows.shape == (3, shape[0])
+    assert weight.shape == shape[::-1]
+    assert exact.abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tureen.layers.activation import gelu_tanh_and_mul, silu_and_mul
+from tureen.layers.activation import gelu_tanh_and_mul, sigmoid, silu_and_mul, tanh
 from tureen.layers.norm import RMSNorm
 from tureen.layers.rope import RopeConfig
 from tureen.layers.rotary import RopeTable, rotate
@@ -25,10 +25,38 @@ def test_a_row_gives_the_same_bits_among_any_number_of_rows(size, dtype):
     x = torch.randn(300, size, generator=torch.Generator().manual_seed(size)).to(dtype)
     norm = RMSNorm(size, 1e-5)
     dict(norm.weights("norm"))["norm.weight"].uniform_(0.5, 2)
-    for function in (silu_and_mul, gelu_tanh_and_mul, norm):
+    for function in (silu_and_mul, gelu_tanh_and_mul, sigmoid, tanh, norm):
         expected = function(x)
         for rows in ROWS:
             assert torch.equal(function(x[:rows]), expected[:rows])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [sigmoid, tanh], ids=lambda function: function.__name__)
+def test_one_number_a_row_gives_the_same_bits_among_any_number_of_rows(function, dtype):
+    x = torch.randn(4096, 1, generator=torch.Generator().manual_seed(1)).mul_(4).to(dtype)
+    expected = function(x)
+    for rows in (*ROWS, 4095):
+        assert torch.equal(function(x[-rows:]), expected[-rows:])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_a_rotated_token_is_the_same_among_any_number_of_tokens(head_dim):
+    x = torch.randn(300, 9, head_dim, generator=torch.Generator().manual_seed(1))
+    cos, sin = RopeTable(RopeConfig(theta=10000.0), head_dim, 300, torch.device("cpu")).at(torch.arange(300))
+    expected = rotate(x, cos, sin)
+    for rows in ROWS:
+        assert torch.equal(rotate(x[:rows], cos[:rows], sin[:rows]), expected[:rows])
+
+
+@pytest.mark.usefixtures("threads")
+def test_adding_a_multiple_in_place_gives_the_same_bits_among_any_number_of_rows():
+    x, y = (torch.randn(300, 1153, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    expected = x.clone().add_(y, alpha=0.22)
+    for rows in ROWS:
+        assert torch.equal(x[:rows].clone().add_(y[:rows], alpha=0.22), expected[:rows])
 
 
 def test_gated_activations_multiply_the_activated_first_half_by_the_second():

@@ -43,7 +43,7 @@ class Adapted(Running):
 def make_runner(folder, kernels, dtype="float32"):
     if kernels == "native" and native.load() is None:
         pytest.skip(native.MISSING)
-    config = Config(device="cpu", dtype=dtype, kernels=kernels, page_size=8, max_total_tokens=2048, num_threads=1)
+    config = Config(device="cpu", dtype=dtype, kernels=kernels, page_size=8, max_total_tokens=2048, num_threads=2)
     return load_runner(folder_source(folder), config)
 
 

@@ -2,10 +2,8 @@
 
 The result of a query does not depend on what it is batched with. Keys are gathered from position 0 (or from a
 multiple of KEY_BLOCK, where a sliding window begins later), padded to fixed sizes, and masked with -inf, so that
-padding adds exact zeros to sums of one fixed order. On CPU this holds bit for bit: torch's kernel walks the keys in
-blocks of KEY_BLOCK and the queries in tiles of QUERY_TILE or multiples of it, and for the sizes that `_padded_keys`
-and `_padded_queries` allow, every block and tile is summed alike (measured with AVX-512). On other devices it holds
-as far as their kernel does.
+padding adds exact zeros to sums of one fixed order; queries are padded likewise. On a CPU the sizes are those that a
+probe has found to give the same bits: see `tiles.py`. On other devices it holds as far as their kernel does.
 Padding repeats the row's own first key: a page's unused places may hold anything, NaN too, and are never read.
 """
 
@@ -20,10 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tureen.attention.base import LayerShape, ModelInput, Span
+from tureen.attention.tiles import KEY_BLOCK, Tiles, scaled_dot_product, tiles
 
-KEY_PAD = 16
-KEY_BLOCK = 512
-QUERY_TILE = 32
 QUERY_PIECE = 256  # queries of one row attended at once
 MASK_ELEMENTS = 1 << 24  # most elements of one group's mask
 LEAST_BUCKET = 256  # rows with at most this many keys share a group
@@ -49,7 +45,7 @@ class Group(NamedTuple):
     )  # int64 [rows * queries], short pieces padded with their last token; None = all tokens in order
     queries: int
     key_slots: Tensor  # int64 [rows * keys]
-    mask: Tensor  # [rows, 1, heads per kv head * queries, keys]: 0 or -inf
+    mask: Tensor  # [rows, 1, heads per kv head * queries and padding, keys]: 0 or -inf
 
 
 class ReferenceAttention:
@@ -64,18 +60,21 @@ class ReferenceAttention:
         self._keys = [pool.view(-1, *pool.shape[2:]) for pool in keys]
         self._values = [pool.view(-1, *pool.shape[2:]) for pool in values]
         self._dtype = keys[0].dtype
+        self._device = keys[0].device
+        for layer in dict.fromkeys(self._layers):
+            self._tiles(layer)  # now rather than while somebody waits
         self._kv_slots = torch.empty(0, dtype=torch.int64)
         self._groups: dict[tuple[int | None, int], list[Group]] = {}
 
     def plan(self, inputs: ModelInput) -> None:
         self._kv_slots = inputs.kv_slots
-        pieces = _pieces(inputs.spans)
         self._groups = {}
         for layer in self._layers:
             kind = _kind(layer)
             if kind not in self._groups:
-                split = _split(pieces, kind[1])
-                self._groups[kind] = [self._group(part, kind, inputs, alone=len(split) == 1) for part in split]
+                sizes = self._tiles(layer)
+                split = _split(_pieces(inputs.spans, sizes.most_queries(kind[1])), kind[1])
+                self._groups[kind] = [self._group(part, kind, sizes, inputs, alone=len(split) == 1) for part in split]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         shape, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
@@ -92,12 +91,17 @@ class ReferenceAttention:
                 out.index_copy_(0, group.tokens, _attend(q.index_select(0, group.tokens), keys, values, group, shape))
         return out
 
-    def _group(self, pieces: list[Piece], kind: tuple[int | None, int], inputs: ModelInput, *, alone: bool) -> Group:
+    def _tiles(self, layer: LayerShape) -> Tiles:
+        return tiles(layer.num_kv_heads, layer.head_dim, layer.softcap, self._dtype, self._device)
+
+    def _group(
+        self, pieces: list[Piece], kind: tuple[int | None, int], sizes: Tiles, inputs: ModelInput, *, alone: bool
+    ) -> Group:
         window, heads_per_kv = kind
-        queries = _padded_queries(max(piece.length for piece in pieces), heads_per_kv, self._dtype)
+        queries = max(piece.length for piece in pieces)
         ends = np.array([piece.num_keys for piece in pieces])
         first = _first_key(pieces, window)
-        width = _padded_keys(int(ends.max()) - first)
+        width = sizes.padded_keys(int(ends.max()) - first)
         slots = self._key_slots(pieces, first, width, ends)
         offsets = np.minimum(np.arange(queries), np.array([[piece.length - 1] for piece in pieces]))
         tokens = offsets + np.array([[piece.span.first + piece.begin] for piece in pieces])
@@ -105,12 +109,14 @@ class ReferenceAttention:
         in_order = alone and tokens.size == inputs.token_ids.shape[0]
         device = inputs.token_ids.device
         mask = _mask(torch.from_numpy(positions).to(device), first, width, window, self._dtype)
-        mask = mask[:, None, None].expand(-1, 1, heads_per_kv, -1, -1)
+        padded = sizes.padded_queries(heads_per_kv * queries)
+        if queries > 1:
+            mask = functional.pad(mask.repeat(1, heads_per_kv, 1), (0, 0, 0, padded - heads_per_kv * queries))
         return Group(
             None if in_order else torch.from_numpy(tokens.reshape(-1)).to(device),
             queries,
             torch.from_numpy(slots.reshape(-1)).to(device),
-            mask.reshape(len(pieces), 1, heads_per_kv * queries, width) if queries > 1 else mask.squeeze(3),
+            mask[:, None].expand(-1, 1, padded, -1),
         )
 
     def _key_slots(self, pieces: list[Piece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
@@ -131,11 +137,10 @@ def _kind(layer: LayerShape) -> tuple[int | None, int]:
     return layer.window, layer.num_heads // layer.num_kv_heads
 
 
-def _pieces(spans: Sequence[Span]) -> list[Piece]:
+def _pieces(spans: Sequence[Span], most: int) -> list[Piece]:
+    most = min(most, QUERY_PIECE)
     return [
-        Piece(span, begin, min(QUERY_PIECE, span.length - begin))
-        for span in spans
-        for begin in range(0, span.length, QUERY_PIECE)
+        Piece(span, begin, min(most, span.length - begin)) for span in spans for begin in range(0, span.length, most)
     ]
 
 
@@ -165,21 +170,6 @@ def _first_key(pieces: list[Piece], window: int | None) -> int:
     return max(0, least // KEY_BLOCK * KEY_BLOCK)
 
 
-def _padded_keys(number: int) -> int:
-    width = -(-number // KEY_PAD) * KEY_PAD
-    if width % KEY_BLOCK > KEY_BLOCK // 2:  # a last block of such a size would be summed in two uneven halves
-        return -(-width // KEY_BLOCK) * KEY_BLOCK
-    return width
-
-
-def _padded_queries(number: int, heads_per_kv: int, dtype: torch.dtype) -> int:
-    """So many that the last tile of QUERY_TILE, counting each head, is not so small that another kernel computes it."""
-    least = 2 if dtype == torch.bfloat16 else QUERY_TILE // 2
-    while 0 < number * heads_per_kv % QUERY_TILE < least:
-        number += 1
-    return number
-
-
 def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:
     """positions [rows, queries] -> [rows, queries, width]: 0 where the query sees the key, else -inf."""
     keys = torch.arange(first, first + width, device=positions.device)
@@ -196,10 +186,8 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, shape: LayerS
     v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
     q = q.reshape(rows, queries, kv_heads, -1, shape.head_dim)
     q = q.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, shape.head_dim)
-    if shape.softcap is None:
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=shape.scale)
-    else:
-        scores = torch.tanh(q @ k.transpose(2, 3) * (shape.scale / shape.softcap)) * shape.softcap + group.mask
-        out = scores.float().softmax(dim=-1).to(v.dtype) @ v
-    out = out.view(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
+    length = q.shape[2]
+    q = functional.pad(q, (0, 0, 0, group.mask.shape[2] - length))
+    out = scaled_dot_product(q, k, v, group.mask, shape.scale, shape.softcap)[:, :, :length]
+    out = out.reshape(rows, kv_heads, -1, queries, shape.head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * queries, -1)

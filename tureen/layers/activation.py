@@ -1,4 +1,8 @@
-"""Gated activations: of [tokens, 2 * size], the first half activated times the second."""
+"""Gated activations: of [tokens, 2 * size], the first half activated times the second. Functions of single numbers.
+
+torch computes what is left over where a vector or a thread's share ends with another exp or tanh than the rest, so that
+a number's last bits depend on its place. `by_rows` keeps to numbers of rows of which it is probed that they do not.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-GRAIN = 32768  # torch gives a CPU thread at least this many elements,
-GELU_SHARED = 16384  # but shares gelu of more elements than this among all threads
+from tureen.kernels.rows import SIZES, agreeing_sizes, by_pieces
+
+Function = Callable[[Tensor], Tensor]
+
+PROBE_ELEMENTS = 1 << 21  # most of a probe; more rows are computed in pieces
+TRIED = 1 << 16  # numbers among which those are sought that show the difference
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    return _by_whole_rows(_silu_and_mul, x, _threads_for_most)
+    return by_rows(_silu_and_mul, x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    return _by_whole_rows(_gelu_tanh_and_mul, x, _threads_for_gelu)
+    return by_rows(_gelu_tanh_and_mul, x)
 
 
-GATED: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
+GATED: dict[str, Function] = {"silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
 """By the name in a model's config."""
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return by_rows(torch.sigmoid, x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return by_rows(torch.tanh, x)
+
+
+def by_rows(function: Function, x: Tensor) -> Tensor:
+    """function(x) for x [rows, size]; on a CPU a row's bits do not depend on the others. See kernels/rows.py."""
+    if x.device.type != "cpu":
+        return function(x)
+    return by_pieces(function, x.contiguous(), _sizes(function, x.shape[1], x.dtype, torch.get_num_threads()))
 
 
 def _silu_and_mul(x: Tensor) -> Tensor:
@@ -35,35 +58,27 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-def _threads_for_most(elements: int, threads: int) -> int:
-    return min(threads, -(-elements // GRAIN))
+@lru_cache(maxsize=1024)
+def _sizes(function: Function, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
+    """See rows.py. `threads`: the number that torch uses now; rows that they can share evenly are tried too."""
+    with torch.inference_mode():
+        tried = sorted({*SIZES, *(threads * rows for rows in SIZES if threads * rows <= SIZES[-1])})
+        least = [rows for rows in tried if rows * size <= PROBE_ELEMENTS] or [1]
+        return agreeing_sizes(function, _telling_rows(function, size, dtype), least)
 
 
-def _threads_for_gelu(elements: int, threads: int) -> int:
-    return threads if elements > GELU_SHARED else 1
-
-
-def _by_whole_rows(function: Callable[[Tensor], Tensor], x: Tensor, threads_for: Callable[[int, int], int]) -> Tensor:
-    """Apply it so that no row is shared between CPU threads.
-
-    The elements left over where a thread's share ends are computed with another exp than the rest, so that a row's last
-    bits would depend on how many rows there are.
-    """
-    rows, size = x.shape[0], x.shape[1] // 2
-    if rows * size <= GELU_SHARED or x.device.type != "cpu":
-        return function(x)
-    parts = _parts(rows, size, torch.get_num_threads(), threads_for)
-    return function(x) if len(parts) == 1 else torch.cat([function(part) for part in x.split(parts)])  # type: ignore[no-untyped-call]
-
-
-@lru_cache(maxsize=4096)
-def _parts(rows: int, size: int, threads: int, threads_for: Callable[[int, int], int]) -> list[int]:
-    """Numbers of rows that torch shares out evenly among the threads it would use for them."""
-    parts = []
-    while rows:
-        part = rows
-        while part > 1 and part % threads_for(part * size, threads):
-            part -= 1
-        parts.append(part)
-        rows -= part
-    return parts
+def _telling_rows(function: Function, size: int, dtype: torch.dtype) -> Tensor:
+    """[3, size] of numbers that become others where they stand alone than in a vector, if there are any."""
+    generator = torch.Generator().manual_seed(size)
+    numbers = torch.randn(TRIED, generator=generator).mul_(4).to(dtype)
+    ones = torch.ones_like(numbers)
+    is_gated = function in (_silu_and_mul, _gelu_tanh_and_mul)
+    in_vectors = function(torch.cat((numbers, ones))[None] if is_gated else numbers[None])[0, :TRIED]
+    apart = torch.stack((numbers, ones), 1)  # numbers that do not stand side by side are computed one by one
+    alone = function(apart if is_gated else apart[:, :1])[:, 0]
+    telling = numbers[in_vectors != alone]
+    telling = telling if len(telling) else numbers
+    rows = telling[torch.randint(len(telling), (3, size), generator=generator)]
+    if is_gated:
+        rows[:, size // 2 :] = 1
+    return rows

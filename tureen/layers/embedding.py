@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tureen.kernels import linear as kernel
+from tureen.layers.activation import tanh
 
 
 class Embedding:
@@ -51,7 +52,7 @@ class Head:
         logits = kernel.linear(hidden, self.weight).float()
         if self._scale != 1.0:
             logits = logits.mul_(self._scale)
-        return logits if self._softcap is None else logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits if self._softcap is None else tanh(logits.div_(self._softcap)).mul_(self._softcap)
 
     def weights(self, name: str) -> Iterator[tuple[str, Tensor]]:
         if self._tied is None:

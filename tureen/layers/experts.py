@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tureen.layers.activation import sigmoid
 from tureen.layers.linear import Linear
 from tureen.layers.mlp import GatedMLP
 
@@ -42,7 +43,7 @@ class ExpertsMLP:
                 result.index_add_(0, rows, given)
         if self._shared is not None:
             mlp, gate = self._shared
-            result += torch.sigmoid(gate(x)) * mlp(x)
+            result += sigmoid(gate(x)) * mlp(x)
         return result
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -40,4 +40,4 @@ class Linear:
 
     def finish(self) -> None:
         """All weights are there: lay them out for the device."""
-        self.weight = kernel.pack(self.weight)
+        self.weight = kernel.pack(self.weight, self.bias)

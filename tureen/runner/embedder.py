@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -51,13 +52,24 @@ class Embedder:
     def embed(self, token_ids: Sequence[int]) -> bytes:
         """float32 [hidden_size], not normalised. Raises RequestFailed where that is not of numbers."""
         is_shared = 2 * self._num_layer_weights * len(token_ids) >= SHARED
-        torch.set_num_threads(self.place.num_threads if is_shared else 1)
         ids = torch.tensor(token_ids, device=self.place.device)
-        states = self._model.states(ids).float()
+        with _threads(self.place.num_threads if is_shared else 1):
+            states = self._model.states(ids).float()
         vector = states.mean(dim=0) if self.pooling == "mean" else states[0]
         if not bool(torch.isfinite(vector).all()):
             raise RequestFailed("the model made something of this text that is not a number", code="nan_logits")
         return vector.cpu().numpy().tobytes()
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """torch computes with so many, and then as before: they are the process's, not ours alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Embedder:

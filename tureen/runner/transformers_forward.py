@@ -231,7 +231,7 @@ def _pack(module: Any, *, is_turned: bool) -> None:
         return
     weight = module.weight.detach()
     bias = None if module.bias is None else module.bias.detach()
-    module.forward = partial(_linear, kernel.pack(weight.T.contiguous() if is_turned else weight), bias)
+    module.forward = partial(_linear, kernel.pack(weight.T.contiguous() if is_turned else weight, bias), bias)
 
 
 def _route(module: Any, *vectors: Any, **given: Any) -> tuple[Tensor, None]:

@@ -1,0 +1,45 @@
+"""With torch's kernels too: the same to the last bit whatever else is computed, and however it is cut into steps."""
+
+import random
+
+import pytest
+import torch
+from runner_driver import Running, folder_source, step
+from tiny_models import write
+
+from tureen.config import Config
+from tureen.runner.load import load_runner
+from tureen.types import LogprobSpec
+
+PROMPT = [random.Random(5).randrange(256) for _ in range(75)]
+MODELS = ("llama", "qwen2-moe", "gemma2-softcaps", "gemma3")
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_logprobs_do_not_depend_on_batch_mates_chunks_or_pages(tmp_path, threads, model, dtype):
+    write(tmp_path, model)
+    settings = {"kernels": "torch", "device": "cpu", "max_total_tokens": 4096}
+    runner = load_runner(folder_source(tmp_path), Config(dtype=dtype, num_threads=threads, **settings))
+
+    def run(first_page, chunk, others):
+        sequence = Running(0, PROMPT, range(first_page, first_page + 10), logprobs=LogprobSpec(prompt_start=0, top=256))
+        mates = []
+        for index in range(others):
+            prompt = [random.Random(index).randrange(256) for _ in range(1 + 7 * index % 40)]
+            mates.append(Running(1 + index, prompt, range(20 + 6 * index, 26 + 6 * index)))
+        while len(sequence.output) < 3:
+            step(runner, [*mates[:3], sequence, *mates[3:]], [3] * len(mates[:3]) + [chunk] + [50] * len(mates[3:]))
+        return sequence.output, sequence.output_logprobs
+
+    alone = run(0, 1000, 0)
+    assert run(10, 1, 0) == alone
+    assert run(0, 13, 5) == alone
+    assert run(0, 1000, 30) == alone

@@ -1,0 +1,73 @@
+"""Tests of what depends on instruction sets, under each that this machine has: ours, oneDNN's and torch's.
+
+What a processor lacks cannot be had by a setting; what it has can be withheld. Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ("amx", "avx512vnni", "avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
+ONEDNN = {
+    "AVX2": "avx2",
+    "AVX512_CORE": "avx512bw",
+    "AVX512_CORE_VNNI": "avx512_vnni",
+    "AVX512_CORE_BF16": "avx512_bf16",
+}
+"""Its names, and the flag in /proc/cpuinfo of a processor that has the set."""
+ATEN = {"default": "", "avx2": "avx2", "avx512": "avx512bw"}
+TORCH_TESTS: tuple[str, ...] = (
+    "tests/kernels/test_linear.py",
+    "tests/kernels/test_rows.py",
+    "tests/layers",
+    "tests/attention",
+    "tests/runner/test_torch_batch_invariance.py",
+    "tests/vision/test_llava_models.py",
+)
+NATIVE_TESTS: tuple[str, ...] = (
+    "tests/runner/test_batch_invariance.py",
+    "tests/models/test_smollm2.py",
+    "tests/e2e/test_server.py::test_the_model_answers_a_question_and_says_why_it_stopped",
+)
+
+
+def main() -> int:
+    levels = [("TUREEN_CPU_ISA", name, NATIVE_TESTS) for name in native_sets()[1:]]  # the best is what `make test` runs
+    levels += [("ONEDNN_MAX_CPU_ISA", name, TORCH_TESTS) for name in _present(ONEDNN)]
+    levels += [("ATEN_CPU_CAPABILITY", name, TORCH_TESTS) for name in _present(ATEN)]
+    failed = [f"{variable}={name}" for variable, name, tests in levels if not _passes(variable, name, tests)]
+    print(f"test-isas: failed: {'; '.join(failed)}" if failed else f"test-isas: {len(levels)} levels all good")
+    return 1 if failed else 0
+
+
+def native_sets() -> list[str]:
+    """Those of our kernels that run here, best first; none where they are not built."""
+    code = "from tureen.kernels.cpu import native; native.load() or exit(1)"
+    environments = {name: os.environ | {"TUREEN_CPU_ISA": name} for name in NATIVE}
+    runs = {
+        name: subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment).returncode
+        for name, environment in environments.items()
+    }
+    return [name for name, status in runs.items() if status == 0]
+
+
+def _present(levels: dict[str, str]) -> list[str]:
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        flags = set()
+    return [name for name, flag in levels.items() if not flag or flag in flags]
+
+
+def _passes(variable: str, name: str, tests: tuple[str, ...]) -> bool:
+    print(f"test-isas: {variable}={name}", flush=True)
+    command = [sys.executable, "-m", "pytest", *tests, *sys.argv[1:]]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {variable: name}).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

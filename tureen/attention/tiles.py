@@ -1,0 +1,108 @@
+"""Numbers of queries and of keys for which torch gives a query the same bits, whatever else is computed with it.
+
+On a CPU torch's kernel walks the keys in blocks of KEY_BLOCK, and the queries in tiles whose size depends on their
+number; what multiplies a tile by a block depends on the sizes of both, and on the machine. So only sizes are used of
+which a probe has shown that they agree: as a query moves among others, as keys that it does not see come and go, and
+as other rows are computed beside it. In the probe pairs of keys are equal and their values opposite: nothing is left of
+the sum but its rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.kernels.rows import SIZES, agreeing_sizes, of_each, say_that_nothing_is_promised
+
+KEY_BLOCK = 512
+KEYS = (64, 128, 256)  # tried; beyond, multiples of KEY_BLOCK
+GPU_KEYS = 16
+PAIRED = 8  # keys of the probe among which one cancels another
+
+
+class Tiles(NamedTuple):
+    """Sizes that agree, ascending."""
+
+    queries: tuple[int, ...]  # of one row and one head of keys; empty = any
+    keys: tuple[int, ...]
+    block: int  # beyond those, its multiples
+
+    def most_queries(self, heads: int) -> int:
+        """As many as fit, if so many heads share the keys."""
+        return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
+
+    def padded_queries(self, number: int) -> int:
+        return next((size for size in self.queries if size >= number), number)
+
+    def padded_keys(self, number: int) -> int:
+        return next((size for size in self.keys if size >= number), -(-number // self.block) * self.block)
+
+
+def tiles(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, device: torch.device) -> Tiles:
+    if device.type != "cpu":
+        return Tiles((), (), GPU_KEYS)
+    return _probed(kv_heads, head_dim, softcap, dtype, torch.get_num_threads())
+
+
+def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys]."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap + mask
+    return scores.float().softmax(dim=-1).to(v.dtype) @ v
+
+
+@lru_cache(maxsize=256)
+def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, threads: int) -> Tiles:
+    """`threads`: the number that torch uses now."""
+    with torch.inference_mode():
+        generator = torch.Generator().manual_seed(head_dim)
+        queries = torch.randn(3, kv_heads * head_dim, generator=generator).to(dtype)
+        shape = 1, kv_heads, KEY_BLOCK // PAIRED, PAIRED // 2, head_dim
+        k, v = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        order = torch.randperm(PAIRED, generator=generator)
+        k, v = (torch.cat(two, 3)[:, :, :, order].flatten(2, 3) for two in ((k, k), (v, -v)))
+        attend = partial(_attend, k=k, v=v, softcap=softcap)
+        sizes = agreeing_sizes(partial(attend, seen=KEY_BLOCK, width=KEY_BLOCK), queries, SIZES)
+
+        def agrees(seen: int, width: int, rows: int = 1) -> bool:
+            one, other = (
+                partial(attend, seen=seen, width=of, rows=of_rows) for of, of_rows in ((KEY_BLOCK, 1), (width, rows))
+            )
+            return _agree(one, other, queries, sizes)
+
+        keys = [width for width in KEYS if all(agrees(seen, width) for seen in (PAIRED, width // 2 + PAIRED, width))]
+        if not (
+            agrees(3 * PAIRED, 2 * KEY_BLOCK)
+            and agrees(KEY_BLOCK, KEY_BLOCK, 3)
+            and agrees(KEY_BLOCK, 3 * KEY_BLOCK, 2)
+        ):
+            say_that_nothing_is_promised()
+    return Tiles(sizes, tuple(keys), KEY_BLOCK)
+
+
+def _agree(
+    one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], queries: Tensor, sizes: tuple[int, ...]
+) -> bool:
+    """Whether they give the same bits for the fewest and for the most queries."""
+    found = [of_each(function, queries, size) for function in (one, other) for size in {*sizes[:1], *sizes[-1:]}]
+    return all(result is not None and torch.equal(result, found[0]) for result in found if found[0] is not None)
+
+
+def _attend(
+    queries: Tensor, *, k: Tensor, v: Tensor, softcap: float | None, seen: int, width: int, rows: int = 1
+) -> Tensor:
+    """queries [number, kv_heads * head_dim] -> as many, of which each sees the first `seen` of `width` keys."""
+    kv_heads, head_dim = k.shape[1], k.shape[3]
+    q = queries.view(1, -1, kv_heads, head_dim).transpose(1, 2).expand(rows, -1, -1, -1)
+    k, v = (torch.cat((one[:, :, :seen], one[:, :, :1].expand(-1, -1, width - seen, -1)), 2) for one in (k, v))
+    k, v = (one.expand(rows, -1, -1, -1) for one in (k, v))
+    mask = torch.zeros(rows, 1, len(queries), width, dtype=queries.dtype)
+    mask[..., seen:] = float("-inf")
+    out = scaled_dot_product(q, k, v, mask, head_dim**-0.5, softcap)
+    return out[-1].transpose(0, 1).reshape(len(queries), -1)

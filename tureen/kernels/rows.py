@@ -1,0 +1,93 @@
+"""Functions of rows, computed so that a row's bits do not depend on the rows beside it.
+
+A library picks its code by the number of rows, and may treat the last ones otherwise than the first: nobody promises
+that a row's sum has one order. So rows are computed in pieces of a few sizes, and of these only in sizes for which a
+probe has shown, on this machine with this library and this number of threads, that a row gets the same bits at every
+place in each of them. One row at a time is such a size wherever a computation can be repeated at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tureen.log import get_logger
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SMALL = 16  # a piece of up to so many rows costs little more than one of half as many: its time is that of the weights
+
+log = get_logger("kernels")
+
+
+def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of these sizes the most that give every one of `rows` the same bits, among any others and at any place.
+
+    rows: a few that differ, an odd number, so that each comes to every place of a power of two. Empty when not even the
+    same computation gives the same bits twice; the operator is told.
+    """
+    groups: list[tuple[Tensor, list[int]]] = []
+    for size in sizes:
+        result = of_each(function, rows, size)
+        if result is None:
+            continue
+        members = next((members for known, members in groups if torch.equal(known, result)), None)
+        if members is None:
+            groups.append((result, [size]))
+        else:
+            members.append(size)
+    found = max((members for _, members in groups), key=lambda members: (len(members), members[-1]), default=[])
+    if not found:
+        say_that_nothing_is_promised()
+    return tuple(found)
+
+
+def by_pieces(function: Callable[[Tensor], Tensor], x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """function(x), row by row of x [rows, ...], in pieces of these sizes; the last is filled up with zeros.
+
+    Without sizes: all at once, as it comes.
+    """
+    rows = x.shape[0]
+    if rows in sizes or not sizes or not rows:
+        return function(x)
+    pieces = _pieces(rows, sizes)
+    padding = sum(pieces) - rows
+    if padding:
+        x = functional.pad(x, (0, 0) * (x.dim() - 1) + (0, padding))
+    results = [function(piece) for piece in x.split(pieces)]  # type: ignore[no-untyped-call]
+    result = results[0] if len(results) == 1 else torch.cat(results)
+    return result[:rows] if padding else result
+
+
+@lru_cache(maxsize=1)
+def say_that_nothing_is_promised() -> None:
+    log.warning(
+        "the same request may give other tokens beside other requests: no way of computing has been found for which "
+        "torch gives the same bits on this machine; --kernels native, where it can run, promises them"
+    )
+
+
+def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor | None:
+    """What becomes of each row in pieces of that size; None where that depends on its place, or changes."""
+    count = rows.shape[0]
+    pieces = -(-2 * count // size)  # each row comes twice
+    index = torch.arange(pieces * size) % count
+    found = torch.cat([function(piece) for piece in rows[index].split(size)])  # type: ignore[no-untyped-call]
+    result = found[:count]
+    return result if torch.equal(found, result[index]) else None
+
+
+@lru_cache(maxsize=4096)
+def _pieces(rows: int, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes, in ascending order, whose sum is no less than rows: few of them, and little to fill up."""
+    pieces = []
+    while rows > 0:
+        above = next((size for size in sizes if size >= rows), sizes[-1])
+        below = next((size for size in reversed(sizes) if size <= rows), above)
+        is_near = above <= SMALL or rows - below > above // 4
+        pieces.append(above if is_near else below)
+        rows -= pieces[-1]
+    return pieces

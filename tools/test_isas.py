@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tureen.kernels.cpu import native
+
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ("amx", "avx512vnni", "avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
 ONEDNN = {
     "AVX2": "avx2",
     "AVX512_CORE": "avx512bw",
@@ -45,14 +46,9 @@ def main() -> int:
 
 
 def native_sets() -> list[str]:
-    """Those of our kernels that run here, best first; none where they are not built."""
-    code = "from tureen.kernels.cpu import native; native.load() or exit(1)"
-    environments = {name: os.environ | {"TUREEN_CPU_ISA": name} for name in NATIVE}
-    runs = {
-        name: subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment).returncode
-        for name, environment in environments.items()
-    }
-    return [name for name, status in runs.items() if status == 0]
+    """Our kernels that run here, best first; none where they are not built."""
+    kernels = native.load()
+    return [name for name, runs, _ in kernels.isas() if runs] if kernels else []
 
 
 def _present(levels: dict[str, str]) -> list[str]:

@@ -51,8 +51,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     result = yield
     before = item.stash[STATE]
     changed = process_state.changes(before, process_state.read())
+    process_state.restore(before)
     if changed:
-        process_state.restore(before)
         pytest.fail("this test, or a fixture of it, leaves behind: " + "; ".join(changed), pytrace=False)
     return result
 

@@ -20,9 +20,8 @@ def test_what_was_changed_is_named_and_put_back(monkeypatch, tmp_path):
         "os.environ['TUREEN_LEFT']",
         "os.environ['TUREEN_NEW']",
         "os.getcwd()",
-        "torch.get_num_threads()",
     ]
-    assert f"{threads} before, {threads + 1} after" in found[-1]
+    assert "'TUREEN_LEFT']: before before, after after" in found[0]
     assert (torch.get_num_threads(), os.getcwd(), os.environ["TUREEN_LEFT"]) == (threads, folder, "before")
     assert process_state.changes(before, process_state.read()) == []
 
@@ -50,7 +49,7 @@ def house(pytester):
     return pytester
 
 
-def test_a_test_that_leaves_threads_behind_fails_and_the_next_one_does_not(house):
+def test_threads_of_torch_that_a_test_changes_are_set_back_for_the_next(house):
     house.makepyfile(
         """
         import torch
@@ -65,8 +64,24 @@ def test_a_test_that_leaves_threads_behind_fails_and_the_next_one_does_not(house
         """
     )
     result = house.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+
+
+def test_a_test_that_leaves_a_variable_behind_fails_and_the_next_one_does_not(house):
+    house.makepyfile(
+        """
+        import os
+
+        def test_first():
+            os.environ["TUREEN_LEFT"] = "1"
+
+        def test_second():
+            assert "TUREEN_LEFT" not in os.environ
+        """
+    )
+    result = house.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*leaves behind: torch.get_num_threads()*"])
+    result.stdout.fnmatch_lines(["*leaves behind: os.environ['TUREEN_LEFT']*"])
 
 
 def test_a_seed_gives_one_order_of_tests(house):

@@ -28,12 +28,14 @@ class MemoryReads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe() -> dict[str, object]:
-    """For the JSON. Names no user, host or path."""
+    """For the JSON. Names no user, host or path. `kernels`: the instruction set that ours use, in this environment."""
+    native = load()
     return {
         "tureen": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _first_field(Path("/proc/cpuinfo"), "model name"),
+        "kernels": native.isa() if native else "none",
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory": _first_field(Path("/proc/meminfo"), "MemTotal"),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

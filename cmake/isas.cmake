@@ -4,6 +4,7 @@
 #     machine    x86_64, aarch64 or any
 #     needs      what a processor must have to run it: names of dispatch.cpp
 #     flags      the compiler's
+#     defines    macros: which registers it has, and VNNI (vec16.h)
 #     attention  the instruction set whose attention it uses [its own]
 #     rest       the instruction set whose row, packing and sampling kernels it uses [its own]
 #     chosen     `by name`: not taken by default, because it has never run on a processor that has it
@@ -33,16 +34,24 @@ function(read_key file key default result)
 endfunction()
 
 # Whether the compiler and the assembler take the file with its flags.
-function(check_isa name header flags result)
+function(check_isa name header flags defines result)
   set(CMAKE_REQUIRED_FLAGS "-std=c++17 ${flags}")
   set(CMAKE_REQUIRED_INCLUDES ${CMAKE_CURRENT_SOURCE_DIR}/${SOURCES})
   set(CMAKE_REQUIRED_QUIET ON)
+  set(CMAKE_REQUIRED_DEFINITIONS)
+  foreach(macro ${defines})
+    list(APPEND CMAKE_REQUIRED_DEFINITIONS -D${macro})
+  endforeach()
+  unset(TUREEN_HAS_${name} CACHE)
   check_cxx_source_compiles("
 #define VARIANT ${name}
 #include \"${header}\"
 namespace tureen { namespace VARIANT {
 int_part check(Integers w, Inputs x) { DotSum<8> sum; sum.start(0); sum.add<0>(w, x); return sum.total(); }
 } }
+#ifdef TUREEN_TILE_PRODUCTS
+void tiles() { _tile_zero(0); _tile_dpbsud(0, 1, 2); _tile_dpbf16ps(0, 1, 2); }
+#endif
 int main() {}" TUREEN_HAS_${name})
   set(${result} ${TUREEN_HAS_${name}} PARENT_SCOPE)
 endfunction()
@@ -57,13 +66,14 @@ foreach(header ${headers})
     continue()
   endif()
   read_key(${header} flags "" flags)
-  check_isa(${name} ${header} "${flags}" compiles)
+  read_key(${header} defines "" defines)
+  separate_arguments(defines)
+  check_isa(${name} ${header} "${flags}" "${defines}" compiles)
   if(compiles)
     read_key(${header} order 0 order)
     list(APPEND ISAS "${order}:${name}")
   else()
     message(STATUS "instruction set ${name}: left out, this compiler does not know it")
-    unset(TUREEN_HAS_${name} CACHE)
   endif()
 endforeach()
 list(SORT ISAS COMPARE NATURAL ORDER DESCENDING)
@@ -75,6 +85,7 @@ foreach(isa ${ISAS})
   set(header ${CMAKE_CURRENT_SOURCE_DIR}/${SOURCES}/isa/${isa}.h)
   read_key(${header} needs "" needs)
   read_key(${header} flags "" flags)
+  read_key(${header} defines "" defines)
   read_key(${header} attention ${isa} attention)
   read_key(${header} rest ${isa} rest)
   read_key(${header} chosen "" chosen)
@@ -90,8 +101,9 @@ foreach(isa ${ISAS})
     list(APPEND files ${SOURCES}/rowwise.cpp ${SOURCES}/pack_floats.cpp ${SOURCES}/sampling.cpp)
   endif()
   separate_arguments(flags)
+  separate_arguments(defines)
   add_library(kernels_${isa} OBJECT ${files})
-  target_compile_definitions(kernels_${isa} PRIVATE VARIANT=${isa} ISA_HEADER="isa/${isa}.h")
+  target_compile_definitions(kernels_${isa} PRIVATE VARIANT=${isa} ISA_HEADER="isa/${isa}.h" ${defines})
   target_compile_options(kernels_${isa} PRIVATE ${flags})
   target_include_directories(kernels_${isa} PRIVATE ${SOURCES})
   if(TUREEN_MODELS)

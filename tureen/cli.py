@@ -170,8 +170,11 @@ def _params_type() -> Any:
 
 def _serve(options: argparse.Namespace) -> int:
     gc.disable()  # what start-up makes stays: `tureen.server` has it collected from when it is ready
-    server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
-    return int(server.serve(load_config(options)))
+    try:
+        server = importlib.import_module("tureen.server")  # heavy imports only for the command that needs them
+        return int(server.serve(load_config(options)))
+    finally:
+        gc.enable()
 
 
 def _generate(options: argparse.Namespace) -> int:

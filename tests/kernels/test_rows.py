@@ -40,6 +40,16 @@ def test_sizes_in_which_a_row_s_place_matters_are_not_taken():
     assert agreeing_sizes(by_place, THREE, SIZES) == (1,)
 
 
+@pytest.mark.parametrize("step", [3, 4, 7])
+def test_every_row_is_tried_at_every_place(step):
+    def at_some_places(x):
+        return x + (torch.arange(len(x)) % step == step - 1)[:, None]
+
+    assert agreeing_sizes(at_some_places, THREE, (1, 2, 3, 4, 6, 8, 12, 16)) == tuple(
+        size for size in (1, 2, 3, 4, 6, 8, 12, 16) if size < step
+    )
+
+
 def test_where_nothing_can_be_repeated_the_operator_is_told_once(caplog):
     with caplog.at_level(logging.WARNING, "tureen"):
         for _ in range(2):

@@ -37,6 +37,9 @@ class Tiles(NamedTuple):
         return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
 
     def padded_queries(self, number: int) -> int:
+        """Where more are needed than any size that agrees has, the operator is told."""
+        if self.queries and number > self.queries[-1]:
+            say_that_nothing_is_promised()
         return next((size for size in self.queries if size >= number), number)
 
     def padded_keys(self, number: int) -> int:
@@ -91,7 +94,7 @@ def _agree(
 ) -> bool:
     """Whether they give the same bits for the fewest and for the most queries."""
     found = [of_each(function, queries, size) for function in (one, other) for size in {*sizes[:1], *sizes[-1:]}]
-    return all(result is not None and torch.equal(result, found[0]) for result in found if found[0] is not None)
+    return all(result is not None and found[0] is not None and torch.equal(result, found[0]) for result in found)
 
 
 def _attend(

@@ -67,8 +67,8 @@ def measure(kernels: ModuleType, threads: int) -> list[Measured]:
     """With one thread, and with all. A few tenths of a second."""
     found = []
     for count in sorted({1, threads}):
-        gops = kernels.peak(count, PEAK_SECONDS) if hasattr(kernels, "peak") else None
-        found.append(Measured(count, kernels.read_bandwidth(count, READ_BYTES, READINGS), gops))
+        read = kernels.read_bandwidth(count, READ_BYTES, READINGS)
+        found.append(Measured(count, read, kernels.peak(count, PEAK_SECONDS)))
     return found
 
 

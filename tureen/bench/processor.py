@@ -63,7 +63,7 @@ def this_processor() -> Processor:
 
 def built(kernels: ModuleType) -> list[Isa]:
     """What the kernels were built for, best first."""
-    return [Isa(*found) for found in kernels.isas()] if hasattr(kernels, "isas") else [Isa(kernels.isa(), True, True)]
+    return [Isa(*found) for found in kernels.isas()]
 
 
 def better(processor: Processor, in_use: str, kernels: Iterable[Isa]) -> list[str]:

@@ -26,8 +26,7 @@ log = get_logger("kernels")
 def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
     """Of these sizes the most that give every one of `rows` the same bits, among any others and at any place.
 
-    rows: a few that differ, an odd number, so that each comes to every place of a power of two. Empty when not even the
-    same computation gives the same bits twice; the operator is told.
+    rows: a few that differ. Empty when not even the same computation gives the same bits twice; the operator is told.
     """
     groups: list[tuple[Tensor, list[int]]] = []
     for size in sizes:
@@ -71,12 +70,15 @@ def say_that_nothing_is_promised() -> None:
 
 
 def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor | None:
-    """What becomes of each row in pieces of that size; None where that depends on its place, or changes."""
+    """What becomes of each row in pieces of that size; None where that depends on its place, or changes.
+
+    Each row stands at each place once.
+    """
     count = rows.shape[0]
-    pieces = -(-2 * count // size)  # each row comes twice
-    index = torch.arange(pieces * size) % count
+    index = (torch.arange(size) + torch.arange(count)[:, None]).flatten() % count
     found = torch.cat([function(piece) for piece in rows[index].split(size)])  # type: ignore[no-untyped-call]
-    result = found[:count]
+    first = torch.stack([(index == row).nonzero()[0, 0] for row in range(count)])
+    result = found[first]
     return result if torch.equal(found, result[index]) else None
 
 

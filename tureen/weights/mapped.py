@@ -84,7 +84,10 @@ def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
         with suppress(OSError), open(descriptor, "rb") as file, open(os.devnull, "wb") as nowhere:
             os.sendfile(nowhere.fileno(), file.fileno(), 0, min(num_bytes, MAX_AHEAD_BYTES))
 
-    threading.Thread(target=fetch, name="read-ahead", daemon=True).start()
+    try:
+        threading.Thread(target=fetch, name="read-ahead", daemon=True).start()
+    except RuntimeError:  # the system starts no more threads
+        os.close(descriptor)
 
 
 def unusable(path: Path, fault: str) -> StartupError:

@@ -88,16 +88,24 @@ unsigned saved_registers() {
     return low;
 }
 
-// Linux lends the tile registers only to a process that asks for them.
-bool may_use_tiles() {
 #ifdef __linux__
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
-    static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
-    return granted;
-#else
-    return false;
-#endif
+constexpr int ARCH_GET_XCOMP_SUPP = 0x1021, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+
+// Whether Linux would lend the tile registers to a process that asks for them.
+bool may_use_tiles() {
+    unsigned long supported = 0;
+    return syscall(SYS_arch_prctl, ARCH_GET_XCOMP_SUPP, &supported) == 0 && (supported >> XTILEDATA & 1) != 0;
 }
+
+// For this process and its children. Throws std::runtime_error when Linux does not lend them.
+void ask_for_tiles() {
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) != 0)
+        throw std::runtime_error("TUREEN_CPU_ISA is amx; Linux does not lend its registers to this process");
+}
+#else
+bool may_use_tiles() { return false; }
+void ask_for_tiles() {}
+#endif
 
 bool has(const std::string& name) {
     for (const Feature& feature : FEATURES) {
@@ -123,10 +131,18 @@ bool has(const std::string& name) {
     throw std::logic_error("isa/: no processor has " + name);
 }
 
-#else
+#elif defined(__aarch64__)
 
 bool has(const std::string& name) { return name != "i8mm"; }  // Apple's all have dot products and half floats
 
+#else
+
+bool has(const std::string&) { return false; }
+
+#endif
+
+#ifndef __x86_64__
+void ask_for_tiles() {}
 #endif
 
 bool runs(const Candidate& candidate) {
@@ -142,7 +158,10 @@ const Kernels& choose() {
     std::string known;
     for (const Candidate& candidate : CANDIDATES) {
         if (!runs(candidate)) continue;
-        if (wanted.empty() ? candidate.by_default : wanted == candidate.kernels->name) return *candidate.kernels;
+        if (wanted.empty() ? candidate.by_default : wanted == candidate.kernels->name) {
+            if (std::strstr(candidate.needs, "amx_tile") != nullptr) ask_for_tiles();
+            return *candidate.kernels;
+        }
         known += std::string(known.empty() ? "" : ", ") + candidate.kernels->name;
     }
     throw std::runtime_error("TUREEN_CPU_ISA is " + wanted + "; this processor runs: " + known);

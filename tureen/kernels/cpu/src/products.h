@@ -18,7 +18,8 @@
 //     multiply_packed   group formats, few rows: a group is unpacked in registers
 //     multiply_panel    group formats, many rows: groups are unpacked into the nearest cache and used for all rows
 // The last two do the same arithmetic, that of `add_group`, group after group: sums of integers are exact, and the sums
-// of floats go over the groups in their order. No bit depends on which of the kernels ran, nor on the instruction set.
+// of floats go over the groups in their order. No bit depends on which of the kernels ran, nor on the instruction set
+// (but where `fma` rounds twice: portable).
 #pragma once
 
 #include "integers.h"

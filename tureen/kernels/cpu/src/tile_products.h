@@ -49,7 +49,7 @@ void configure(int rows) {
     c.set(HALF_WEIGHTS, 4, 64);
     c.set(PAIR_INPUTS, rows, 64);
     c.set(PAIR_WEIGHTS, 16, 64);
-    order_memory();
+    asm volatile("" : : "r"(&c) : "memory");
     _tile_loadconfig(&c);
 }
 

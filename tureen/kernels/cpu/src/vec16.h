@@ -6,15 +6,9 @@
 
 #include <cstdint>
 
-// What the compiler was told that the processor has; `portable` was told nothing.
-#if defined(__AVX512F__)
-#define TUREEN_512
-#elif defined(__AVX2__)
-#define TUREEN_256
-#elif defined(__ARM_FEATURE_DOTPROD)
-#define TUREEN_ARM
-#endif
-
+// TUREEN_512, TUREEN_256 or TUREEN_ARM says which registers the instruction set has; none of them: those that any
+// processor has. TUREEN_VNNI: it multiplies and adds integers in one instruction. What the compiler may use besides is
+// not looked at: a builder's own flags (-march=native) must not turn one instruction set into another.
 #if defined(TUREEN_512) || defined(TUREEN_256)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // false alarms of GCC 12 about _mm512_undefined_ps
@@ -27,14 +21,14 @@
 
 // Products of 8-bit and 16-bit integers: AVX-512's encoding, or the shorter one of processors without AVX-512. Tests
 // run the shorter one's code on a processor that has the other only (TUREEN_MODELS).
-#if defined(__AVX512VNNI__)
-#define TUREEN_VNNI(instruction) instruction
+#if defined(TUREEN_VNNI) && defined(TUREEN_512)
+#define TUREEN_ENCODED(instruction) instruction
 #define TUREEN_VNNI_REGISTER "v"
-#elif defined(__AVXVNNI__)
+#elif defined(TUREEN_VNNI)
 #if defined(TUREEN_MODELS)
-#define TUREEN_VNNI(instruction) instruction
+#define TUREEN_ENCODED(instruction) instruction
 #else
-#define TUREEN_VNNI(instruction) "%{vex%} " instruction
+#define TUREEN_ENCODED(instruction) "%{vex%} " instruction
 #endif
 #define TUREEN_VNNI_REGISTER "x"
 #endif
@@ -597,9 +591,9 @@ TUREEN_INLINE ivec16 dot(ivec16 sum, ivec16 a, ivec16 b) {
     ivec16 y;
     TUREEN_UNROLL
     for (int i = 0; i < PARTS; i++) {
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(TUREEN_VNNI)
         y.p[i] = sum.p[i];  // not the intrinsic, whose sums GCC spills to memory
-        asm(TUREEN_VNNI("vpdpwssd %2, %1, %0") : "+" TUREEN_VNNI_REGISTER(y.p[i])
+        asm(TUREEN_ENCODED("vpdpwssd %2, %1, %0") : "+" TUREEN_VNNI_REGISTER(y.p[i])
             : TUREEN_VNNI_REGISTER(a.p[i]), TUREEN_VNNI_REGISTER(b.p[i]));
 #elif defined(TUREEN_512)
         y.p[i] = sum.p[i] + (int_part)_mm512_madd_epi16((__m512i)a.p[i], (__m512i)b.p[i]);

@@ -25,7 +25,7 @@ struct DotSum {
 
     template <int QUAD>
     TUREEN_INLINE void add(Integers w, Inputs x) {  // not the intrinsic, whose sums GCC spills to memory
-        asm(TUREEN_VNNI("vpdpbusd %2, %1, %0")
+        asm(TUREEN_ENCODED("vpdpbusd %2, %1, %0")
             : "+" TUREEN_VNNI_REGISTER(sum)
             : TUREEN_VNNI_REGISTER(w), TUREEN_VNNI_REGISTER(x));
     }

@@ -3,6 +3,7 @@
 // machine: x86_64
 // needs: avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512vnni amx_tile amx_int8 amx_bf16
 // flags: -mfma -mf16c -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16 -mprefer-vector-width=512 -mtune=sapphirerapids
+// defines: TUREEN_512 TUREEN_VNNI
 // attention: avx512vnni
 // rest: avx512
 // chosen: by name

@@ -3,6 +3,7 @@
 // machine: x86_64
 // needs: avx2 fma f16c
 // flags: -mavx2 -mfma -mf16c -mtune=haswell
+// defines: TUREEN_256
 #pragma once
 
 #include "../maddubs.h"

@@ -3,6 +3,7 @@
 // machine: x86_64
 // needs: avx2 fma f16c avx512f avx512bw avx512dq avx512vl
 // flags: -mfma -mf16c -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512 -mtune=skylake-avx512
+// defines: TUREEN_512
 #pragma once
 
 #include "../maddubs.h"

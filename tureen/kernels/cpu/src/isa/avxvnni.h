@@ -1,8 +1,9 @@
-// AVX2 with VNNI in its 256-bit encoding: Intel Alder Lake to Lunar Lake and Sierra Forest, AMD Zen 5.
+// AVX2 with VNNI in its 256-bit encoding: Intel Alder Lake to Lunar Lake and Sierra Forest.
 // order: 20
 // machine: x86_64
 // needs: avx2 fma f16c avxvnni
 // flags: -mavx2 -mfma -mf16c -mavxvnni -mtune=alderlake
+// defines: TUREEN_256 TUREEN_VNNI
 // rest: avx2
 // model needs: avx2 fma f16c avx512f avx512vl avx512vnni
 #pragma once

@@ -1,8 +1,9 @@
-// ARMv8.2 with matrix products of bytes: Graviton 3 and later, Apple M2 and later, Ampere One.
+// ARMv8.2 with matrix products of bytes: Graviton 3 and later, Ampere One.
 // order: 20
 // machine: aarch64
 // needs: asimddp asimdhp i8mm
 // flags: -march=armv8.2-a+dotprod+fp16+i8mm
+// defines: TUREEN_ARM
 // rest: neon
 // attention: neon
 // chosen: by name

@@ -3,6 +3,7 @@
 // machine: aarch64
 // needs: asimddp asimdhp
 // flags: -march=armv8.2-a+dotprod+fp16
+// defines: TUREEN_ARM
 #pragma once
 
 #include "../integers.h"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S.*?)(?:\s+[#;/].*)?$")
 JUMP = re.compile(r"^(?:\{.*\} )?(?:j[a-z]+|b\.?[a-z]*|cbn?z|tbn?z)\s.*?\b([0-9a-f]+)(?: <|$)")
-STACK = re.compile(r"\(%r[sb]p|\[(?:sp|x29)")
+STACK = re.compile(r"\(%rsp|\[sp")
+FRAME = re.compile(r"\(%rbp|\[x29")
+SETS_FRAME = re.compile(r"^mov\s+(?:%rsp,%rbp|x29, sp)")
 VECTOR = re.compile(r"%[xyz]mm\d|\b[qv]\d+\b")
+SCALAR = re.compile(r"^v?(?:pbroadcast|broadcast|mov[dq] |movs[sd] )|\{1to")
+"""What reads or writes a single number beside a vector."""
 
 
 class Instruction(NamedTuple):
@@ -20,38 +22,48 @@ class Instruction(NamedTuple):
     text: str
 
 
-def functions(file: Path, objdump: str = "objdump") -> dict[str, list[Instruction]]:
-    """Demangled name -> its instructions."""
+class Function(NamedTuple):
+    name: str
+    """Demangled."""
+    code: list[Instruction]
+
+    def loops(self, mnemonic):
+        """Runs of instructions that a jump back to the first ends, with the mnemonic and without another such run."""
+        runs = [(target, one.address) for one in self.code if (target := _target(one)) is not None]
+        loops = [[one for one in self.code if first <= one.address <= last] for first, last in runs if first <= last]
+        having = [loop for loop in loops if places(loop, mnemonic)]
+        return [loop for loop in having if not any(set(other) < set(loop) for other in having)]
+
+    def spills(self, part):
+        """Instructions among these of its own that move a vector between a register and the stack."""
+        has_frame = any(SETS_FRAME.match(one.text) for one in self.code)
+        return [one.text for one in part if VECTOR.search(one.text) and _is_on_stack(one.text, has_frame)]
+
+
+def functions(file, objdump="objdump"):
+    """All of an object file."""
     command = [objdump, "--disassemble", "--demangle", "--no-show-raw-insn", "--wide", str(file)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found: dict[str, list[Instruction]] = {}
-    current: list[Instruction] = []
+    found: list[Function] = []
     for line in listing.splitlines():
         if head := FUNCTION.match(line):
-            current = found.setdefault(head[1], [])
+            found.append(Function(head[1], []))
         elif body := INSTRUCTION.match(line):
-            current.append(Instruction(int(body[1], 16), body[2]))
+            found[-1].code.append(Instruction(int(body[1], 16), body[2]))
     return found
 
 
-def smallest_loops(code: list[Instruction], mnemonic: str) -> Iterator[list[Instruction]]:
-    """Runs of instructions that end with a jump back to their first, have the mnemonic, and hold no other such run."""
-    loops = [
-        [instruction for instruction in code if target <= instruction.address <= jump.address]
-        for jump in code
-        if (target := _target(jump)) is not None and target <= jump.address
-    ]
-    having = [loop for loop in loops if any(instruction.text.startswith(mnemonic) for instruction in loop)]
-    for loop in having:
-        if not any(other is not loop and set(other) < set(loop) for other in having):
-            yield loop
+def places(code, mnemonic):
+    """Where among these instructions the mnemonic is."""
+    return [i for i, one in enumerate(code) if one.text.startswith(mnemonic)]
 
 
-def _target(instruction: Instruction) -> int | None:
+def _target(instruction):
     jump = JUMP.match(instruction.text)
     return int(jump[1], 16) if jump else None
 
 
-def spills(loop: list[Instruction]) -> list[str]:
-    """Instructions that move a vector between a register and the stack."""
-    return [one.text for one in loop if STACK.search(one.text) and VECTOR.search(one.text)]
+def _is_on_stack(text, has_frame):
+    if SCALAR.search(text):
+        return False
+    return bool(STACK.search(text) or (has_frame and FRAME.search(text)))

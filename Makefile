@@ -69,7 +69,7 @@ test-clients: $(STAMP) ## official clients of the APIs against a real server; AR
 	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai
 	@$(CLIENTS)/bin/python -m pytest --config-file tests/clients/pytest.ini tests/clients $(ARGS)
 
-check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as lesser processors
+check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as other processors run them
 	@$(BIN)/python tools/check_native.py $(ARGS)
 
 test-isas: $(DEV) native ## what depends on instruction sets, under each that this machine has

@@ -58,7 +58,7 @@ check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo >/tmp/tureen-imports.$$$$ || { cat /tmp/tureen-imports.$$$$; rm /tmp/tureen-imports.$$$$; exit 1; }; rm -f /tmp/tureen-imports.$$$$
 	@$(BIN)/python tools/budget.py
-	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/*.* $(KERNELS)/src/isa/* || { echo 'run: make fix'; exit 1; }
+	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/*.* $(KERNELS)/src/isa/* tests/kernels/models/*.cpp tests/kernels/models/*.h || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
 
 # An environment of its own: these clients want other versions than the server's tests, and gigabytes that nobody needs.
@@ -69,7 +69,7 @@ test-clients: $(STAMP) ## official clients of the APIs against a real server; AR
 	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai
 	@$(CLIENTS)/bin/python -m pytest --config-file tests/clients/pytest.ini tests/clients $(ARGS)
 
-check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as lesser processors
+check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as other processors run them
 	@$(BIN)/python tools/check_native.py $(ARGS)
 
 test-isas: $(DEV) native ## what depends on instruction sets, under each that this machine has
@@ -78,7 +78,7 @@ test-isas: $(DEV) native ## what depends on instruction sets, under each that th
 fix: $(DEV) ## format and repair what can be repaired by a tool
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
-	@$(BIN)/clang-format -i $(KERNELS)/src/*.* $(KERNELS)/src/isa/*
+	@$(BIN)/clang-format -i $(KERNELS)/src/*.* $(KERNELS)/src/isa/* tests/kernels/models/*.cpp tests/kernels/models/*.h
 
 bench: $(STAMP) ## measure a running server; ARGS='--workload single --url …'
 	@$(BIN)/tureen bench $(ARGS)

@@ -8,9 +8,12 @@
 #     attention  the instruction set whose attention it uses [its own]
 #     rest       the instruction set whose row, packing and sampling kernels it uses [its own]
 #     chosen     `by name`: not taken by default, because it has never run on a processor that has it
+#     model needs, model flags    in place of `needs` and `flags` where models are built for x86_64
 #
 # TUREEN_MODELS builds what tests run where the processor lacks an instruction: with another encoding, or with a model of
 # the instruction in plain C++.
+get_filename_component(SOURCES ${CMAKE_CURRENT_LIST_DIR}/../tureen/kernels/cpu/src ABSOLUTE)
+set(MODELS ${CMAKE_CURRENT_LIST_DIR}/../tests/kernels/models)
 option(TUREEN_MODELS "Instruction sets that this processor lacks run on models of their instructions" OFF)
 include(CheckCXXSourceCompiles)
 
@@ -36,7 +39,7 @@ endfunction()
 # Whether the compiler and the assembler take the file with its flags.
 function(check_isa name header flags defines result)
   set(CMAKE_REQUIRED_FLAGS "-std=c++17 ${flags}")
-  set(CMAKE_REQUIRED_INCLUDES ${CMAKE_CURRENT_SOURCE_DIR}/${SOURCES})
+  set(CMAKE_REQUIRED_INCLUDES ${SOURCES})
   set(CMAKE_REQUIRED_QUIET ON)
   set(CMAKE_REQUIRED_DEFINITIONS)
   foreach(macro ${defines})
@@ -82,14 +85,14 @@ list(TRANSFORM ISAS REPLACE "^[0-9]+:" "")
 set(OBJECTS)
 set(table)
 foreach(isa ${ISAS})
-  set(header ${CMAKE_CURRENT_SOURCE_DIR}/${SOURCES}/isa/${isa}.h)
+  set(header ${SOURCES}/isa/${isa}.h)
   read_key(${header} needs "" needs)
   read_key(${header} flags "" flags)
   read_key(${header} defines "" defines)
   read_key(${header} attention ${isa} attention)
   read_key(${header} rest ${isa} rest)
   read_key(${header} chosen "" chosen)
-  if(TUREEN_MODELS)
+  if(TUREEN_MODELS AND MACHINE STREQUAL x86_64)
     read_key(${header} "model needs" "${needs}" needs)
     read_key(${header} "model flags" "${flags}" flags)
   endif()
@@ -108,7 +111,7 @@ foreach(isa ${ISAS})
   target_include_directories(kernels_${isa} PRIVATE ${SOURCES})
   if(TUREEN_MODELS)
     target_compile_definitions(kernels_${isa} PRIVATE TUREEN_MODELS)
-    target_include_directories(kernels_${isa} PRIVATE tests/kernels/models)
+    target_include_directories(kernels_${isa} PRIVATE ${MODELS})
   endif()
   list(APPEND OBJECTS $<TARGET_OBJECTS:kernels_${isa}>)
   set(by_default true)

@@ -1,64 +1,88 @@
-"""Tests of the native kernels with checks of memory and undefined behaviour, and as lesser processors run them.
+"""Tests of the native kernels with checks of memory and undefined behaviour, and as other processors run them.
 
-The checked build lies in build/sanitized. Tests and the processes they start find it through a `sitecustomize` on
-PYTHONPATH. GCC only: with Clang the checks' libraries have other names.
+Two builds lie beside the usual one: build/sanitized has the checks, build/models runs the instructions that this
+processor lacks by other means (cmake/isas.cmake). Tests and the processes they start find such a build through a
+`sitecustomize` on PYTHONPATH. GCC only: with Clang the checks' libraries have other names.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "sanitized"
-INSTRUCTION_SETS = ("avx512vnni", "avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
+TESTS = "tests/kernels/cpu"
+BITS = f"{TESTS}/test_isa_bits.py"
+ONCE = (BITS, *(f"{TESTS}/test_{name}.py" for name in ("arm", "disassembly", "native_install")))
+"""Tests to which it makes no difference which instruction set is taken: `make test` runs them."""
+PRODUCTS = (f"{TESTS}/test_native_linear.py", f"{TESTS}/test_native_attention.py")
 CHECKS = (
     "-O1 -g1 -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS"
 )
 SITECUSTOMIZE = """
 import glob, importlib.util, sys
 
-class CheckedKernels:
+class OtherKernels:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "tureen.kernels.cpu._native":
             return importlib.util.spec_from_file_location(name, glob.glob({library!r})[0])
 
-sys.meta_path.insert(0, CheckedKernels)
+sys.meta_path.insert(0, OtherKernels)
 """
 
 
+class Isa(NamedTuple):
+    name: str
+    runs_here: bool
+    by_default: bool
+
+
 def main() -> int:
-    _build()
-    sets = [name for name in INSTRUCTION_SETS if _runs_here(name)]
+    usual: dict[str, str] = {}
+    sets = [isa for isa in _isas(usual) if isa.runs_here]
     if not sets:
         sys.exit("check-native: the native kernels are not installed: make native")
-    failures = [f"{name}, checked" for name in sets if not _passes(name, _checked())]
-    failures += [name for name in sets[1:] if not _passes(name, {})]  # the first is what `make test` runs
-    print(f"check-native: failed: {'; '.join(failures)}" if failures else f"check-native: {', '.join(sets)} all good")
+    taken = next(isa.name for isa in sets if isa.by_default)  # `make test` runs it
+    names = [isa.name for isa in sets]
+    checked = _build("sanitized", CHECKS) | _checks()
+    models = _build("models", "-O1 -Werror", "-DTUREEN_MODELS=ON")
+    lacking = [isa.name for isa in _isas(models) if isa.name not in names or isa.name == "portable"]
+
+    failures = [f"{name}, checked" for name in names if not _passes(name, "checked", checked, _own())]
+    failures += [name for name in names if name != taken and not _passes(name, "as it is", usual, _own())]
+    failures += [f"{name}, modelled" for name in lacking if not _passes(name, "modelled", models, PRODUCTS)]
+    if not _passes(taken, "bits of all, modelled", models, (BITS,)):
+        failures.append("bits, modelled")
+    good = f"{', '.join(names)}; modelled {', '.join(lacking)}: all good"
+    print(f"check-native: failed: {'; '.join(failures)}" if failures else f"check-native: {good}")
     return 1 if failures else 0
 
 
-def _build() -> None:
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None"]
-    configure += ["-DCMAKE_CXX_COMPILER=g++", f"-DCMAKE_CXX_FLAGS={CHECKS}", f"-DPython_EXECUTABLE={sys.executable}"]
+def _build(name: str, flags: str, *options: str) -> dict[str, str]:
+    """Environment in which Python takes the build of that name."""
+    folder = ROOT / "build" / name
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=None", *options]
+    configure += ["-DCMAKE_CXX_COMPILER=g++", f"-DCMAKE_CXX_FLAGS={flags}", f"-DPython_EXECUTABLE={sys.executable}"]
     environment = os.environ | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    for command in (configure, ["cmake", "--build", str(BUILD)]):
+    for command in (configure, ["cmake", "--build", str(folder)]):
         run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
         if run.returncode:
             sys.exit(run.stdout.decode(errors="replace"))
-    site = BUILD / "site"
+    site = folder / "site"
     site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(SITECUSTOMIZE.format(library=str(BUILD / "_native*.so")), encoding="utf-8")
+    (site / "sitecustomize.py").write_text(SITECUSTOMIZE.format(library=str(folder / "_native*.so")), encoding="utf-8")
+    return {"PYTHONPATH": str(site)}
 
 
-def _checked() -> dict[str, str]:
-    """Environment in which Python takes the checked build."""
+def _checks() -> dict[str, str]:
+    """What the checks' libraries need besides."""
     preload = [_library("libasan.so"), _library("libstdc++.so")]  # the latter, or no exception can be thrown
     return {
-        "PYTHONPATH": str(BUILD / "site"),
         "LD_PRELOAD": " ".join(preload),
         "ASAN_OPTIONS": "detect_leaks=0",  # of Python itself
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -69,15 +93,23 @@ def _library(name: str) -> str:
     return subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
 
 
-def _runs_here(instruction_set: str) -> bool:
-    code = "from tureen.kernels.cpu import native; native.load() or exit(1)"
-    environment = os.environ | {"TUREEN_CPU_ISA": instruction_set}
-    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=environment).returncode == 0
+def _isas(environment: dict[str, str]) -> list[Isa]:
+    """Of the build that Python takes with it, best first; none where there is no build."""
+    code = "import json, tureen.kernels.cpu.native as n; m = n.load(); print(json.dumps(m.isas() if m else []))"
+    everything = {key: value for key, value in os.environ.items() if key != "TUREEN_CPU_ISA"} | environment
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, env=everything, cwd=ROOT)
+    return [Isa(*one) for one in json.loads(found)]
 
 
-def _passes(instruction_set: str, environment: dict[str, str]) -> bool:
-    print(f"check-native: {instruction_set}{', checked' if environment else ''}", flush=True)
-    command = [sys.executable, "-m", "pytest", "tests/kernels/cpu", *sys.argv[1:]]
+def _own() -> tuple[str, ...]:
+    """Tests of one instruction set."""
+    files = sorted((ROOT / TESTS).glob("test_*.py"))
+    return tuple(name for file in files if (name := file.relative_to(ROOT).as_posix()) not in ONCE)
+
+
+def _passes(instruction_set: str, how: str, environment: dict[str, str], tests: tuple[str, ...]) -> bool:
+    print(f"check-native: {instruction_set}, {how}", flush=True)
+    command = [sys.executable, "-m", "pytest", *tests, *sys.argv[1:]]
     command += ["--capture=sys"] if environment else []  # what a check finds goes to the real stderr
     environment = os.environ | environment | {"TUREEN_CPU_ISA": instruction_set}
     return subprocess.run(command, cwd=ROOT, env=environment).returncode == 0

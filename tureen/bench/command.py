@@ -97,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
     if options.json is not None and not options.json.parent.is_dir():
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
+    if options.cold and options.workload != ["start"]:
+        raise InvalidRequest(f"--cold {options.cold} is for --workload start, which measures starts")
     if options.step_shares or options.engine_overhead or options.http_overhead or options.processor_overhead:
         document = _overhead(options)
     elif options.workload == ["offline"]:

@@ -1,5 +1,5 @@
-// AMX's intrinsics in plain C++, for processors without it: Intel's Architectures Software Developer's Manual, volume 2,
-// LDTILECFG to TDPBSUD. Only what isa/amx.h uses. A use that a processor would answer with a fault ends the process.
+// AMX's intrinsics in plain C++, for processors without it: Intel's Architectures Software Developer's Manual, volume
+// 2, LDTILECFG to TDPBSUD. Only what isa/amx.h uses. A use that a processor would answer with a fault ends the process.
 #pragma once
 
 #include <cstdint>

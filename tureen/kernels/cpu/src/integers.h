@@ -63,7 +63,8 @@ TUREEN_INLINE Integers with_bits(Integers q, const uint8_t* packed, int bit) {
 }
 TUREEN_INLINE part load_halves(const uint8_t* from) { return (part)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
 TUREEN_INLINE part load_bytes(const uint8_t* from) {
-    return part{float(int8_t(from[0])), float(int8_t(from[1])), float(int8_t(from[2])), float(int8_t(from[3]))};
+    const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(tureen::load<uint32_t>(from)));
+    return (part)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
 }
 
 #else

@@ -32,7 +32,7 @@ constexpr int PANEL_COLUMNS = PANEL_TILES * PARTS;
 constexpr int PANEL_GROUPS = 27 / PANEL_TILES;  // 14 KB of integers and as much of scales, of the nearest cache
 constexpr int PANEL_ROWS = 256;                 // rows that use a panel before the next is unpacked, about
 constexpr int PREFETCH = 4096;  // bytes ahead: the next page, which the processor's own prefetcher does not enter
-constexpr bool HAS_MANY_REGISTERS = PART_BYTES != 32;  // 32, not 16
+constexpr bool HAS_MANY_REGISTERS = PART_BYTES == 64;  // for sums and totals of a panel at once
 
 // Where `fma` rounds once, an integer sum n is kept as the bits of the float MAGIC + n, which holds it for |n| < 2^22;
 // groups stay below 32 * 128 * 127. Then fma(MAGIC + n, d, -MAGIC * d) = n * d, rounded once, without a conversion:
@@ -148,9 +148,8 @@ TUREEN_INLINE const uint8_t* integers_of(const uint8_t* tile, int group) {
 }
 
 template <Format F>
-TUREEN_INLINE GroupScales<F> scales_of(const Matrix& w, const uint8_t* tile, int group, int p) {
-    GroupScales<F> s;
-    if (F == Format::Q8_ROW) return s;
+TUREEN_INLINE void load_scales(const Matrix& w, const uint8_t* tile, int group, int p, GroupScales<F>& s) {
+    if (F == Format::Q8_ROW) return;
     const uint8_t* own = tile + w.scales_offset + size_t(is_super(F) ? group / GROUPS : group) * size_t(scale_bytes(F));
     for (int half = 0; half < halves_of(F); half++) {
         s.scale[half] = load_halves(own + 2 * p * PART_LANES);
@@ -160,7 +159,6 @@ TUREEN_INLINE GroupScales<F> scales_of(const Matrix& w, const uint8_t* tile, int
     if (has_offsets(F)) s.offset = load_halves(own + 2 * TILE + 2 * p * PART_LANES);
     if (has_offsets(F) && is_super(F))
         s.offset = -(s.offset * load_bytes(own + sub_scale_at<F>(group % GROUPS, 0) + TILE + p * PART_LANES));
-    return s;
 }
 
 // Rows of INT8_GROUP inputs from row m and group `group` on.
@@ -220,7 +218,8 @@ TUREEN_INLINE part finished(part total, const Matrix& w, int tile, int p) {
 }
 
 template <Format F, int MR>
-void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile, const Output& out) {
+__attribute__((noinline)) void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile,
+                                               const Output& out) {
     constexpr int BITS = tureen::bits_of(F), HALVES = halves_of(F);
     constexpr size_t BYTES = size_t(group_bytes(BITS) + scale_bytes(F) / (is_super(F) ? GROUPS : 1));
     const Rows<F> x(inputs, m, 0);
@@ -256,7 +255,8 @@ void multiply_packed(const Matrix& w, const Activations& inputs, int m, int tile
         });
         TUREEN_UNROLL
         for (int p = 0; p < PARTS; p++) {
-            const GroupScales<F> scales = scales_of<F>(w, w.tile(tile), g, p);
+            GroupScales<F> scales;
+            load_scales<F>(w, w.tile(tile), g, p, scales);
             TUREEN_UNROLL
             for (int i = 0; i < MR; i++)
                 totals[i][p] = add_group<F>(
@@ -305,7 +305,7 @@ struct Panel {
             for (int g = 0; g < groups; g++) {
                 TUREEN_UNROLL
                 for (int p = 0; p < PARTS; p++)
-                    scales[g][t * PARTS + p] = scales_of<F>(w, w.tile(tile + t), begin + g, p);
+                    load_scales<F>(w, w.tile(tile + t), begin + g, p, scales[g][t * PARTS + p]);
                 if (IS_COPY) unpack(integers_of<F>(w.tile(tile + t), begin + g), unpacked[t] + size_t(g) * QUADS_BYTES);
             }
         }

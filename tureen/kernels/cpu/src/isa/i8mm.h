@@ -2,7 +2,7 @@
 // order: 20
 // machine: aarch64
 // needs: asimddp asimdhp i8mm
-// flags: -march=armv8.2-a+dotprod+fp16+i8mm
+// flags: -march=armv8.2-a+dotprod+fp16+i8mm -fno-schedule-insns
 // defines: TUREEN_ARM
 // rest: neon
 // attention: neon

@@ -2,7 +2,7 @@
 // order: 10
 // machine: aarch64
 // needs: asimddp asimdhp
-// flags: -march=armv8.2-a+dotprod+fp16
+// flags: -march=armv8.2-a+dotprod+fp16 -fno-schedule-insns
 // defines: TUREEN_ARM
 #pragma once
 

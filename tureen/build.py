@@ -19,6 +19,7 @@ from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.compiler import Compiler
+from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
 from tureen.media.files import media_root
 from tureen.media.loader import MediaLoader
@@ -75,6 +76,21 @@ def media_loader(config: Config, model: Model) -> MediaLoader | None:
         preprocessor_config(model.source),
         media_path=media_root(config.media_path, config.host),
         allowed_domains=config.allowed_media_domain,
+    )
+
+
+def may_load_torch(config: Config, model: Model) -> bool:
+    """Whether the engine may import torch, as far as the settings and the model tell."""
+    hf = model_config(model.source)
+    return (
+        config.kernels == "torch"
+        or config.model_impl == "transformers"
+        or config.device == "cuda"
+        or (config.device == "auto" and may_have_cuda())
+        or config.dtype == "float16"
+        or hf.get("model_type") in declared("tureen.media", "MODEL_TYPES")
+        or architecture_of(hf) in declared("tureen.models", EMBEDDING)
+        or not native.is_built()
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tureen.api.keys import load_keys
 from tureen.api.listener import LOOPBACK, bind
 from tureen.api.tls import load_context
-from tureen.build import connect, find_model, media_loader
+from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
 from tureen.log import get_logger, set_up_logging
@@ -73,8 +73,12 @@ async def _serve(config: Config) -> int:
             model = await asyncio.to_thread(find_model, config, progress=display)
             media = media_loader(config, model)
             shell = asyncio.create_task(asyncio.to_thread(_import_shell))  # while the weights are made ready
-            client = await connect(config, model, progress=display)
-        app, server = await shell
+            try:
+                if may_load_torch(config, model):
+                    await shell  # two threads that import the same packages may each find the other's half done
+                client = await connect(config, model, progress=display)
+            finally:
+                app, server = await shell
         serving = app.build_app(client, model.tokenizer, config, media=media)
         gc.freeze()  # what start-up made lives as long as the server; collections need not look at it
         gc.enable()

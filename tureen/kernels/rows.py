@@ -72,10 +72,11 @@ def say_that_nothing_is_promised() -> None:
 def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor | None:
     """What becomes of each row in pieces of that size; None where that depends on its place, or changes.
 
-    Each row stands at each place once.
+    Each row stands at each place, and is computed twice or more.
     """
     count = rows.shape[0]
-    index = (torch.arange(size) + torch.arange(count)[:, None]).flatten() % count
+    pieces = count if size > 1 else 2 * count
+    index = (torch.arange(size) + torch.arange(pieces)[:, None]).flatten() % count
     found = torch.cat([function(piece) for piece in rows[index].split(size)])  # type: ignore[no-untyped-call]
     first = torch.stack([(index == row).nonzero()[0, 0] for row in range(count)])
     result = found[first]

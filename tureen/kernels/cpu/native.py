@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
+NAME = "tureen.kernels.cpu._native"
 MISSING = (
     "this installation has no native CPU kernels: they could not be built when it was installed. They need a C++17 "
     "compiler and Python's headers (Debian: apt-get install g++ python3-dev). Then install tureen again, in a checkout "
@@ -12,16 +14,20 @@ MISSING = (
 )
 
 
+def is_built() -> bool:
+    """Whether this installation has the extension module. Does not load it."""
+    return importlib.util.find_spec(NAME) is not None
+
+
 def load() -> ModuleType | None:
     """The extension module, or None where it was not built.
 
     Raises RuntimeError when TUREEN_CPU_ISA cannot run here, ImportError when the system's libraries are too old for it.
     """
-    name = "tureen.kernels.cpu._native"
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(NAME)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != NAME:
             raise
         return None
     module.isa()

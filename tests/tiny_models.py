@@ -59,6 +59,8 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 80,
     "norm_topk_prob": False,
 }
+CLEAR = 2e-4
+"""Between the logarithms of the best two tokens, each of which tests allow to be 1e-4 off in float32."""
 VARIANTS = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -125,8 +127,14 @@ def logprobs(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+def greedy(model: torch.nn.Module, prompt: list[int], count: int, *, clear: float = CLEAR) -> list[int]:
+    """A text to compare with is refused where arithmetic that rounds otherwise could choose another token."""
     token_ids = list(prompt)
-    for _ in range(count):
-        token_ids.append(int(logprobs(model, token_ids)[-1].argmax()))
+    for number in range(count):
+        (best, second), (token_id, _) = (found.tolist() for found in logprobs(model, token_ids)[-1].topk(2))
+        if best - second < clear:
+            raise ValueError(
+                f"token {number}: {best - second:.5f} before the next best, not {clear}: take other prompts"
+            )
+        token_ids.append(token_id)
     return token_ids[len(prompt) :]

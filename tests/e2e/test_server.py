@@ -13,12 +13,12 @@ import time
 
 import httpx
 import pytest
+from recorded_texts import CAPITAL, RECORDED
 from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
-CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def generate(server: ServerProcess, **body) -> dict:
@@ -45,10 +45,11 @@ def wait_until(condition, what: str, timeout_s: float = 5) -> None:
 
 
 def test_the_model_answers_a_question_and_says_why_it_stopped(server):
-    answer = generate(server, text=CHAT, sampling_params={"temperature": 0, "max_new_tokens": 32})
-    assert answer["text"] == "The capital of France is Paris."
+    text, num_tokens = RECORDED[CAPITAL]
+    answer = generate(server, text=CAPITAL, sampling_params={"temperature": 0, "max_new_tokens": 32})
+    assert answer["text"] == text.removesuffix("<|im_end|>")
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 2}
-    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == 8
+    assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == num_tokens
     assert answer["output_ids"][-1] == 2
 
 

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from recorded_texts import CLEAR, RECORDED
 from runner_driver import GREEDY, Running, generate, step
 from tiny_models import greedy, logprobs
 
@@ -11,7 +12,7 @@ from tureen.config import Config
 from tureen.runner.load import load_runner
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec
-from tureen.weights.source import model_config
+from tureen.weights.source import load_tokenizer, model_config
 from tureen.weights.stored import iter_stored
 from tureen.weights.tensors import as_tensor
 
@@ -71,6 +72,14 @@ def test_greedy_tokens_and_logprobs_equal_transformers_in_float32(default_model_
     for report, row in zip(sequence.prompt_logprobs + sequence.output_logprobs, expected, strict=True):
         assert abs(report.token[0] - float(row[report.token[1]])) < 1e-4
         assert max(abs(value - float(row[token])) for value, token in report.top) < 1e-4
+
+
+@pytest.mark.parametrize("prompt", RECORDED)
+def test_a_recorded_text_is_transformers_and_no_token_of_it_is_a_close_call(default_model_source, oracle, prompt):
+    tokenizer = load_tokenizer(default_model_source)
+    text, num_tokens = RECORDED[prompt]
+    found = greedy(oracle, tokenizer.encode(prompt), num_tokens, clear=CLEAR)
+    assert tokenizer.decode(found, skip_special_tokens=False) == text
 
 
 def test_a_long_prompt_in_chunks_equals_transformers_in_float32(default_model_source, oracle):

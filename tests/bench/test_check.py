@@ -137,19 +137,17 @@ def test_a_second_thread_that_slows_things_does_not_lower_the_limits():
         ([Measured(1, 20.0, 300.0)], False),
         ([Measured(1, 20.0, 300.0), Measured(2, 21.0, 590.0)], False),
         ([Measured(1, 20.0, 300.0), Measured(2, 40.0, 310.0)], True),
-        ([Measured(1, 20.0, None), Measured(2, 20.5, None)], True),
-        ([Measured(1, 20.0, None), Measured(2, 36.0, None)], False),
     ],
 )
 def test_processors_that_together_do_what_one_does_are_as_one_core(measured, expected):
     assert limits.is_like_one_core(measured) is expected
 
 
-def test_what_cannot_be_measured_is_left_out():
-    kernels = SimpleNamespace(isa=lambda: "avx2", read_bandwidth=lambda threads, size, readings: 10.0 * threads)
-    assert limits.measure(kernels, 2) == [Measured(1, 10.0, None), Measured(2, 20.0, None)]
-    assert limits.allowed(DEFAULT_WORK, limits.measure(kernels, 1)).prefill is None
-    kernels.peak = lambda threads, seconds: 100.0 * threads
+def test_one_thread_and_all_are_measured():
+    kernels = SimpleNamespace(
+        read_bandwidth=lambda threads, size, readings: 10.0 * threads, peak=lambda threads, seconds: 100.0 * threads
+    )
+    assert limits.measure(kernels, 1) == [Measured(1, 10.0, 100.0)]
     assert limits.measure(kernels, 3) == [Measured(1, 10.0, 100.0), Measured(3, 30.0, 300.0)]
 
 

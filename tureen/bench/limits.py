@@ -53,14 +53,14 @@ class Measured(msgspec.Struct, frozen=True):
 
     threads: int
     read_gb_s: float
-    int8_gops: float | None  # None: this build cannot measure it
+    int8_gops: float
 
 
 class Allowed(msgspec.Struct, frozen=True):
     """Tokens a second."""
 
     single: float
-    prefill: float | None
+    prefill: float
 
 
 def measure(kernels: ModuleType, threads: int) -> list[Measured]:
@@ -75,9 +75,8 @@ def measure(kernels: ModuleType, threads: int) -> list[Measured]:
 def allowed(work: Work, measured: list[Measured]) -> Allowed:
     """By the best of what was measured, whichever number of threads it was."""
     gb_s = max(one.read_gb_s for one in measured)
-    gops = [one.int8_gops for one in measured if one.int8_gops is not None]
-    prefill = max(gops) * 1e9 / work.operations_per_token(PROMPT) if gops else None
-    return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), prefill)
+    gops = max(one.int8_gops for one in measured)
+    return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), gops * 1e9 / work.operations_per_token(PROMPT))
 
 
 def scaling(one: float, all_threads: float) -> str:
@@ -89,6 +88,4 @@ def is_like_one_core(measured: list[Measured]) -> bool:
     """Whether several threads compute hardly more than one: CPUs that share a core do, and those that others keep
     busy."""
     one, most = measured[0], measured[-1]
-    if one.int8_gops is None or most.int8_gops is None:
-        return most.threads > 1 and most.read_gb_s < ONE_CORE * one.read_gb_s
     return most.threads > 1 and most.int8_gops < ONE_CORE * one.int8_gops

@@ -57,10 +57,16 @@ Counts share_out(Pool& pool, int count) {
     return visits;
 }
 
-// The longest wait, in seconds, of a round in which thread 0 comes `late` us after the others.
+// The longest wait, in seconds, of a round in which thread 0 comes `late` us after all others are about to wait.
 double longest_wait(Pool& pool, int late) {
+    std::atomic<int> waiting{0};
     return pool.run_together(pool.threads(), [&](int thread) {
-        if (thread == 0) std::this_thread::sleep_for(std::chrono::microseconds(late));
+        if (thread == 0) {
+            while (waiting.load() < pool.threads() - 1) std::this_thread::yield();
+            std::this_thread::sleep_for(std::chrono::microseconds(late));
+        } else {
+            waiting++;
+        }
         pool.barrier();
     });
 }

@@ -78,13 +78,14 @@ struct Pool::Team {
     bool spin(Done done, int64_t limit, int64_t* took);
     template <class Done>
     void wait_in_round(Done done);
-    struct Bed {
+    struct WaitQueue {
         std::condition_variable changed;
         alignas(64) std::atomic<int> sleeping{0};
     };
     template <class Done>
-    void sleep(Bed& bed, Done done);
-    void wake(Bed& bed);
+    void sleep(WaitQueue& queue, Done done);
+    void wake(WaitQueue& queue);
+    void wake_workers(int count);
 
     const int threads;
     const bool adapts;
@@ -96,7 +97,8 @@ struct Pool::Team {
     int in_use;                  // threads, in this round or the last
     std::vector<int64_t> waits;  // ns, of each thread in that round
     std::mutex mutex;
-    Bed between, within;                           // rounds: workers that have nothing to do; who waits for others
+    std::vector<WaitQueue> idle;                   // of each thread: a worker that has nothing to do
+    WaitQueue within;                              // a round: who waits for others
     alignas(64) std::atomic<uint64_t> round{0};    // the one begun last, as Round
     alignas(64) std::atomic<int> finished{0};      // workers, with this round
     alignas(64) std::atomic<uint64_t> arrived{0};  // threads, at all barriers of this round
@@ -104,12 +106,13 @@ struct Pool::Team {
     std::atomic<unsigned> long_waits{0};
 };
 
-Pool::Team::Team(int threads, bool adapts) : threads(threads), adapts(adapts), in_use(threads), waits(threads) {}
+Pool::Team::Team(int threads, bool adapts)
+    : threads(threads), adapts(adapts), in_use(threads), waits(threads), idle(threads) {}
 
 Pool::Team::~Team() {
     stop = true;
     round.store(Round(Round(round.load()).number() + 1, threads).word);
-    wake(between);
+    wake_workers(threads);
     for (auto& worker : workers) worker.join();
 }
 
@@ -131,17 +134,22 @@ bool Pool::Team::spin(Done done, int64_t limit, int64_t* took) {
 // Waiters count themselves before they look a last time, wakers change before they look for waiters: one of both sees
 // the other. (All four are sequentially consistent.)
 template <class Done>
-void Pool::Team::sleep(Bed& bed, Done done) {
+void Pool::Team::sleep(WaitQueue& queue, Done done) {
     std::unique_lock<std::mutex> lock(mutex);
-    bed.sleeping.fetch_add(1);
-    bed.changed.wait(lock, done);
-    bed.sleeping.fetch_sub(1);
+    queue.sleeping.fetch_add(1);
+    queue.changed.wait(lock, done);
+    queue.sleeping.fetch_sub(1);
 }
 
-void Pool::Team::wake(Bed& bed) {
-    if (bed.sleeping.load() == 0) return;
+void Pool::Team::wake(WaitQueue& queue) {
+    if (queue.sleeping.load() == 0) return;
     { std::lock_guard<std::mutex> lock(mutex); }  // who counted itself and saw no change is in wait() after this
-    bed.changed.notify_all();
+    queue.changed.notify_all();
+}
+
+// Those that take part in a round of `count` threads, and no others.
+void Pool::Team::wake_workers(int count) {
+    for (int thread = 1; thread < count; thread++) wake(idle[thread]);
 }
 
 // Waits for other threads of the same round. Learns from it how long to spin: four times what was enough before, half
@@ -181,7 +189,7 @@ void Pool::Team::work(int thread) {
             return now.number() > last && thread < now.count();
         };
         int64_t took;
-        if (!spin(begun, spin_limit.load(std::memory_order_relaxed), &took)) sleep(between, begun);
+        if (!spin(begun, spin_limit.load(std::memory_order_relaxed), &took)) sleep(idle[thread], begun);
         if (stop) return;
         call(thread);
         finished.fetch_add(1);
@@ -196,7 +204,7 @@ void Pool::Team::run(int count, const std::function<void(int)>& given) {
     finished.store(0);
     arrived.store(0);
     round.store(Round(Round(round.load()).number() + 1, count).word);
-    if (count > 1) wake(between);
+    wake_workers(count);
     call(0);
     const int64_t before = waited;
     wait_in_round([&] { return finished.load() >= count - 1; });

@@ -15,32 +15,24 @@ namespace tureen {
 namespace VARIANT {
 namespace {
 
-constexpr int PACKED_ROWS = 4, PACKED_BLOCK = 4;
-constexpr int PANEL_BLOCK = 4, PANEL_TILES = 1;
-constexpr int PLAIN_BLOCK = 4, PLAIN_TILES = 1;
 constexpr bool HAS_SIGNED_WEIGHTS = false;
 
-typedef int8x16_t Inputs;  // of the four quads that this one is among
+typedef int8x16_t Inputs;  // of the four quads that a quad is among
 
-template <int QUAD>
-TUREEN_INLINE Inputs inputs_at(const int8_t* group) {
-    return vld1q_s8(group + QUAD / 4 * 16);
+template <int BITS, int LANE>
+TUREEN_INLINE int32x4_t add_dot(int32x4_t sum, Integers w, Inputs x) {
+    return vusdotq_laneq_s32(sum, w, x, LANE);
 }
 
-template <int BITS>
-struct DotSum {
-    static constexpr int REGISTERS = 1;
-    int32x4_t sum;
+}  // namespace
+}  // namespace VARIANT
+}  // namespace tureen
 
-    TUREEN_INLINE void start(int32_t value) { sum = vdupq_n_s32(value); }
+#include "../arm_dot.h"
 
-    template <int QUAD>
-    TUREEN_INLINE void add(Integers w, Inputs x) {
-        sum = vusdotq_laneq_s32(sum, w, x, QUAD % 4);
-    }
-
-    TUREEN_INLINE int_part total() const { return (int_part)sum; }
-};
+namespace tureen {
+namespace VARIANT {
+namespace {
 
 // `usmmla` multiplies 2 outputs x 8 inputs by 8 inputs x 2 rows: twice the products of a dot product.
 #define TUREEN_OWN_CELL

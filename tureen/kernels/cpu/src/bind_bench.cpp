@@ -65,7 +65,7 @@ double peak(int threads, double seconds) {
         };
         pool.run([&](int) {
             int64_t own = 0;
-            do own += int64_t(kernels().linear->spin(ROUNDS));
+            do own += int64_t(kernels().linear->repeat_products(ROUNDS));
             while (passed() < seconds / SPANS);
             operations += own;
         });

@@ -10,8 +10,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
-#include "crew.h"
 #include "pool.h"
+#include "thread_tuner.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -88,11 +88,11 @@ void bind_pool(nb::module_& m) {
           "How often a pool calls for each index while `count` of its threads are in use.");
     m.def("longest_wait", &longest_wait, "pool"_a, "late"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Seconds that a pool counts as waited when its first thread comes `late` microseconds after the others.");
-    nb::class_<Crew>(m, "Crew", "How many threads share a step, as the times of steps say.")
+    nb::class_<ThreadTuner>(m, "ThreadTuner", "How many threads share a step, as the times of steps say.")
         .def(nb::init<int, bool>(), "most"_a, "asks_first"_a)
-        .def_prop_ro("threads", &Crew::threads)
-        .def("took", &Crew::took, "tokens"_a, "seconds"_a, "waited"_a)
-        .def("hurry", &Crew::hurry);
+        .def_prop_ro("threads", &ThreadTuner::threads)
+        .def("took", &ThreadTuner::took, "tokens"_a, "seconds"_a, "waited"_a)
+        .def("hurry", &ThreadTuner::hurry);
     m.def("throw_in_pool", &throw_in, "pool"_a, "thread"_a, "Throws in the body of one thread: ends the process.");
 }
 

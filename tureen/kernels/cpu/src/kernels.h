@@ -21,7 +21,7 @@ struct LinearKernels {
     // Values of one row of w as float32: out [w.cols].
     void (*unpack_row)(const Matrix& w, int row, float* out);
     // Multiplies 8-bit integers in registers for a while; returns how many operations that were, two for each product.
-    double (*spin)(int rounds);
+    double (*repeat_products)(int rounds);
 };
 
 // One of an adapter's two matrices, as bfloat16 or float32.

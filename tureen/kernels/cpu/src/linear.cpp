@@ -15,11 +15,11 @@ namespace {
 #ifdef TUREEN_TILE_PRODUCTS
 #define GROUPS_BY multiply_groups_by_tiles
 #define BF16_BY multiply_bf16_by_tiles
-#define SPIN_BY spin_by_tiles
+#define REPEATED_BY products_by_tiles
 #else
 #define GROUPS_BY multiply_groups
 #define BF16_BY multiply_whole<PlainBf16>
-#define SPIN_BY spin
+#define REPEATED_BY panel_products
 #endif
 
 void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int tile_begin, int tile_end, float* data,
@@ -43,7 +43,7 @@ void multiply(const Matrix& w, const Activations& x, int m_begin, int m_end, int
 
 #ifndef TUREEN_TILE_PRODUCTS
 // The products of a panel of 4-bit weights, without what else a panel needs.
-double spin(int rounds) {
+double panel_products(int rounds) {
     using Kernel = PanelKernel<Format::Q4_0>;
     constexpr int MR = Kernel::ROWS, NT = PANEL_COLUMNS, ROWS = Cell<4>::ROWS, QUADS = Cell<4>::QUADS;
     alignas(64) uint8_t weights[PANEL_TILES * QUADS_BYTES];
@@ -86,7 +86,7 @@ double spin(int rounds) {
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels{multiply, unpack_row, SPIN_BY};
+const LinearKernels linear_kernels{multiply, unpack_row, REPEATED_BY};
 
 }  // namespace VARIANT
 }  // namespace tureen

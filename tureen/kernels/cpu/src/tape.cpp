@@ -63,7 +63,7 @@ Tape::Tape(std::shared_ptr<Pool> pool, std::shared_ptr<KvCache> cache, int hidde
       threads_(pool_->threads()),
       buffers_(new Buffers) {
     // A prompt is the first thing that a client waits for: fewer threads are tried only where there is a cause.
-    if (pool_->adapts()) crews_ = {{threads_, true}, {threads_, true}, {threads_, false}};
+    if (pool_->adapts()) tuners_ = {{threads_, true}, {threads_, true}, {threads_, false}};
     buffers_->scratch.assign(pool_->threads(), Floats(SCRATCH_FLOATS));
     buffers_->own_low.resize(pool_->threads());
 }
@@ -320,8 +320,8 @@ void Tape::replay(bool whole) {
     if (!counters_) counters_.reset(new std::atomic<int>[num_counters_]);
     for (int i = 0; i < num_counters_; i++) counters_[i].store(0, std::memory_order_relaxed);
     size_t kind = step_.tokens() <= FEW_ROWS ? 0 : step_.tokens() <= MANY_ROWS ? 1 : 2;
-    bool adapts = whole && !crews_.empty();
-    if (adapts) threads_ = crews_[kind].threads();
+    bool adapts = whole && !tuners_.empty();
+    if (adapts) threads_ = tuners_[kind].threads();
     for (size_t i = 0; i < buffers_->shapes.size(); i++) buffers_->plans[i].make(step_, buffers_->shapes[i], threads_);
     best_.start(int(asked_.size()), threads_);
     Frame frame{kernels(), *pool_, *buffers_, step_, step_.tokens(), threads_, counters_.get()};
@@ -333,8 +333,8 @@ void Tape::replay(bool whole) {
     best_.settle(logits_.data(), vocab_);
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     seconds_ += seconds;
-    if (adapts && crews_[kind].took(step_.tokens(), seconds, waited))
-        for (Crew& crew : crews_) crew.hurry();
+    if (adapts && tuners_[kind].took(step_.tokens(), seconds, waited))
+        for (ThreadTuner& tuner : tuners_) tuner.hurry();
 }
 
 }  // namespace tureen

@@ -14,12 +14,12 @@
 
 #include "activations.h"
 #include "best.h"
-#include "crew.h"
 #include "kernels.h"
 #include "kv_cache.h"
 #include "low_rank.h"
 #include "pack.h"
 #include "pool.h"
+#include "thread_tuner.h"
 
 namespace tureen {
 
@@ -161,8 +161,9 @@ private:
     int hidden_, vocab_;
     double seconds_ = 0;
     int threads_;
-    std::vector<Crew> crews_;  // for steps of a few tokens, of more, of many; none where the pool does not adapt
-    struct Place {             // of a matrix that adapters may change
+    std::vector<ThreadTuner>
+        tuners_;    // for steps of a few tokens, of more, of many; none where the pool does not adapt
+    struct Place {  // of a matrix that adapters may change
         std::shared_ptr<Additions> additions;
         int part, rows, cols;
     };

@@ -142,7 +142,7 @@ void multiply_bf16_by_tiles(const Matrix& w, const Activations& x, int m, int m_
     release();
 }
 
-double spin_by_tiles(int rounds) {
+double products_by_tiles(int rounds) {
     alignas(64) uint8_t ones[1024];
     __builtin_memset(ones, 1, sizeof ones);
     configure(TILE_ROWS);

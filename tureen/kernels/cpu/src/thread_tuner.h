@@ -6,10 +6,10 @@
 
 namespace tureen {
 
-class Crew {
+class ThreadTuner {
 public:
     // asks_first: fewer threads are tried at the beginning, since two processors may be one core.
-    Crew(int most, bool asks_first) : most_(most), now_(most), asks_first_(asks_first) {}
+    ThreadTuner(int most, bool asks_first) : most_(most), now_(most), asks_first_(asks_first) {}
 
     // For the next step.
     int threads() const { return other_ != 0 && is_others_turn() ? other_ : now_; }

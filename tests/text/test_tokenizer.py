@@ -237,6 +237,15 @@ def test_sentencepiece_ids_equal_those_of_its_algorithm(text, prefix):
         assert tokenizer.decode([1, *ids]) == text == tokenizer._backend.decode(ids)
 
 
+@pytest.mark.parametrize("token", ["<0x0A>", "<0xe9>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x0A)", "<0x1>", "<0X41>"])
+def test_only_a_token_that_names_a_byte_stands_for_it(token):
+    backend = Backend(models.BPE({token: 0, "a": 1}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend)
+    assert (tokenizer.token_bytes(0) + b"a").decode("utf-8", "replace") == backend.decode([0, 1])
+    assert tokenizer.all_token_bytes() == [tokenizer.token_bytes(0), b"a"]
+
+
 def test_a_sentencepiece_token_keeps_its_space_in_running_text():
     tokenizer = from_gguf_metadata(_sentencepiece_metadata())
     the = tokenizer.token_id("▁the")

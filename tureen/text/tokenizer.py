@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ from tokenizers.decoders import Decoder
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.text import gguf_vocab
 
+BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
+"""As the library reads it, in which a number may have a sign."""
 ANCHOR: Final = "a"  # a token before, so that a decoder treats the next one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
@@ -140,8 +143,8 @@ class Tokenizer:
             return b""
         if self._byte_level:
             return token.encode() if added is not None else _byte_level_bytes(token)
-        if self._byte_fallback and added is None and len(token) == 6 and token.startswith("<0x"):
-            return bytes.fromhex(token[3:5])
+        if self._byte_fallback and added is None and (byte := BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(byte[1], 16)])
         if self._decoder is None:
             return b" " + token.encode()
         text: str = self._decoder.decode([ANCHOR, token])

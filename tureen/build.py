@@ -88,8 +88,8 @@ def may_load_torch(config: Config, model: Model) -> bool:
         or config.device == "cuda"
         or (config.device == "auto" and may_have_cuda())
         or config.dtype == "float16"
-        or hf.get("model_type") in declared("tureen.media", "MODEL_TYPES")
-        or architecture_of(hf) in declared("tureen.models", EMBEDDING)
+        or declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is not None
+        or declaring("tureen.models", EMBEDDING, architecture_of(hf)) is not None
         or not native.is_built()
     )
 

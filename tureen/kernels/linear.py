@@ -18,7 +18,7 @@ from tureen.kernels.rows import SIZES, SMALL, agreeing_sizes, by_pieces
 
 ROWS_HINT = 16  # oneDNN chooses the layout for about this many rows
 PROBE_WORK = 1 << 29  # multiplications of the largest product of a probe; more rows are computed in pieces
-PROBE_WEIGHTS = 1 << 22  # a matrix of more is probed with the same weights for all outputs, to save their memory
+PROBE_WEIGHTS = 1 << 22  # a matrix of more is probed with the same weights for all outputs: they are made sooner
 
 
 def can_pack(weight: Tensor) -> bool:

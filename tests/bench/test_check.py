@@ -2,8 +2,10 @@
 
 import json
 import math
+import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -11,7 +13,6 @@ import pytest
 
 from tureen.bench import check, limits, processor
 from tureen.bench.limits import DEFAULT_WORK, Measured
-from tureen.bench.processor import Isa
 from tureen.config import DEFAULT_MODEL, Config
 from tureen.devices.base import DeviceInfo
 from tureen.kernels.cpu import native
@@ -51,60 +52,86 @@ def _make_cpuinfo(name, flags):
 
 def _read(name):
     flags, _ = PROCESSORS[name]
-    return processor.parse_cpuinfo(_make_cpuinfo(name, flags), "x86_64")
+    return processor.parse_cpuinfo(_make_cpuinfo(name, flags))
+
+
+def _ladder(machine):
+    """Name and needs of each instruction set, best first, as the files in isa/ say."""
+    found = []
+    for file in (Path(native.__file__).parent / "src" / "isa").glob("*.h"):
+        lines = (line.removeprefix("// ").partition(": ") for line in file.read_text().splitlines())
+        keys = {key: value for key, colon, value in lines if colon}
+        if keys["machine"] in (machine, "any"):
+            found.append((int(keys["order"]), file.stem, keys.get("needs", "")))
+    return [(name, needs) for _, name, needs in sorted(found, reverse=True)]
+
+
+def _kernels(in_use, *isas):
+    return SimpleNamespace(isa=lambda: in_use, isas=lambda: list(isas), needs_of_isas=lambda: [*_ladder("x86_64")])
+
+
+def _could_run(found, machine):
+    return [name for name, needs in _ladder(machine) if needs and found.has(needs)]
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_of_intel_or_amd_is_known_by_its_flags(name):
     found = _read(name)
     assert found.name == name
-    assert found.could_run() == PROCESSORS[name][1]
+    assert _could_run(found, "x86_64") == PROCESSORS[name][1]
 
 
 @pytest.mark.parametrize("name", ARM_PROCESSORS)
 def test_a_processor_of_arm_is_known_by_its_features(name):
     features, part, expected = ARM_PROCESSORS[name]
     text = f"processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: {features}\nCPU implementer\t: 0x41\nCPU part\t: {part}\n"
-    found = processor.parse_cpuinfo(text, "aarch64")
+    found = processor.parse_cpuinfo(text)
     assert found.name == f"implementer 0x41, part {part}"
-    assert found.could_run() == expected
+    assert _could_run(found, "aarch64") == expected
 
 
 @pytest.mark.parametrize("text", ["", "processor\t: 0\nhart\t: 0\nisa\t: rv64imafdc\n"])
 def test_of_a_processor_that_says_nothing_nothing_is_claimed(text):
-    found = processor.parse_cpuinfo(text, "riscv64")
-    assert (found.name, found.could_run()) == ("unknown", [])
-    assert processor.better(found, "portable", [Isa("portable", True, True)]) == []
+    found = processor.parse_cpuinfo(text)
+    assert found.name == "unknown"
+    assert processor.better(found, _kernels("portable", ("portable", True, True))) == []
 
 
 def test_an_instruction_set_that_the_build_lacks_is_named_with_its_remedy():
-    (line,) = processor.better(_read("Intel Core, Alder Lake"), "avx2", [Isa("avx2", True, True)])
+    (line,) = processor.better(_read("Intel Core, Alder Lake"), _kernels("avx2", ("avx2", True, True)))
     assert line.startswith("avxvnni is missing")
     assert "make native" in line
 
 
 def test_one_that_never_ran_on_such_a_processor_is_named_with_the_variable_that_tries_it():
-    kernels = [Isa("amx", True, False), Isa("avx512vnni", True, True), Isa("avx2", True, True)]
-    (line,) = processor.better(_read("Intel Xeon, Sapphire Rapids"), "avx512vnni", kernels)
+    kernels = _kernels("avx512vnni", ("amx", True, False), ("avx512vnni", True, True), ("avx2", True, True))
+    (line,) = processor.better(_read("Intel Xeon, Sapphire Rapids"), kernels)
     assert "TUREEN_CPU_ISA=amx" in line
 
 
 def test_one_that_the_system_keeps_from_programs_is_told_so():
-    kernels = [Isa("amx", False, False), Isa("avx512vnni", True, True)]
-    (line,) = processor.better(_read("Intel Xeon, Sapphire Rapids"), "avx512vnni", kernels)
+    kernels = _kernels("avx512vnni", ("amx", False, False), ("avx512vnni", True, True))
+    (line,) = processor.better(_read("Intel Xeon, Sapphire Rapids"), kernels)
     assert "the system does not let programs use it" in line
 
 
 def test_those_passed_over_by_choice_are_all_named():
-    kernels = [Isa("avx512vnni", True, True), Isa("avx512", True, True), Isa("avx2", True, True)]
-    lines = processor.better(_read("AMD EPYC, Zen 4"), "avx2", kernels)
+    kernels = _kernels("avx2", ("avx512vnni", True, True), ("avx512", True, True), ("avx2", True, True))
+    lines = processor.better(_read("AMD EPYC, Zen 4"), kernels)
     assert [line.split()[0] for line in lines] == ["avx512vnni", "avx512"]
     assert all("TUREEN_CPU_ISA chose otherwise" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["Intel Xeon, Ice Lake", "AMD EPYC, Zen 5"])
 def test_nothing_is_better_than_the_best(name):
-    assert processor.better(_read(name), "avx512vnni", [Isa("avx512vnni", True, True)]) == []
+    assert processor.better(_read(name), _kernels("avx512vnni", ("avx512vnni", True, True))) == []
+
+
+def test_the_kernels_name_every_instruction_set_for_this_machine_with_its_needs():
+    kernels = pytest.importorskip("tureen.kernels.cpu._native")
+    if Path(kernels.__file__).parent.name == "models":
+        pytest.skip("models need less")
+    assert kernels.needs_of_isas() == _ladder(platform.machine())
 
 
 @pytest.mark.parametrize(("lists", "cores"), [(["0-1", "0-1"], 1), (["0", "1"], 2), (["0,2", "1,3", "0,2", "1,3"], 2)])

@@ -78,7 +78,7 @@ def _machine() -> Machine:
         threads=threads,
         isa=kernels.isa() if kernels else None,
         fault=fault,
-        better=processor.better(here, kernels.isa(), processor.built(kernels)) if kernels else [],
+        better=processor.better(here, kernels) if kernels else [],
         measured=measured,
         allowed=limits.allowed(limits.DEFAULT_WORK, measured) if measured else None,
     )

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-AVX2 = ("avx2", "fma", "f16c")
-AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-NEON = ("asimddp", "asimdhp")
-NEEDS = {
-    "x86_64": {
-        "amx": (*AVX512, "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"),
-        "avx512vnni": (*AVX512, "avx512_vnni"),
-        "avx512": AVX512,
-        "avxvnni": (*AVX2, "avx_vnni"),
-        "avx2": AVX2,
-    },
-    "aarch64": {"i8mm": (*NEON, "i8mm"), "neon": NEON},
-}
-"""Names of instruction sets, best first -> flags of /proc/cpuinfo."""
+SPELLED = {"avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni"}
+"""Features as the files of instruction sets have them -> as /proc/cpuinfo has them, where that differs."""
 CPUINFO = Path("/proc/cpuinfo")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 class Processor(msgspec.Struct, frozen=True):
     name: str
-    machine: str  # as platform.machine() has it
     flags: frozenset[str]
 
-    def could_run(self) -> list[str]:
-        """Names of instruction sets, best first."""
-        return [name for name, needs in NEEDS.get(self.machine, {}).items() if self.flags.issuperset(needs)]
+    def has(self, needs: str) -> bool:
+        """needs: features, with spaces between."""
+        return self.flags.issuperset(SPELLED.get(feature, feature) for feature in needs.split())
 
 
 class Isa(msgspec.Struct, frozen=True):
@@ -45,32 +31,29 @@ class Isa(msgspec.Struct, frozen=True):
     by_default: bool  # else only by its name
 
 
-def parse_cpuinfo(text: str, machine: str) -> Processor:
+def parse_cpuinfo(text: str) -> Processor:
     """text: of /proc/cpuinfo, the first processor of which is described."""
     pairs = (line.partition(":") for line in text.strip().split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = fields.get("flags", fields.get("Features", ""))
     arm = f"implementer {fields.get('CPU implementer', '?')}, part {fields.get('CPU part', '?')}"
-    return Processor(
-        fields.get("model name", arm if "CPU part" in fields else "unknown"), machine, frozenset(flags.split())
-    )
+    return Processor(fields.get("model name", arm if "CPU part" in fields else "unknown"), frozenset(flags.split()))
 
 
 def this_processor() -> Processor:
-    machine = os.uname().machine
-    return parse_cpuinfo(CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else "", machine)
+    return parse_cpuinfo(CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else "")
 
 
-def built(kernels: ModuleType) -> list[Isa]:
-    """What the kernels were built for, best first."""
-    return [Isa(*found) for found in kernels.isas()]
-
-
-def better(processor: Processor, in_use: str, kernels: Iterable[Isa]) -> list[str]:
+def better(processor: Processor, kernels: ModuleType) -> list[str]:
     """For each instruction set that is better than the one in use, best first: why it is not, and what to do."""
-    names = processor.could_run()
-    known = {isa.name: isa for isa in kernels}
-    return [_why_not(name, known.get(name)) for name in names[: names.index(in_use) if in_use in names else None]]
+    built = {isa.name: isa for isa in (Isa(*found) for found in kernels.isas())}
+    lines = []
+    for name, needs in kernels.needs_of_isas():
+        if name == kernels.isa():
+            break
+        if processor.has(needs):
+            lines.append(_why_not(name, built.get(name)))
+    return lines
 
 
 def _why_not(name: str, isa: Isa | None) -> str:

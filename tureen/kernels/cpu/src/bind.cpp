@@ -1,5 +1,6 @@
 #include "bind.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -22,6 +23,9 @@ NB_MODULE(_native, m) {
         },
         "The instruction sets of this build, best first: name, whether this processor runs it, and whether it is taken "
         "without being named in TUREEN_CPU_ISA.");
+    m.def("needs_of_isas", &tureen::needs_of_isas,
+          "All instruction sets for this kind of machine, also those that the compiler did not know, best first: name, "
+          "and the features that a processor must have, with spaces between.");
     tureen::bind_linear(m);
     tureen::bind_attention(m);
     tureen::bind_sampling(m);

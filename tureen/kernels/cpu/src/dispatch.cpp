@@ -1,5 +1,5 @@
-// Which instruction set is used. isas.inc lists those that are built, best first; CMake writes it from the files in
-// isa/.
+// Which instruction set is used. isas.inc lists those for this kind of machine, best first; CMake writes it from the
+// files in isa/. LEFT_OUT: the compiler did not know it. isa/.
 #include "dispatch.h"
 
 #include <cstdlib>
@@ -43,8 +43,10 @@ namespace tureen {
                       &REST::pack_kernels,            \
                       &REST::sampling_kernels};       \
     }
+#define LEFT_OUT(NAME, NEEDS)
 #include "isas.inc"
 #undef ISA
+#undef LEFT_OUT
 
 namespace {
 
@@ -56,8 +58,10 @@ struct Candidate {
 
 const Candidate CANDIDATES[] = {
 #define ISA(NAME, ATTENTION, REST, NEEDS, BY_DEFAULT) {&NAME::all, NEEDS, BY_DEFAULT},
+#define LEFT_OUT(NAME, NEEDS)
 #include "isas.inc"
 #undef ISA
+#undef LEFT_OUT
 };
 
 #ifdef __x86_64__
@@ -179,6 +183,16 @@ std::vector<Isa> isas() {
     for (const Candidate& candidate : CANDIDATES)
         all.push_back({candidate.kernels->name, runs(candidate), candidate.by_default});
     return all;
+}
+
+std::vector<std::pair<std::string, std::string>> needs_of_isas() {
+    return {
+#define ISA(NAME, ATTENTION, REST, NEEDS, BY_DEFAULT) {#NAME, NEEDS},
+#define LEFT_OUT(NAME, NEEDS) {#NAME, NEEDS},
+#include "isas.inc"
+#undef ISA
+#undef LEFT_OUT
+    };
 }
 
 }  // namespace tureen

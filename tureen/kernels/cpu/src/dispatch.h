@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tureen {
@@ -14,5 +15,9 @@ struct Isa {
 
 // All of this build, best first.
 std::vector<Isa> isas();
+
+// All that there are for this kind of machine, also those that the compiler did not know, best first: the name, and the
+// features that a processor must have, with spaces between.
+std::vector<std::pair<std::string, std::string>> needs_of_isas();
 
 }  // namespace tureen

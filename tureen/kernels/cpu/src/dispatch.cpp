@@ -1,5 +1,5 @@
 // Which instruction set is used. isas.inc lists those for this kind of machine, best first; CMake writes it from the
-// files in isa/. LEFT_OUT: the compiler did not know it. isa/.
+// files in isa/. LEFT_OUT: the compiler did not know it.
 #include "dispatch.h"
 
 #include <cstdlib>

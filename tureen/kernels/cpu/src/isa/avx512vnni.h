@@ -4,6 +4,7 @@
 // needs: avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512vnni
 // flags: -mfma -mf16c -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512 -mtune=icelake-server
 // defines: TUREEN_512 TUREEN_VNNI
+// rest: avx512
 #pragma once
 
 #include "../vnni.h"

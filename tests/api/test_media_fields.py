@@ -613,7 +613,7 @@ def test_nobody_but_the_engine_keeps_pixels_once_they_are_submitted(app, monkeyp
 def test_a_client_that_leaves_while_its_picture_is_loaded_leaves_nothing_behind(monkeypatch):
     with LiveServer(media=_make_loader()) as server:
         state = server.app.state.server
-        begun, ended, load = _hold_up(state, monkeypatch)
+        load, (begun, ended) = state.media.load, _hold_up(state, monkeypatch)
         server.abandon("/generate", _body(), lambda: begun)
         wait_until(lambda: ended == ["image_data"], "the loading ended")
         state.media.load = load

@@ -60,7 +60,9 @@ def server(template):
 
 @pytest.fixture(scope="module")
 def client(server):
-    return ollama.Client(host=server.url, timeout=PATIENCE_S)
+    one = ollama.Client(host=server.url, timeout=PATIENCE_S)
+    yield one
+    one._client.close()
 
 
 def user(content, **more) -> list[dict]:

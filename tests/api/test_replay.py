@@ -306,11 +306,14 @@ def test_streams_that_run_count_too_and_the_oldest_can_be_gone_on_with_from_near
         async def scenario():
             body = BODY | {"sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
             tasks = [asyncio.create_task(app.http.post("/generate", json=body | {"rid": f"r{at}"})) for at in range(3)]
-            most = 0
-            while not all(task.done() for task in tasks):
-                most = max(most, app.state.recordings._num_bytes)
-                await asyncio.sleep(0)
-            return most, [await task for task in tasks]
+            sizes = []
+
+            def have_ended():
+                sizes.append(app.state.recordings._num_bytes)
+                return all(task.done() for task in tasks)
+
+            await until(have_ended, "the end of all")
+            return max(sizes), [await task for task in tasks]
 
         most, answers = app.run(scenario())
         assert most <= 22_000

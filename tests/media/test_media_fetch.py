@@ -10,9 +10,9 @@ import ssl
 import threading
 
 import pytest
-from conftest import stored
 from patience import PATIENCE_S
 from PIL import Image
+from stored_pictures import stored
 from throwaway_ca import Authority
 
 from tureen.errors import Forbidden, InvalidRequest, StartupError

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_llava
-from conftest import base64_of, stored
 from patience import until, wait_until
 from PIL import Image
+from stored_pictures import base64_of, stored
 
 from tureen.errors import InvalidRequest, RequestFailed, StartupError, TureenError, Unavailable
 from tureen.media import loader as loader_module

@@ -44,7 +44,7 @@ class Studio:
         self._runner.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def plain_family():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tureen.media.loader.PROGRAM", (DOUBLE,))
@@ -52,7 +52,7 @@ def plain_family():
         yield
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def studio(plain_family):
     """Takes base64 only."""
     made = Studio()

@@ -281,7 +281,7 @@ EXTRA = [
     "Authorization:",
     "Authorization: Bearer",
     "Authorization: Bearer \t",
-    f"Authorization: bearer {ADMIN_KEY}",
+    f"Authorization: bearer{ADMIN_KEY}",
     f"Authorization: Bearer  {ADMIN_KEY}",
     f"Authorization: Bearer {ADMIN_KEY}, Bearer x",
     f"Authorization: Basic {ADMIN_KEY}",
@@ -396,8 +396,19 @@ def test_a_key_is_known_by_its_name(tmp_path):
     keys = load_keys(Config(api_key=USER_KEY, api_key_file=key_file(tmp_path)))
     found = {key: keys.find(f"Bearer {key}".encode()) for key in (FILE_KEY, "bob-k3y", USER_KEY)}
     assert [key.name for key in found.values()] == ["alice", "bob", ""]
-    for wrong in (b"", b"Bearer", b"Bearer ", FILE_KEY.encode(), b"bearer " + FILE_KEY.encode(), b"Bearer \xff"):
+    for wrong in (b"", b"Bearer", b"Bearer ", FILE_KEY.encode(), b"Digest " + FILE_KEY.encode(), b"Bearer \xff"):
         assert keys.find(wrong) is None
+
+
+def test_the_scheme_of_a_key_is_known_in_small_and_capital_letters():
+    keys = load_keys(Config(api_key=USER_KEY))
+    assert all(keys.find(f"{scheme} {USER_KEY}".encode()) for scheme in ("Bearer", "bearer", "BEARER", "bEaReR"))
+    with App(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as app:
+        for scheme in ("bearer", "BEARER"):
+            assert app.request("GET", "/version", headers={"authorization": f"{scheme} {USER_KEY}"}).status_code == 200
+            assert app.request("GET", "/version", headers={"authorization": f"{scheme} {USER_KEY}x"}).status_code == 401
+            flushed = app.request("GET", "/flush_cache", headers={"authorization": f"{scheme} {ADMIN_KEY}"})
+            assert flushed.status_code == 200
 
 
 def test_the_name_of_the_key_is_in_the_access_log_and_wins_over_the_certificate_s(tmp_path, caplog):

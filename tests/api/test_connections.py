@@ -309,7 +309,7 @@ def test_a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
 
 def test_a_head_or_body_that_stalls_is_closed_and_running_answers_are_not(monkeypatch):
     monkeypatch.setattr("tureen.api.connection.HEAD_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("tureen.api.middleware.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tureen.api.middleware.BODY_GRACE_S", 0.2)
     with LiveServer(slow=True) as server, contextlib.ExitStack() as stack:
         silent, slow_head, slow_body, pipelined = (stack.enter_context(connect(server)) for _ in range(4))
         slow_head.sendall(b"POST /gen")
@@ -333,7 +333,9 @@ def test_many_idle_connections_keep_nobody_out(server):
         assert len(connections(server)) >= 200
 
 
-@pytest.mark.parametrize("path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://h/generate"])
+@pytest.mark.parametrize(
+    "path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://[::1]:1/generate"]
+)
 def test_no_path_gets_around_the_key_over_a_socket(path):
     with LiveServer(api_key="k3y") as server, connect(server) as connection:
         content = b'{"text":"say:a"}'
@@ -344,9 +346,9 @@ def test_no_path_gets_around_the_key_over_a_socket(path):
 def test_a_repeated_authorization_header_is_no_way_in():
     with LiveServer(api_key="k3y") as server, connect(server) as connection:
         connection.sendall(
-            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n"
+            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: Bearer k3y\r\n\r\n"
         )
-        assert read_responses(connection, 1)[0][0] == 401
+        assert read_responses(connection, 1)[0][0] == 400
 
 
 def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():

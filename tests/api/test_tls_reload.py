@@ -107,7 +107,7 @@ def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connect
         plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         with context.wrap_socket(plain, server_hostname="localhost") as kept:
             kept.sendall(b"GET /health HT")
-            wait_until(lambda: any(one._head_bytes for one in connections(server)), "the arrival")
+            wait_until(lambda: any(one._framing_bytes for one in connections(server)), "the arrival")
             server.hang_up()
             kept.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")

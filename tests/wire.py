@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -88,11 +88,7 @@ class Answer(NamedTuple):
 class Wire:
     """A client's end of a connection to an application."""
 
-    def __init__(self, app: Any) -> None:
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, http=Connection, ws="none", timeout_keep_alive=5
-        )
-        config.load()
+    def __init__(self, config: uvicorn.Config) -> None:
         self.transport = Transport()
         self.server = self.transport.protocol = Connection(config=config, server_state=Uvicorn(), app_state={})
         self.server.connection_made(self.transport)
@@ -168,9 +164,18 @@ def echoing(**settings: Any) -> Iterator[App]:
 
 def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
     """What `scene` returns for a new connection to the ASGI application `app`, on a clock of its own."""
+    return all_played(app, [scene])[0]
 
-    async def play() -> Any:
-        wire = Wire(app)
+
+def all_played(app: Any, scenes: Iterable[Callable[[Wire], Any]]) -> list[Any]:
+    """The same of several, one after the other, each with a connection of its own."""
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, http=Connection, ws="none", timeout_keep_alive=5
+    )
+    config.load()
+
+    async def play(scene: Callable[[Wire], Any]) -> Any:
+        wire = Wire(config)
         result = await scene(wire)
         if not wire.is_closed:
             wire.transport.close()
@@ -178,4 +183,4 @@ def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
         return result
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(play())
+        return [runner.run(play(scene)) for scene in scenes]

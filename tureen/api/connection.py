@@ -29,6 +29,8 @@ MAX_DISCARDED_BYTES = 1 << 20
 """Of a body that comes after the answer."""
 MAX_PIECE_BYTES = 16 << 10
 """Most that the parser gets between two looks at the limits, but for a body whose length is known."""
+MAX_PIECES = 64
+"""Most that the parser gets before others have their turn."""
 HEAD_TIMEOUT_S = 10.0
 END = b"\r\n\r\n"
 """So ends a head, and a body in chunks."""
@@ -53,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
+        self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
         self._seam = b""  # the last bytes that were read: END may begin in them
         self._framing_bytes = 0
         self._body_bytes = 0
@@ -73,11 +76,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
-        self._read()
+        if self._turn is None:
+            self._read()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._read()
+        if self._turn is None:
+            self._read()
 
     def on_message_begin(self) -> None:
         if self._phase is Phase.BODY:
@@ -144,29 +149,37 @@ class Connection(HttpToolsProtocol):
 
     def _read(self) -> None:
         """Parse what has come, up to the end of a request that is not answered."""
-        while self._may_read():
-            size = self._piece_size()
-            piece = bytes(self._unread[:size])
-            del self._unread[:size]
-            self._seam = (self._seam + piece[-3:])[-3:]
-            self._framing_bytes += len(piece)
-            try:
-                self.parser.feed_data(piece)
-                self._check_framing()
-                if self._phase is Phase.BETWEEN:
-                    self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
-            except httptools.HttpParserUpgrade:
-                self._ignore_upgrade()
-            except httptools.HttpParserError as error:
-                why = error.__context__  # what we raised, where it was us
-                told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
-                self._refuse(why if isinstance(why, TureenError) else told)
-            except HeadersTooLarge as error:
-                self._refuse(error)
+        self._turn = None
+        for _ in range(MAX_PIECES):
+            if not self._may_read():
+                break
+            self._parse_piece()
+        if self._may_read():
+            self._turn = self.loop.call_soon(self._read)
         if len(self._unread) > MAX_UNREAD_BYTES:
             self.transport.pause_reading()
         elif not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+
+    def _parse_piece(self) -> None:
+        size = self._piece_size()
+        piece = bytes(self._unread[:size])
+        del self._unread[:size]
+        self._seam = (self._seam + piece[-3:])[-3:]
+        self._framing_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+            self._check_framing()
+            if self._phase is Phase.BETWEEN:
+                self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserError as error:
+            why = error.__context__  # what we raised, where it was us
+            told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
+            self._refuse(why if isinstance(why, TureenError) else told)
+        except HeadersTooLarge as error:
+            self._refuse(error)
 
     def _may_read(self) -> bool:
         is_held = self._phase is Phase.BETWEEN and self._is_answering

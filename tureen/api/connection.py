@@ -156,9 +156,11 @@ class Connection(HttpToolsProtocol):
             self._parse_piece()
         if self._may_read():
             self._turn = self.loop.call_soon(self._read)
-        if len(self._unread) > MAX_UNREAD_BYTES:
+        if self.transport.is_closing():
+            self._unread.clear()
+        elif len(self._unread) > MAX_UNREAD_BYTES:
             self.transport.pause_reading()
-        elif not self.flow.read_paused and not self.transport.is_closing():
+        elif not self.flow.read_paused:
             self.transport.resume_reading()
 
     def _parse_piece(self) -> None:

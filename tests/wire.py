@@ -47,13 +47,15 @@ class _NoWait(selectors.DefaultSelector):
 
 
 class Transport(asyncio.Transport):
-    """What the server wrote, and whether it reads. `is_closed`: it closed the connection."""
+    """What the server wrote, and whether it reads. `is_closed`: it closed the connection; `is_lost`: nothing is left of
+    it."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 30000)})
         self.written = b""
-        self.is_closed = False
+        self.is_closed = self.is_lost = False
         self.is_reading_ = True
+        self.num_untaken = 0  # bytes that the client has not taken
         self.protocol: Connection
 
     def write(self, data: bytes) -> None:
@@ -61,9 +63,23 @@ class Transport(asyncio.Transport):
             self.written += bytes(data)
 
     def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
+        self.is_closed = True
+        if not self.is_lost and not self.num_untaken:  # else when the client has taken it
+            self.is_lost = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.num_untaken = 0
+        self.close()
+
+    def take(self, num_bytes: int) -> None:
+        """The client takes so much of what waits for it."""
+        self.num_untaken -= min(self.num_untaken, num_bytes)
+        if self.is_closed:
+            self.close()
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_untaken
 
     def is_closing(self) -> bool:
         return self.is_closed

@@ -32,6 +32,8 @@ MAX_PIECE_BYTES = 16 << 10
 MAX_PIECES = 64
 """Most that the parser gets before others have their turn."""
 HEAD_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing of its answer for so long is taken for gone."""
 END = b"\r\n\r\n"
 """So ends a head, and a body in chunks."""
 
@@ -53,6 +55,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
+        self._stalled: asyncio.TimerHandle | None = None  # set while the client has to take something
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
         self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
@@ -71,6 +74,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         self._unread.clear()
         super().connection_lost(exc)
 
@@ -81,8 +85,17 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._watch_writing()
         if self._turn is None:
             self._read()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         if self._phase is Phase.BODY:
@@ -220,6 +233,24 @@ class Connection(HttpToolsProtocol):
     def _on_late(self) -> None:
         self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
 
+    def _watch_writing(self) -> None:
+        """The client must take some of what is written, in time, also when the connection is to be closed after it."""
+        self._stop_watching()
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes:
+            self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._look_at_writing, num_bytes)
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_at_writing(self, num_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._watch_writing()
+        else:
+            self.transport.abort()
+
     def _refuse(self, error: TureenError) -> None:
         """Answer, unless this request or one before it has begun to be answered, and close."""
         has_begun = self.cycle.response_started if self._phase is Phase.BODY else self._is_answering
@@ -231,3 +262,4 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+        self._watch_writing()

@@ -46,11 +46,14 @@ $(DEV): $(STAMP)
 serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
+# In two processes, each with whole files: most of the suite waits, or computes in one thread. ARGS=-n0 makes it one.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: $(DEV) native ## the whole test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-fast: $(DEV) native ## the part without a model: under a minute
-	@$(BIN)/python -m pytest -m 'not e2e and not model' $(ARGS)
+	@$(PYTEST) -m 'not e2e and not model' $(ARGS)
 
 check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }

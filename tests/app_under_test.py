@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 from byte_tokenizer import make_byte_tokenizer
 from fake_engine import make_engine, make_slow_engine
+from patience import PATIENCE_S, until, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
 from tureen.api.app import build_app
@@ -50,7 +51,7 @@ class App:
         self.client.info = msgspec.structs.replace(self.client.info, **(facts or {}))
         self.app = build_app(self.client, make_byte_tokenizer(*special), self.config, media=media)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL, timeout=20)
+        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL)
 
     @property
     def state(self) -> ServerState:
@@ -91,11 +92,8 @@ class App:
         """Nothing runs and no page is held."""
         self.wait_until(self._is_idle)
 
-    def wait_until(self, condition: Callable[[], object], timeout_s: float = 3) -> None:
-        limit = time.monotonic() + timeout_s
-        while not condition() and time.monotonic() < limit:
-            self.run(asyncio.sleep(0.01))
-        assert condition(), (self.client.stats, self.state.num_running)
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        self.run(until(condition))
 
     def _is_idle(self) -> bool:
         stats = self.client.stats
@@ -137,7 +135,7 @@ class LiveServer:
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()
-        assert self._is_up.wait(10)
+        assert self._is_up.wait(PATIENCE_S)
 
     @property
     def url(self) -> str:
@@ -150,10 +148,18 @@ class LiveServer:
     def metric(self, name: str) -> float:
         return parse_metrics(httpx.get(f"{self.url}/metrics").text)[name]
 
+    def abandon(self, path: str, body: dict[str, Any], has_begun: Callable[[], object]) -> None:
+        """Ask, and leave when it has begun."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", self.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            wait_until(has_begun, "the beginning of what is left")
+
     def hang_up(self) -> None:
         """What SIGHUP does; done when this returns."""
         self._server._event_loop.call_soon_threadsafe(self._server.reload)
-        asyncio.run_coroutine_threadsafe(self._reloaded(), self._server._event_loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._reloaded(), self._server._event_loop).result(PATIENCE_S)
 
     async def _reloaded(self) -> None:
         if self._server._reload is not None:
@@ -162,8 +168,8 @@ class LiveServer:
     def terminate(self) -> None:
         self._server.handle_exit(signal.SIGTERM, None)
 
-    def wait_ended(self, timeout_s: float = 10) -> None:
-        self._thread.join(timeout_s)
+    def wait_ended(self) -> None:
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def _run(self, loop: Callable[[], Any]) -> None:
@@ -208,12 +214,3 @@ def parse_metrics(text: str) -> dict[str, float]:
             name = sample.name.removeprefix("sglang:")
             found[name + (f"[{','.join(labels)}]" if labels else "")] = sample.value
     return found
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 3) -> None:
-    limit = time.monotonic() + timeout_s
-    while time.monotonic() < limit:
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not happen within {timeout_s} s")

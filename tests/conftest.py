@@ -7,14 +7,19 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import process_state
 import pytest
+from patience import be_patient_over_http
 
 from tureen import config
 from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
+be_patient_over_http()
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch's, on every machine: as many as tests give their runners
 
 

@@ -119,7 +119,7 @@ def make_hanging_engine(config: Config | None = None, *, progress: Progress = no
 
     def slow_run(batch: Batch) -> StepOutput:
         if any(row.start and row.token_ids == (2,) for row in batch.rows):
-            time.sleep(1.5)
+            time.sleep(3)
         return run(batch)
 
     engine._rows._runner.run = slow_run  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from patience import PATIENCE_S
 
 EXTRAS = {
     "choices": ("matched_stop", "sampling_seed"),
@@ -21,7 +22,7 @@ BEYOND = {"text_completion": ("metadata", "service_tier"), "chat.completion.chun
 
 
 def make_client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def judge(answer: dict[str, Any], *, is_chunk: bool = False) -> None:

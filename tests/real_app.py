@@ -48,4 +48,4 @@ class RealApp(App):
         self.client = self.run(build.connect(self.config, model))
         self.app = build_app(self.client, model.tokenizer, self.config)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL, timeout=20)
+        self.http = httpx.AsyncClient(transport=transport, base_url=LOCAL)

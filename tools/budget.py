@@ -12,12 +12,15 @@ SERVED = ("layers", "lora", "media", "models", "recipes", "vision", "weights")
 """What there is to serve: architectures, file formats, adapters, pictures."""
 SPOKEN = ("api", "text")
 """What clients speak: the dialects, chat templates, tool calls, reasoning."""
+PROCESSES = ("jail", "sandbox", "serving")
+"""What runs in processes of its own: how they are started, watched and replaced."""
 PART_LINES = {
     "grammar": 11_000,
     "bench": 3_000,
     "what is served": 8_000,
     "what clients speak": 15_500,
-    "the rest": 12_000,
+    "processes": 3_200,
+    "the rest": 10_500,
 }
 
 
@@ -49,6 +52,8 @@ def _part_of(folder: str) -> str:
         return "what is served"
     if folder in SPOKEN:
         return "what clients speak"
+    if folder in PROCESSES:
+        return "processes"
     return folder if folder in PART_LINES else "the rest"
 
 

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from app_under_test import LOCAL, App, LiveServer
+from patience import PATIENCE_S, until
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -280,7 +281,7 @@ EXTRA = [
     "Authorization:",
     "Authorization: Bearer",
     "Authorization: Bearer \t",
-    f"Authorization: bearer {ADMIN_KEY}",
+    f"Authorization: bearer{ADMIN_KEY}",
     f"Authorization: Bearer  {ADMIN_KEY}",
     f"Authorization: Bearer {ADMIN_KEY}, Bearer x",
     f"Authorization: Basic {ADMIN_KEY}",
@@ -310,7 +311,7 @@ def live():
 
 def raw_status(server: LiveServer, *lines: str) -> int:
     """Status of the answer to exactly these lines; 0 = the connection was closed without one."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(("\r\n".join([*lines, "Connection: close"]) + "\r\n\r\n").encode())
         with connection.makefile("rb") as stream:
             return int((stream.readline().split() or [0, 0])[1])
@@ -361,7 +362,7 @@ def test_no_host_header_opens_a_route(live: LiveServer, host):
 
 
 def test_a_second_request_in_a_connection_needs_its_own_key(live: LiveServer):
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S) as connection:
         first = f"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {ADMIN_KEY}\r\n\r\n"
         second = "GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         connection.sendall((first + second).encode())
@@ -395,8 +396,19 @@ def test_a_key_is_known_by_its_name(tmp_path):
     keys = load_keys(Config(api_key=USER_KEY, api_key_file=key_file(tmp_path)))
     found = {key: keys.find(f"Bearer {key}".encode()) for key in (FILE_KEY, "bob-k3y", USER_KEY)}
     assert [key.name for key in found.values()] == ["alice", "bob", ""]
-    for wrong in (b"", b"Bearer", b"Bearer ", FILE_KEY.encode(), b"bearer " + FILE_KEY.encode(), b"Bearer \xff"):
+    for wrong in (b"", b"Bearer", b"Bearer ", FILE_KEY.encode(), b"Digest " + FILE_KEY.encode(), b"Bearer \xff"):
         assert keys.find(wrong) is None
+
+
+def test_the_scheme_of_a_key_is_known_in_small_and_capital_letters():
+    keys = load_keys(Config(api_key=USER_KEY))
+    assert all(keys.find(f"{scheme} {USER_KEY}".encode()) for scheme in ("Bearer", "bearer", "BEARER", "bEaReR"))
+    with App(api_key=USER_KEY, admin_api_key=ADMIN_KEY) as app:
+        for scheme in ("bearer", "BEARER"):
+            assert app.request("GET", "/version", headers={"authorization": f"{scheme} {USER_KEY}"}).status_code == 200
+            assert app.request("GET", "/version", headers={"authorization": f"{scheme} {USER_KEY}x"}).status_code == 401
+            flushed = app.request("GET", "/flush_cache", headers={"authorization": f"{scheme} {ADMIN_KEY}"})
+            assert flushed.status_code == 200
 
 
 def test_the_name_of_the_key_is_in_the_access_log_and_wins_over_the_certificate_s(tmp_path, caplog):
@@ -490,8 +502,7 @@ def test_one_client_may_not_run_more_than_its_share(tmp_path):
                 return app.http.post(path, json=content, headers=bearer(key))
 
             running = [asyncio.create_task(post(FILE_KEY, **body, rid=f"r{i}")) for i in range(2)]
-            while app.state.num_running < 2:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.state.num_running >= 2)
             refused = await post(FILE_KEY, text="say:a")
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
             assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -521,8 +532,7 @@ def test_clients_without_a_name_share_by_their_address():
                 for address in ("10.0.0.1", "10.0.0.2")
             )
             first = asyncio.create_task(here.post("/generate", json=body))
-            while not app.state.num_running:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.state.num_running)
             assert (await here.post("/generate", json={"text": "say:a"})).status_code == 429
             forged = await here.post("/generate", json={"text": "say:a"}, headers={"x-forwarded-for": "10.9.9.9"})
             assert forged.status_code == 429

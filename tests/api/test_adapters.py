@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from app_under_test import App
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
+from patience import until
 from runner_driver import folder_source
 from tiny_adapters import CONFIG, WEIGHTS, change_config, write_adapter
 from tiny_models import greedy, write
@@ -351,8 +352,7 @@ def test_an_adapter_in_use_is_not_unloaded(app, written):
         body = {"text": TEXT, "rid": "long", "lora_path": "red"}
         body["sampling_params"] = PARAMS | {"max_new_tokens": 400}
         running = asyncio.create_task(app.http.post("/generate", json=body))
-        while not app.client.stats.num_running:
-            await asyncio.sleep(0.005)
+        await until(lambda: app.client.stats.num_running)
         refused = await unload()
         await app.http.post("/abort_request", json={"rid": "long"})
         aborted = await running

@@ -9,8 +9,9 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, MessageTokensCount
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
+from patience import PATIENCE_S, until, wait_until
 
 from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, parse
 from tureen.api.anthropic_messages import conversation_of
@@ -63,7 +64,7 @@ def client(server):
 
 
 def _make_client(server: LiveServer, key: str = "none") -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=20)
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 def user(content) -> list[dict]:
@@ -535,9 +536,7 @@ def test_an_aborted_message_is_an_error(template):
     with App(chat_template=template, slow=True) as app:
 
         async def abort() -> None:
-            while not app.state.num_running:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
+            await until(lambda: app.client.stats.total_output_tokens > 3)
             app.state.abort(None)
 
         async def run() -> httpx.Response:
@@ -556,6 +555,5 @@ def test_a_client_that_leaves_ends_its_request(template):
         with httpx.stream("POST", server.url + PATH, json=body | {"stream": True}) as response:
             next(response.iter_bytes())
         wait_until(lambda: not server.stats.num_running, "the end of a stream that nobody reads")
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + PATH, json=body, timeout=0.3)
+        server.abandon(PATH, body, lambda: server.stats.num_running)
         wait_until(lambda: not server.stats.num_running, "the end of a request that nobody waits for")

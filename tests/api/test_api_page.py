@@ -29,15 +29,16 @@ def run(app: App, command: str):
     return app.request(method, url.removeprefix("http://127.0.0.1:30000"), content=data, headers=headers)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_on_the_page_works(app: App, command):
-    response = run(app, command)
-    if "/v1/rerank" in command:
-        assert response.json()["error"]["code"] == "not_an_embedding_model"
-    elif "/update_weights_from_disk" in command:
-        assert response.json()["error"]["code"] == "invalid_model_path"  # there is none of that name
-    else:
-        assert response.status_code == 200, response.text
+def test_the_commands_on_the_page_work_one_after_the_other():
+    with App(chat_template="chatml") as app:
+        for command in COMMANDS:
+            response = run(app, command)
+            if "/v1/rerank" in command:
+                assert response.json()["error"]["code"] == "not_an_embedding_model"
+            elif "/update_weights_from_disk" in command:
+                assert response.json()["error"]["code"] == "invalid_model_path"  # there is none of that name
+            else:
+                assert response.status_code == 200, (command, response.text)
 
 
 def test_every_route_is_in_the_table_and_has_a_command(app: App):

@@ -397,7 +397,7 @@ def locked():
 
 
 @pytest.mark.parametrize(
-    "authorization", [None, "", "k3y", "Bearer", "Bearer ", "Bearer k3", "Bearer k3yy", "bearer k3y", "Basic k3y", "é"]
+    "authorization", [None, "", "k3y", "Bearer", "Bearer ", "Bearer k3", "Bearer k3yy", "bearer k3", "Basic k3y", "é"]
 )
 def test_a_missing_or_wrong_key_is_refused_whatever_the_body(locked: App, authorization):
     headers = {} if authorization is None else {"authorization": authorization.encode()}
@@ -468,3 +468,37 @@ def test_an_unexpected_error_in_a_handler_is_a_500_without_details(monkeypatch):
         assert "ZeroDivision" not in error["message"]
         monkeypatch.undo()
         assert app.generate(text="say:a")["text"] == "a"
+
+
+@pytest.mark.parametrize(
+    "charset",
+    [
+        "utf-7",
+        "UTF-16",
+        "utf-16le",
+        "latin-1",
+        "iso-8859-1",
+        "shift_jis",
+        '"utf-7"',
+        "",
+        " ",
+        "utf-8,utf-7",
+        "utf 8",
+        "é",
+    ],
+)
+def test_a_body_in_another_charset_is_refused_by_its_name(app: App, charset):
+    content = json.dumps({"text": "say:a"}).encode()
+    for kind in (f"application/json;charset={charset}", f"Application/JSON; x=y ; CHARSET={charset}"):
+        for path in ("/generate", "/v1/chat/completions", "/tokenize", "/api/generate", "/v1/messages"):
+            how = {"content": content, "headers": {"content-type": kind.encode("latin-1")}}
+            response = app.request("POST", path, **how)
+            assert response.status_code == 400, (path, kind)
+            assert "charset" in response.text
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF-8", "utf8", '"utf-8"', "us-ascii", " utf-8 "])
+def test_a_body_in_utf_8_is_taken_whatever_it_is_called(app: App, charset):
+    headers = {"content-type": f"application/json; charset={charset}"}
+    response = app.request("POST", "/generate", content=b'{"text":"say:a"}', headers=headers)
+    assert response.json()["text"] == "a"

@@ -8,12 +8,12 @@ import io
 import json
 import socket
 import struct
-import time
 
 import httpx
 import pytest
 import requests
-from app_under_test import LiveServer, parse_events, wait_until
+from app_under_test import LiveServer, parse_events
+from patience import PATIENCE_S, wait_until
 
 LONG = {"max_new_tokens": 1900}
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -82,7 +82,7 @@ def message(path: str = "/generate", **body) -> bytes:
 
 
 def connect(server: LiveServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
 def read_responses(connection: socket.socket, count: int) -> list[tuple[int, dict, bytes]]:
@@ -107,13 +107,17 @@ def run_client(server: LiveServer, code: str) -> str:
     return printed.getvalue()
 
 
-def check_idle(server: LiveServer, timeout_s: float = 2) -> None:
+def connections(server: LiveServer):
+    return list(server._server.server_state.connections)
+
+
+def check_idle(server: LiveServer) -> None:
     def is_idle() -> bool:
         stats = server.stats
         is_free = stats.num_free_pages + stats.num_cached_pages == stats.num_pages
         return is_free and not stats.num_running and not stats.num_queued and not server.app.state.server.num_running
 
-    wait_until(is_idle, "the end of all requests", timeout_s)
+    wait_until(is_idle, "the end of all requests")
 
 
 def test_the_documented_clients_work_word_for_word(server):
@@ -145,14 +149,13 @@ def test_a_client_that_leaves_while_its_request_runs_frees_its_place(server, str
             assert connection.recv(1000)
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
-    left = time.monotonic()
     check_idle(server)
-    assert time.monotonic() - left < 1.5
     assert server.metric("num_aborted_requests_total") == before + count
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(server, stream):
+    before = server.metric("num_aborted_requests_total")
     with contextlib.ExitStack() as stack:
         busy = [stack.enter_context(connect(server)) for _ in range(16)]
         for connection in busy:
@@ -161,14 +164,15 @@ def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(se
         with connect(server) as connection:
             connection.sendall(message(text=["abd"] * 100, stream=stream, sampling_params=LONG))
             wait_until(lambda: server.stats.num_queued >= 90, "the queue")
-        wait_until(lambda: server.stats.num_queued < 10, "the end of what waited", 1.5)
+        wait_until(lambda: server.metric("num_aborted_requests_total") == before + 100, "the end of what waited")
+        wait_until(lambda: server.stats.num_queued < 10, "an empty queue")
     check_idle(server)
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, caplog):
     with connect(server) as connection:
         connection.sendall(head(length=1000) + b'{"text":')
-        time.sleep(0.1)
+        wait_until(lambda: any(one.scope for one in connections(server)), "the arrival of the head")
     wait_until(lambda: server.metric("http_responses_total[499]") >= 1, "the note")
     assert "failed" not in caplog.text
     assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
@@ -176,9 +180,10 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, cap
 
 def test_many_clients_that_leave_at_any_time_leave_nothing_behind(server):
     for index in range(60):
+        seen = server.stats.total_output_tokens
         with connect(server) as connection:
             connection.sendall(message(text="abc", stream=index % 2 == 0, sampling_params=LONG | {"n": 1 + index % 3}))
-            time.sleep(index % 7 / 200)
+            wait_until(lambda enough=seen + index % 7: server.stats.total_output_tokens >= enough, "tokens")
             if index % 3 == 0:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
     check_idle(server)
@@ -188,14 +193,11 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(server):
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", server.port))
-        lazy.sendall(
-            message(text=["abc"] * 4, stream=True, return_logprob=True, sampling_params={"max_new_tokens": 400})
-        )
+        lazy.sendall(message(text=["abc"] * 4, stream=True, return_logprob=True, sampling_params=LONG))
         wait_until(lambda: server.stats.num_running, "the start")
-        started = time.monotonic()
         for _ in range(5):
             assert httpx.post(f"{server.url}/generate", json={"text": "say:abc"}).json()["text"] == "abc"
-        assert time.monotonic() - started < 3
+        assert server.stats.num_running == 4
     check_idle(server)
 
 
@@ -207,7 +209,7 @@ def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
         params = {"max_new_tokens": 1900, "n": 16}
         lazy.sendall(message(text="abc", stream=True, return_logprob=True, top_logprobs_num=20, sampling_params=params))
         wait_until(lambda: server.stats.num_running, "the start")
-        check_idle(server, 5)
+        check_idle(server)
         assert server.metric("num_aborted_requests_total") > 0
 
 
@@ -307,7 +309,7 @@ def test_a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
 
 def test_a_head_or_body_that_stalls_is_closed_and_running_answers_are_not(monkeypatch):
     monkeypatch.setattr("tureen.api.connection.HEAD_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("tureen.api.middleware.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tureen.api.middleware.BODY_GRACE_S", 0.2)
     with LiveServer(slow=True) as server, contextlib.ExitStack() as stack:
         silent, slow_head, slow_body, pipelined = (stack.enter_context(connect(server)) for _ in range(4))
         slow_head.sendall(b"POST /gen")
@@ -327,12 +329,13 @@ def test_many_idle_connections_keep_nobody_out(server):
         for index in range(200):
             idle = stack.enter_context(connect(server))
             idle.sendall(b"POST /generate HT" if index % 2 else b"")
-        started = time.monotonic()
         assert httpx.post(f"{server.url}/generate", json={"text": "say:a"}).json()["text"] == "a"
-        assert time.monotonic() - started < 1
+        assert len(connections(server)) >= 200
 
 
-@pytest.mark.parametrize("path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://h/generate"])
+@pytest.mark.parametrize(
+    "path", ["//generate", "/generate/", "/%67enerate", "/v1/../generate", "http://[::1]:1/generate"]
+)
 def test_no_path_gets_around_the_key_over_a_socket(path):
     with LiveServer(api_key="k3y") as server, connect(server) as connection:
         content = b'{"text":"say:a"}'
@@ -343,9 +346,9 @@ def test_no_path_gets_around_the_key_over_a_socket(path):
 def test_a_repeated_authorization_header_is_no_way_in():
     with LiveServer(api_key="k3y") as server, connect(server) as connection:
         connection.sendall(
-            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n"
+            b"GET /model_info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: x\r\nAuthorization: Bearer k3y\r\n\r\n"
         )
-        assert read_responses(connection, 1)[0][0] == 401
+        assert read_responses(connection, 1)[0][0] == 400
 
 
 def test_while_it_drains_the_server_refuses_what_comes_and_finishes_what_runs():
@@ -382,18 +385,15 @@ def test_a_second_signal_ends_at_once():
     with LiveServer(slow=True) as server, connect(server) as connection:
         connection.sendall(message(text="abc", stream=True, sampling_params=LONG))
         wait_until(lambda: server.stats.num_running == 1, "the start")
-        started = time.monotonic()
         server.terminate()
-        time.sleep(0.05)
+        wait_until(lambda: server.app.state.server.is_draining, "the drain")
         server.terminate()
-        server.wait_ended(5)
-        assert time.monotonic() - started < 5
+        server.wait_ended()
+        assert server.stats.total_output_tokens < LONG["max_new_tokens"]
 
 
 def test_an_idle_server_ends_at_once():
-    with LiveServer() as server:
+    with LiveServer(drain_timeout_s=3600) as server:
         httpx.post(f"{server.url}/generate", json={"text": "say:a"})
-        started = time.monotonic()
         server.terminate()
-        server.wait_ended(3)
-        assert time.monotonic() - started < 1
+        server.wait_ended()

@@ -9,6 +9,7 @@ import re
 import pytest
 from app_under_test import App
 from byte_tokenizer import EOS
+from patience import until
 
 from tureen.api import sglang
 from tureen.api.generation import Run
@@ -242,10 +243,15 @@ def test_many_at_once_are_each_what_they_are_alone(app: App):
 
 
 class SlowJudge:
+    """It judges when the engine has nothing more to do."""
+
     unverified = 0
 
+    def __init__(self, app: App) -> None:
+        self._app = app
+
     async def check_in_turn(self, *_: object) -> None:
-        await asyncio.sleep(0.1)
+        await until(lambda: not self._app.client.stats.num_running)
 
     def close(self) -> None:
         pass
@@ -258,10 +264,10 @@ def test_each_of_several_outputs_ends_once_however_long_it_is_judged(monkeypatch
         async for output in run.updates(1):
             if output.finish is not None:
                 ends.append(output.index)
-            await asyncio.sleep(0.02)  # a reader that is slower than the engine
+            await until(lambda: not app.client.stats.num_running)  # a reader that is slower than the engine
         assert all(FITS.fullmatch(output.text) for output in run.outputs)
         return ends
 
     with App(slow=True) as app:
-        monkeypatch.setattr(app.state, "_checker", SlowJudge())
+        monkeypatch.setattr(app.state, "_checker", SlowJudge(app))
         assert sorted(app.run(ended(app))) == list(range(6))

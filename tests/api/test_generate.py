@@ -8,6 +8,7 @@ import pytest
 from app_under_test import App
 from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
+from patience import until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 LOGPROB_KINDS = ("token_logprobs", "top_logprobs", "token_ids_logprobs")
@@ -296,25 +297,23 @@ async def started(app: App, **body):
     """The request's task, once the engine runs it."""
     before = app.client.stats.num_running
     task = asyncio.create_task(app.http.post("/generate", json=body))
-    while app.client.stats.num_running == before:
-        await asyncio.sleep(0.005)
-        assert not task.done()
+    await until(lambda: app.client.stats.num_running != before, unless=task)
     return task
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_the_request_with_what_there_is(slow: App, stream):
-    body = {"text": "abc", "deadline_ms": 150, "sampling_params": LONG}
+    body = {"text": "abc", "deadline_ms": 1000, "sampling_params": LONG}
     answer = slow.events(**body)[-1] if stream else slow.generate(**body)
     reason = answer["meta_info"]["finish_reason"]
     assert (reason["type"], reason["reason"]) == ("abort", "deadline")
-    assert 1 <= answer["meta_info"]["completion_tokens"] <= 20
+    assert 1 <= answer["meta_info"]["completion_tokens"] < LONG["max_new_tokens"]
     assert len(answer["text"]) == len(answer["output_ids"])
     slow.check_idle()
 
 
 def test_a_first_token_deadline_counts_only_until_the_first_token(slow: App):
-    answer = slow.generate(text="abc", ttft_deadline_ms=1000, sampling_params={"max_new_tokens": 12})
+    answer = slow.generate(text="abc", ttft_deadline_ms=1000, sampling_params={"max_new_tokens": 120})
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
 
 
@@ -338,9 +337,11 @@ def test_a_request_a_batch_or_a_sample_can_be_aborted_by_name(slow: App, body, n
 
     async def scenario():
         task = await started(slow, **body, sampling_params=params)
+        await slow.client.call("pause", mode="in_place")
         near = await slow.http.post("/abort_request", json={"rid": "x_"})
         order = {"abort_all": True} if name is None else {"rid": name}
         aborted = await slow.http.post("/abort_request", json=order)
+        await slow.client.call("resume")
         return near.json(), aborted.json(), (await task).json()
 
     near, aborted, answer = slow.run(scenario())
@@ -359,8 +360,10 @@ def test_a_request_a_batch_or_a_sample_can_be_aborted_by_name(slow: App, body, n
 def test_a_rid_in_use_is_refused_and_can_be_used_again_afterwards(slow: App):
     async def scenario():
         task = await started(slow, text="abc", rid="same", sampling_params={"max_new_tokens": 30})
+        await slow.client.call("pause", mode="in_place")
         second = await slow.http.post("/generate", json={"text": "abd", "rid": "same"})
         batch = await slow.http.post("/generate", json={"text": ["abd", "abe"], "rid": ["other", "same"]})
+        await slow.client.call("resume")
         other = await slow.http.post("/generate", json={"text": "say:a", "rid": "other"})
         return (await task).json(), second, batch, other
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app_under_test import App
+from patience import until
 
 
 def test_every_token_of_an_answer_that_is_not_streamed_is_timed():
@@ -21,8 +22,7 @@ def test_tokens_count_that_came_before_a_client_left_who_waited_for_the_whole():
         async def leave():
             body = {"text": "abc", "sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
             task = asyncio.create_task(app.http.post("/generate", json=body))
-            while app.client.stats.total_output_tokens < 10:
-                await asyncio.sleep(0.002)
+            await until(lambda: app.client.stats.total_output_tokens >= 10)
             num_tokens = app.client.stats.total_output_tokens
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -10,8 +10,9 @@ import subprocess
 import httpx
 import pytest
 import requests
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
+from patience import PATIENCE_S, until, wait_until
 
 GREEDY = {"temperature": 0, "max_tokens": 6}
 PAGE_REQUEST = {
@@ -220,7 +221,7 @@ def test_a_stream_is_the_text_in_pieces_with_a_nul_byte_after_each():
         assert len(found) > 3
         assert "".join(one["text"][0] for one in found) == "héllo wörld"
         assert "é".encode() in content
-        answer = requests.post(f"{server.url}/generate", json={"prompt": "say:héllo wörld"}, timeout=10).json()
+        answer = requests.post(f"{server.url}/generate", json={"prompt": "say:héllo wörld"}, timeout=PATIENCE_S).json()
         assert answer == {"text": ["say:héllo wörld héllo wörld"]}
 
 
@@ -310,8 +311,7 @@ def test_an_abort_is_no_complete_text():
 
         async def scenario():
             task = asyncio.create_task(app.http.post("/generate", json={"prompt": "abc", "max_tokens": 1500}))
-            while not app.client.stats.num_running:
-                await asyncio.sleep(0.01)
+            await until(lambda: app.client.stats.num_running)
             await app.http.post("/abort_request", json={"abort_all": True})
             return await task
 
@@ -324,7 +324,7 @@ def test_curl_reads_the_stream():
     with LiveServer() as server:
         command = ["curl", "-sN", "-H", "Accept: application/json", "-H", "Content-type: application/json",
                    "-X", "POST", "-d", body, f"{server.url}/generate"]  # fmt: skip
-        found = pieces(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+        found = pieces(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout)
     assert "".join(one["text"][0] for one in found) == "My name is Olivi"
 
 

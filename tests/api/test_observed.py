@@ -8,11 +8,14 @@ import json
 import logging
 import re
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
+from patience import until, wait_until
 
+from tureen.api import reporter
 from tureen.api.reporter import report_forever
 from tureen.log import LOGGER_NAME, RateLimit, get_logger, set_up_logging
 
@@ -91,8 +94,7 @@ def test_gauges_show_what_runs_and_return_to_zero():
         async def scenario():
             body = {"text": ["abc"] * 20, "sampling_params": {"max_new_tokens": 60}}
             task = asyncio.create_task(app.http.post("/generate", json=body))
-            while app.client.stats.num_running < 16:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.client.stats.num_running >= 16)
             during = (await app.http.get("/metrics")).text
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -109,26 +111,38 @@ def test_gauges_show_what_runs_and_return_to_zero():
         assert found["num_aborted_requests_total"] == 20
 
 
-def test_rates_are_measured_each_interval_and_return_to_zero(caplog):
-    with App(slow=True, log_interval_s=0.2) as app:
+def test_rates_are_measured_each_interval_and_return_to_zero(caplog, monkeypatch):
+    """The reporter's clock is scripted: so much it shows after each interval."""
+    shows, intervals = [0.0], asyncio.Queue()
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: shows[-1]))
+    monkeypatch.setattr(reporter, "asyncio", SimpleNamespace(sleep=lambda _: intervals.get()))
 
-        async def scenario():
-            task = asyncio.create_task(report_forever(app.state))
-            await app.http.post("/generate", json={"text": "abc", "sampling_params": {"max_new_tokens": 40}})
-            during = (await app.http.get("/metrics")).text
-            await asyncio.sleep(0.5)
-            after = (await app.http.get("/metrics")).text
-            task.cancel()
-            return during, after
+    async def rate(app: App, shown_s: float) -> float:
+        shows.append(shown_s)
+        intervals.put_nowait(None)
+        await until(lambda: len(intervals._getters) == 1 and intervals.empty())
+        found = (await app.http.get("/metrics")).text
+        return float(re.search(r'sglang:gen_throughput\{model_name="fake-model"\} (\S+)', found)[1])
 
-        with caplog.at_level(logging.INFO, logger=LOGGER_NAME):
-            during, after = app.run(scenario())
-        rate = re.compile(r'sglang:gen_throughput\{model_name="fake-model"\} (\S+)')
-        assert 20 < float(rate.search(during)[1]) <= 100
-        assert float(rate.search(after)[1]) == 0
-        lines = [record.getMessage() for record in caplog.records if record.name == "tureen.stats"]
-        assert 1 <= len(lines) <= 4
-        assert re.search(r"running 1, queued 0, in .* tok/s, out .* tok/s, cache hits 0%, KV use \d+%", lines[0])
+    async def scenario(app: App) -> list[float]:
+        task = asyncio.create_task(report_forever(app.state))
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 100}}
+        asked = asyncio.create_task(app.http.post("/generate", json=body))
+        await until(lambda: app.client.stats.total_output_tokens >= 10, unless=asked)
+        rates = [await rate(app, 0.5)]
+        await asked
+        await until(lambda: app.client.stats.total_output_tokens == 100)
+        rates += [await rate(app, 1.0), await rate(app, 3.0)]
+        task.cancel()
+        return rates
+
+    with App(slow=True) as app, caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+        first, second, third = app.run(scenario(app))
+    assert first >= 20
+    assert (first + second, third) == (pytest.approx(200), 0)
+    lines = [record.getMessage() for record in caplog.records if record.name == "tureen.stats"]
+    assert len(lines) == 2
+    assert re.search(r"running 1, queued 0, in .* tok/s, out .* tok/s, cache hits 0%, KV use \d+%", lines[0])
 
 
 def test_nothing_that_clients_choose_becomes_a_label():

@@ -12,10 +12,11 @@ import openai
 import pydantic
 import pytest
 import tiny_llava
-from app_under_test import App, LiveServer, parse_events, wait_until
+from app_under_test import App, LiveServer, parse_events
 from byte_tokenizer import EOS, VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
 from openai_judge import joined_messages, judge, make_client
+from patience import wait_until
 from PIL import Image
 
 from tureen.api.generation import Run

@@ -12,10 +12,11 @@ import jsonschema
 import msgspec
 import openai
 import pytest
-from app_under_test import App, LiveServer, parse_events, wait_until
+from app_under_test import App, LiveServer, parse_events
 from byte_tokenizer import EOS
 from fake_engine import CONTEXT_LEN, make_request
 from openai_judge import joined_texts, judge, make_client
+from patience import wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -106,9 +107,9 @@ def test_the_client_is_told_of_an_error_inside_a_stream(client):
     texts = []
     with pytest.raises(openai.APIError, match="nan_logits"):
         texts += [chunk.choices[0].text for chunk in stream]
-    events = httpx.post(
-        f"{client.base_url}completions", json={"prompt": "say:ab\x01cd", "stream": True}, timeout=20
-    ).text.split("\n\n")
+    events = httpx.post(f"{client.base_url}completions", json={"prompt": "say:ab\x01cd", "stream": True}).text.split(
+        "\n\n"
+    )
     assert events[-2:] == ["data: [DONE]", ""]
     assert json.loads(events[-3].removeprefix("data: "))["error"]["type"] == "server_error"
     assert "ab" in "".join(json.loads(one.removeprefix("data: "))["choices"][0]["text"] for one in events[:-3])

@@ -13,6 +13,7 @@ from app_under_test import App, LiveServer
 from byte_tokenizer import BOS, EOS
 from fake_engine import HIDDEN_SIZE
 from openai_judge import make_client
+from patience import until
 
 TEXTS = ["one", "a second text", "the third of them"]
 
@@ -182,8 +183,7 @@ def test_nothing_runs_on_after_the_answers(app):
 def test_a_client_can_abort_its_embeddings_by_their_rid():
     async def both():
         asked = asyncio.create_task(app.http.post("/v1/embeddings", json={"input": ["text"] * 300, "rid": "mine"}))
-        while not app.state.num_running:
-            await asyncio.sleep(0.001)
+        await until(lambda: app.state.num_running)
         aborted = await app.http.post("/abort_request", json={"rid": "mine"})
         return aborted.json(), await asked
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from app_under_test import App
+from patience import until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 KEYS = {"anna": "a-key", "bert": "b-key"}
@@ -53,8 +54,7 @@ def test_two_clients_may_use_the_same_rid_and_each_ends_its_own(app):
 
     async def scenario():
         tasks = {name: asyncio.create_task(post(app, name, **body)) for name in KEYS}
-        while app.client.stats.num_running < 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: app.client.stats.num_running >= 2)
         assert (await post(app, "anna", **body)).json()["error"]["code"] == "duplicate_rid"
         ended = await post(app, "anna", "/abort_request", rid="same")
         first = (await tasks["anna"]).json()

@@ -1,11 +1,13 @@
 import asyncio
-import time
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
+from patience import until, wait_until
 
 PROMPT = {"text": "abc", "sampling_params": {"max_new_tokens": 60, "temperature": 0}}
+
+WATCHDOG_TIMEOUT_S, HEARTBEAT_S = 1.6, 0.1
 
 
 @pytest.fixture
@@ -23,15 +25,20 @@ def start(app, body=PROMPT):
 
     async def begin():
         task = asyncio.create_task(post(app, "/generate", body))
-        while not app.client.stats.num_running:
-            await asyncio.sleep(0.005)
+        await until(lambda: app.client.stats.num_running)
         return task
 
     return app.run(begin())
 
 
+async def turns(app, count):
+    """Of the engine: it steps between any two, if there is a step to be made."""
+    for _ in range(count):
+        await app.client.call("stats")
+
+
 async def wait_for(task):
-    return await asyncio.wait_for(task, 10)
+    return await task
 
 
 def pause(app, **body):
@@ -46,7 +53,7 @@ def resume(app):
 
 def nothing_moves(app):
     before = app.client.stats.total_output_tokens
-    app.run(asyncio.sleep(0.15))
+    app.run(turns(app, 30))
     return app.client.stats.total_output_tokens == before
 
 
@@ -55,7 +62,6 @@ def test_a_paused_request_goes_on_where_it_was(app, mode):
     whole = app.run(post(app, "/generate", PROMPT)).json()
     task = start(app)
     pause(app, mode=mode)
-    app.run(asyncio.sleep(0.05))
     assert nothing_moves(app)
     assert app.client.stats.is_paused
     assert app.client.stats.num_running == (1 if mode == "in_place" else 0)
@@ -74,7 +80,8 @@ def test_the_default_ends_what_runs_and_lets_new_requests_wait(app):
 
     async def later():
         waiting = asyncio.create_task(post(app, "/generate", PROMPT))
-        await asyncio.sleep(0.1)
+        await until(lambda: app.client.stats.num_queued, unless=waiting)
+        await turns(app, 30)
         assert not waiting.done()
         assert (await post(app, "/continue_generation", {})).status_code == 200
         return (await wait_for(waiting)).json()
@@ -94,14 +101,28 @@ def test_deadlines_and_aborts_act_during_a_pause(app):
     assert app.run(wait_for(gone)).json()["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-def test_a_pause_is_not_taken_for_a_hang():
+def count_reports(client):
+    """Gets one for each that the engine makes from now on."""
+    seen, receive = [], client._streams.receive
+
+    def noted(message):
+        seen.append(type(message))
+        receive(message)
+
+    client._streams.receive = noted
+    return seen
+
+
+def test_a_pause_is_not_taken_for_a_hang(monkeypatch):
+    monkeypatch.setattr("tureen.engine.loop.HEARTBEAT_S", HEARTBEAT_S)
     with LiveServer(slow=True) as server:
-        server.client._watchdog_timeout_s = 1.6
+        server.client._watchdog_timeout_s = WATCHDOG_TIMEOUT_S
         with httpx.stream("POST", f"{server.url}/generate", json=PROMPT | {"stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             httpx.post(f"{server.url}/pause_generation", json={"mode": "in_place"})
-            time.sleep(2.5)
+            seen = count_reports(server.client)
+            wait_until(lambda: len(seen) > 2 * WATCHDOG_TIMEOUT_S / HEARTBEAT_S, "signs of life for longer than that")
             assert httpx.get(f"{server.url}/health").status_code == 200
             httpx.post(f"{server.url}/continue_generation")
             assert list(lines)[-2] == "data: [DONE]"

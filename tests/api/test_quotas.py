@@ -11,6 +11,7 @@ import pytest
 from app_under_test import App, LiveServer
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import until
 
 from tureen.api.keys import Limits, load_keys
 from tureen.api.quotas import Account, Quotas
@@ -263,7 +264,7 @@ def test_prompts_that_wait_are_held_against_their_client(named, monkeypatch):
 
         async def wait(request, *_):
             begun.set()
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             yield
 
         monkeypatch.setattr(named.client, "generate", wait)
@@ -310,8 +311,7 @@ def test_a_stream_is_charged_as_it_flows():
         async def scenario():
             body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 1900}}
             running = asyncio.create_task(app.http.post("/generate", json=body))
-            while not app.state.num_running:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.state.num_running)
             statuses = []
             while 429 not in statuses and len(statuses) < 500:
                 statuses.append((await app.http.post("/generate", json={"text": "say:"})).status_code)

@@ -19,6 +19,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app_under_test import App
+from fake_engine import make_engine
+from patience import wait_until
+
+from tureen.config import Config
+from tureen.engine.engine import Engine
+from tureen.log import Progress
+from tureen.runner.base import Batch, StepOutput
+from tureen.serving.inproc import InprocClient
+from tureen.types import EngineInfo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
 FILES = sorted(GOLDEN.glob("*.json"))
@@ -26,7 +35,7 @@ SERVED = "SmolLM2-135M-Instruct.Q4_1"
 VOCAB_SIZE = 256
 CHANGING = re.compile(
     r"^(id|call_id|item_id|response_id|created|created_at|completed_at|modified_at|model_path|tokenizer_path|version"
-    r"|sampling_seed|e2e_latency|\w+_duration|digest|size|system_fingerprint)$"
+    r"|sampling_seed|cached_tokens|cache_read_input_tokens|e2e_latency|\w+_duration|digest|size|system_fingerprint)$"
 )
 """Fields whose values are others with each request, version or model."""
 
@@ -37,8 +46,32 @@ TELLING = re.compile(r"(^|\.)(object|type|role|done|\w*_reason)$")
 def _make_app() -> App:
     """Random choices are seeded for who sends no seed."""
     seeded = json.dumps({"sampling_seed": 1})
-    settings = {"preferred_sampling_params": seeded, "disable_radix_cache": True, "chat_template": "chatml"}
-    return App(facts={"model_name": SERVED}, **settings)
+    settings = {"preferred_sampling_params": seeded, "chat_template": "chatml"}
+    app = App(facts={"model_name": SERVED}, factory=_make_engine_in_step, **settings)
+    IN_STEP_WITH[:] = [app.client]
+    return app
+
+
+IN_STEP_WITH: list[InprocClient] = []
+
+
+def _make_engine_in_step(config: Config, *, progress: Progress) -> tuple[Engine, EngineInfo]:
+    """It makes no step before the text of the last one is on its way: so each event of a stream has one token's."""
+    engine, info = make_engine(config, progress=progress)
+    runner = engine._rows._runner
+    run = runner.run
+
+    def run_in_step(batch: Batch) -> StepOutput:
+        wait_until(lambda: all(map(_has_taken, IN_STEP_WITH)), "the taking of the last step's text")
+        return run(batch)
+
+    runner.run = run_in_step
+    return engine, info
+
+
+def _has_taken(client: InprocClient) -> bool:
+    streams = tuple(client._streams._streams.values())
+    return not client._outbox and not any(stream._is_due and stream._pending for stream in streams)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import threading
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
+from patience import PATIENCE_S, until, wait_until
 
 from tureen.api import recording as recordings
 from tureen.api import track
@@ -170,7 +171,7 @@ def _connect(server: LiveServer, body: dict, **headers: str) -> socket.socket:
     content = json.dumps(body).encode()
     lines = ["POST /generate HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(content)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     connection.sendall("\r\n".join([*lines, "Content-Type: application/json"]).encode() + b"\r\n\r\n" + content)
     return connection
 
@@ -193,8 +194,8 @@ def test_a_stream_whose_connection_drops_goes_on_unheard_and_nothing_is_lost(res
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
         last = re.findall(rb"id: (\S+)\ndata: [^\n]*\n\r?\n", seen)[-1].decode()
         path = f"{server.url}/generate/dropped/events"
-        rest = httpx.get(path, headers={"last-event-id": last}, timeout=30).text
-        text = httpx.get(path, timeout=30).text
+        rest = httpx.get(path, headers={"last-event-id": last}, timeout=PATIENCE_S).text
+        text = httpx.get(path, timeout=PATIENCE_S).text
         assert text.endswith(rest)
         assert _ids(text)[_ids(text).index(last) + 1 :] == _ids(rest)
         final = json.loads(rest.split("data: ")[-2].strip().split("\n")[0])
@@ -207,8 +208,8 @@ def test_a_stream_that_nobody_comes_back_to_is_aborted_after_the_time_of_grace()
         for _ in range(2):
             with _connect(server, LONG | {"stream": True, "rid": "left"}) as connection:
                 assert connection.recv(300)
-            wait_until(lambda: server.stats.num_running == 1, "the run without a client", 20)
-            wait_until(lambda: _is_idle(server), "the abort", 20)
+            wait_until(lambda: server.stats.num_running == 1, "the run without a client")
+            wait_until(lambda: _is_idle(server), "the abort")
             assert httpx.get(f"{server.url}/generate/left/events").status_code == 404
 
 
@@ -216,10 +217,10 @@ def test_the_time_of_grace_of_a_stream_that_ended_unheard_begins_with_its_end():
     with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
         with _connect(server, BODY | {"rid": "unheard"}) as connection:
             assert connection.recv(300)
-        wait_until(lambda: server.stats.num_running == 1, "the run without a client", 20)
-        wait_until(lambda: _is_idle(server), "the end", 20)
+        wait_until(lambda: server.stats.num_running == 1, "the run without a client")
+        wait_until(lambda: _is_idle(server), "the end")
         recordings_ = server.app.state.server.recordings
-        wait_until(lambda: recordings_._ended, "the end of the recording", 20)
+        wait_until(lambda: recordings_._ended, "the end of the recording")
         (recording,) = recordings_._ended
         assert recording._leaving.cancelled()
         assert not recording.is_abandoned.is_set()
@@ -251,8 +252,8 @@ def test_who_comes_back_in_time_may_leave_again():
 def test_an_answer_that_is_no_stream_ends_with_its_connection_all_the_same():
     with LiveServer(slow=True, resume_grace_s=GRACE_S) as server:
         with _connect(server, LONG):
-            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
-        wait_until(lambda: _is_idle(server), "the abort", 20)
+            wait_until(lambda: server.stats.num_running == 1, "the start")
+        wait_until(lambda: _is_idle(server), "the abort")
 
 
 def test_two_listeners_hear_the_same():
@@ -305,11 +306,14 @@ def test_streams_that_run_count_too_and_the_oldest_can_be_gone_on_with_from_near
         async def scenario():
             body = BODY | {"sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
             tasks = [asyncio.create_task(app.http.post("/generate", json=body | {"rid": f"r{at}"})) for at in range(3)]
-            most = 0
-            while not all(task.done() for task in tasks):
-                most = max(most, app.state.recordings._num_bytes)
-                await asyncio.sleep(0)
-            return most, [await task for task in tasks]
+            sizes = []
+
+            def have_ended():
+                sizes.append(app.state.recordings._num_bytes)
+                return all(task.done() for task in tasks)
+
+            await until(have_ended, "the end of all")
+            return max(sizes), [await task for task in tasks]
 
         most, answers = app.run(scenario())
         assert most <= 22_000
@@ -336,7 +340,7 @@ def test_who_reads_too_slowly_is_told_so_in_the_last_event(monkeypatch):
             async def receive():
                 if unread:
                     return unread.pop()
-                await asyncio.sleep(60)
+                await asyncio.Event().wait()
 
             async def send(message):
                 sent.append(message)
@@ -353,8 +357,7 @@ def test_who_reads_too_slowly_is_told_so_in_the_last_event(monkeypatch):
             }
             scope |= {"query_string": b"", "client": ("127.0.0.1", 1), "root_path": "", "http_version": "1.1"}
             listening = asyncio.create_task(app.app(scope, receive, send))
-            while not app.state.recordings._ended:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.state.recordings._ended)
             may_send.set()
             await listening
             return sent
@@ -437,8 +440,7 @@ def test_who_sends_the_same_while_it_runs_hears_all_of_it_and_it_runs_once(plain
             )
 
         tasks = [send()]
-        while plain.client.stats.total_output_tokens < 10:
-            await asyncio.sleep(0.005)
+        await until(lambda: plain.client.stats.total_output_tokens >= 10)
         tasks += [send(), send()]
         return [await task for task in tasks]
 
@@ -509,8 +511,7 @@ def test_what_was_aborted_is_not_kept(plain, stream):
     async def scenario():
         body = BODY | {"stream": stream, "rid": "off", "sampling_params": {"max_new_tokens": 1900}}
         sent = asyncio.create_task(plain.http.post("/generate", json=body, headers={"idempotency-key": "k"}))
-        while plain.client.stats.total_output_tokens < 5:
-            await asyncio.sleep(0.005)
+        await until(lambda: plain.client.stats.total_output_tokens >= 5)
         await plain.http.post("/abort_request", json={"rid": "off"})
         await sent
 
@@ -575,15 +576,15 @@ def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_
 
         def send(key: str) -> httpx.Response:
             headers = {"idempotency-key": key, "content-type": "application/json"}
-            return httpx.post(f"{server.url}/generate", content=json.dumps(body), headers=headers, timeout=30)
+            return httpx.post(f"{server.url}/generate", content=json.dumps(body), headers=headers, timeout=PATIENCE_S)
 
         with _connect(server, body, **{"Idempotency-Key": "k"}):
-            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
+            wait_until(lambda: server.stats.num_running == 1, "the start")
             found = []
             post = threading.Thread(target=lambda: found.append(send("k")))
             post.start()
             recording = next(iter(server.app.state.server.recordings._running))
-            wait_until(lambda: recording._num_listeners == 2, "the second", 20)
+            wait_until(lambda: recording._num_listeners == 2, "the second")
         post.join()
         assert '"completion_tokens":60' in found[0].text
         assert found[0].headers["idempotent-replayed"] == "true"
@@ -592,8 +593,8 @@ def test_the_request_goes_on_for_the_second_when_the_first_leaves_and_ends_when_
             _connect(server, body, **{"Idempotency-Key": "new"}),
             _connect(server, body, **{"Idempotency-Key": "new"}),
         ):
-            wait_until(lambda: server.stats.num_running == 1, "the start", 20)
-        wait_until(lambda: _is_idle(server), "the abort", 20)
+            wait_until(lambda: server.stats.num_running == 1, "the start")
+        wait_until(lambda: _is_idle(server), "the abort")
         assert server.metric("num_aborted_requests_total") == 1
         again = send("new")
         assert (again.status_code, "idempotent-replayed" in again.headers) == (200, False)
@@ -608,8 +609,7 @@ def test_a_request_that_is_sent_twice_counts_once(tmp_path):
 
         async def scenario():
             tasks = [asyncio.create_task(app.http.post("/generate", json=BODY, headers=headers)) for _ in range(3)]
-            while app.client.stats.total_output_tokens < 5:
-                await asyncio.sleep(0.005)
+            await until(lambda: app.client.stats.total_output_tokens >= 5)
             refused = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})
             answers = [await task for task in tasks]
             again = await app.http.post("/generate", json=BODY, headers=headers | {"idempotency-key": "2"})

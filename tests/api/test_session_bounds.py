@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
 from byte_tokenizer import make_byte_tokenizer
+from patience import wait_until
 
 from tureen.api import sessions as sessions_module
 from tureen.api.sessions import Node, SessionParams, Sessions

@@ -10,6 +10,7 @@ import app_under_test
 import pytest
 from app_under_test import App
 from byte_tokenizer import BOS, EOS, make_byte_tokenizer
+from patience import until
 
 from tureen.text.gguf_vocab import add_bos
 
@@ -40,15 +41,13 @@ def ask(session: str, new, *, params=GREEDY, **fields) -> dict:
 
 
 async def running(app: App, count: int) -> None:
-    while app.client.stats.num_running < count:
-        await asyncio.sleep(0.005)
+    await until(lambda: app.client.stats.num_running >= count)
 
 
 async def put_out(app: App, session: str, rid: str, count: int) -> None:
     """A running request has put out so many tokens."""
     nodes = app.state.sessions._open["", session].nodes
-    while rid not in nodes or len(nodes[rid].output_ids) < count:
-        await asyncio.sleep(0.005)
+    await until(lambda: rid in nodes and len(nodes[rid].output_ids) >= count)
 
 
 # -- continuing
@@ -196,7 +195,7 @@ def test_what_a_streamed_turn_has_put_out_is_known_before_its_events_are_due(slo
         params = ENDLESS | {"stream_interval": 1000}
         body = ask(session, "turn", rid="turn", params=params, stream=True)
         task = asyncio.create_task(slow.http.post("/generate", json=body))
-        await asyncio.wait_for(put_out(slow, session, "turn", 3), 10)
+        await put_out(slow, session, "turn", 3)
         await slow.http.post("/abort_request", json={"rid": "turn"})
         await task
 

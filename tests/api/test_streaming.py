@@ -9,6 +9,7 @@ import random
 import pytest
 from app_under_test import App, parse_events
 from byte_tokenizer import EOS
+from patience import until
 
 TEXTS = [
     "plain",
@@ -174,8 +175,7 @@ def test_an_aborted_stream_ends_with_an_abort(app: App):
         async def scenario():
             body = {"text": "abc", "rid": "x", "stream": True, "sampling_params": {"max_new_tokens": 500}}
             task = asyncio.create_task(slow.http.post("/generate", json=body))
-            while slow.client.stats.num_running == 0:
-                await asyncio.sleep(0.005)
+            await until(lambda: slow.client.stats.num_running != 0)
             await slow.http.post("/abort_request", json={"rid": "x"})
             return await task
 

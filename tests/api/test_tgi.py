@@ -8,11 +8,12 @@ import re
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer, wait_until
+from app_under_test import App, LiveServer
 from byte_tokenizer import EOS
 from fake_engine import CONTEXT_LEN, make_request
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError, ValidationError
+from patience import until, wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -252,8 +253,7 @@ def test_an_abort_is_an_incomplete_generation():
             body = {"inputs": "abc", "parameters": {"max_new_tokens": 1500}}
             paths = ("/generate", "/generate_stream")
             tasks = [asyncio.create_task(app.http.post(path, json=body)) for path in paths]
-            while app.client.stats.num_running < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: app.client.stats.num_running >= 2)
             await app.http.post("/abort_request", json={"abort_all": True})
             return await asyncio.gather(*tasks)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from app_under_test import LiveServer, parse_events, wait_until
+from app_under_test import LiveServer, parse_events
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, FUTURE, Authority, Pair
 
 from tureen.api.tls import subject_name
@@ -76,7 +77,7 @@ def strict(world: World, request):
 def exchange(server: LiveServer, context: ssl.SSLContext) -> tuple[bytes, str]:
     """What the server says to a plain GET /health, and the TLS version."""
     with (
-        socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False) as wrapped,
     ):
         wrapped.sendall(REQUEST)
@@ -141,7 +142,7 @@ def test_both_versions_are_spoken_and_the_newer_can_be_demanded(strict: LiveServ
 def test_no_ticket_is_given_so_that_each_connection_proves_its_certificate(strict: LiveServer, world: World):
     context = world.context(world.alice)
     for _ in range(2):
-        plain = socket.create_connection(("127.0.0.1", strict.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", strict.port), timeout=PATIENCE_S)
         with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
             wrapped.sendall(REQUEST)
             assert wrapped.recv(100).startswith(b"HTTP/1.1 200")
@@ -150,7 +151,7 @@ def test_no_ticket_is_given_so_that_each_connection_proves_its_certificate(stric
 
 
 def test_plain_http_gets_no_answer_on_a_tls_port(strict: LiveServer):
-    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=PATIENCE_S) as plain:
         plain.sendall(REQUEST)
         with contextlib.suppress(ConnectionResetError):
             assert b"HTTP" not in plain.recv(1000)
@@ -208,10 +209,10 @@ def test_the_page_s_curl_line_works(strict: LiveServer, world: World):
     command = ["curl", "-sS", "-H", "Accept: application/json", "-H", "Content-type: application/json"]
     command += ["--cacert", world.ca.cert, "--cert", world.alice.cert, "--key", world.alice.key]
     command += ["-X", "POST", "-d", '{"text": "say:Olivier"}', f"{strict.url}/generate"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert json.loads(done.stdout)["text"] == "Olivier"
     without = [word for word in command if word not in ("--cert", world.alice.cert, "--key", world.alice.key)]
-    refused = subprocess.run(without, capture_output=True, text=True, timeout=20, check=False)
+    refused = subprocess.run(without, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert refused.returncode != 0
     assert refused.stdout == ""
 
@@ -223,7 +224,9 @@ def test_openssl_s_own_client_is_served(strict: LiveServer, world: World, versio
     address = f"localhost:{strict.port}"
     command = ["openssl", "s_client", "-connect", address, "-CAfile", world.ca.cert, "-verify_return_error", version]
     command += ["-cert", world.alice.cert, "-key", world.alice.key, "-ign_eof"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, input=REQUEST.decode(), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, input=REQUEST.decode(), check=False
+    )
     assert "Verify return code: 0 (ok)" in done.stdout
     assert "HTTP/1.1 200 OK" in done.stdout
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 import uvloop
-from app_under_test import LiveServer, parse_events, wait_until
+from app_under_test import LiveServer, parse_events
+from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, Authority, Pair
 
 from tureen.api.server import KEEP_ALIVE_S
@@ -55,7 +56,7 @@ class Files:
     def client(self, pair: Pair) -> httpx.Client:
         context = ssl.create_default_context(cafile=self.ca.cert)
         context.load_cert_chain(*pair)
-        return httpx.Client(verify=context, timeout=10)
+        return httpx.Client(verify=context, timeout=PATIENCE_S)
 
     def status(self, server: LiveServer, pair: Pair) -> int:
         with self.client(pair) as client:
@@ -90,7 +91,7 @@ def test_an_idle_connection_of_a_revoked_client_is_closed(files: Files, loop):
     with LiveServer(loop=loop, **files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         with context.wrap_socket(plain, server_hostname="localhost") as kept:
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")
@@ -103,10 +104,10 @@ def test_a_request_that_is_on_its_way_is_answered_and_is_the_last_of_its_connect
     with LiveServer(loop=loop, **files.settings()) as server:
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         with context.wrap_socket(plain, server_hostname="localhost") as kept:
             kept.sendall(b"GET /health HT")
-            wait_until(lambda: any(one._head_bytes for one in connections(server)), "the arrival")
+            wait_until(lambda: any(one._framing_bytes for one in connections(server)), "the arrival")
             server.hang_up()
             kept.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(1000).startswith(b"HTTP/1.1 200")
@@ -160,12 +161,12 @@ def test_a_session_from_before_a_reload_is_not_resumed(files: Files):
         context = ssl.create_default_context(cafile=files.ca.cert)
         context.load_cert_chain(*files.alice)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         with context.wrap_socket(plain, server_hostname="localhost") as first:
             session = first.session
         files.revoke(files.alice)
         server.hang_up()
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             context.wrap_socket(plain, server_hostname="localhost", session=session)
         plain.close()
@@ -186,7 +187,7 @@ def test_no_client_fails_while_certificates_are_read_again_and_again(files: File
         try:
             for count in range(1, 11):
                 server.hang_up()
-                wait_until(lambda count=count: min(num_done) > count, "answers", 20)
+                wait_until(lambda count=count: min(num_done) > count, "answers")
         finally:
             is_over.set()
         assert {status for one in asking for status in one.result()} == {200}
@@ -254,10 +255,10 @@ def test_the_signal_itself_reloads_and_never_ends_the_process(files: Files, name
         for _ in range(3):
             process.send_signal(signal.SIGHUP)
         if with_tls:
-            wait_until(lambda: not is_open(files.alice), "the reload", 5)
+            wait_until(lambda: not is_open(files.alice), "the reload")
         assert is_open(files.bob)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -11,6 +11,7 @@ import pytest
 from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
 from embedding_engine import make_embedding_engine
+from patience import until
 from real_app import RealApp, write_model
 from safetensors.numpy import load_file
 from tiny_adapters import write_adapter
@@ -39,7 +40,7 @@ def server(request, models):
     if kernels == "native" and native.load() is None:
         pytest.skip("no native kernels")
     with RealApp(models[0] / "red", kernels=kernels, engine=engine, max_total_tokens=1024) as app:
-        yield app
+        yield _noting_calls(app)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def app(server, models):
 @pytest.fixture(scope="module")
 def torch_server(models):
     with RealApp(models[0] / "red", kernels="torch", engine="thread", max_total_tokens=1024) as app:
-        yield app
+        yield _noting_calls(app)
 
 
 @pytest.fixture
@@ -62,12 +63,27 @@ def torch_app(torch_server, models):
     _restore(torch_server, models)
 
 
+def _noting_calls(app):
+    """The operations that the engine was asked for, in `app.ops`."""
+    app.ops, call = [], app.client.call
+
+    async def noted_call(op, **args):
+        app.ops.append(op)
+        return await call(op, **args)
+
+    app.client.call = noted_call
+    return app
+
+
 def _restore(app, models):
+    if set(app.ops) <= {"stats"}:
+        return
     app.post("/continue_generation")
     for name in tuple(app.state.adapters):
         app.post("/unload_lora_adapter", lora_name=name)
     assert update(app, models[0] / "red", weight_version="default").status_code == 200
     assert app.post("/resume_memory_occupation").status_code == 200
+    app.ops.clear()
 
 
 def output(app, num_tokens=12, **fields):
@@ -200,9 +216,7 @@ LONG = {"input_ids": PROMPT, "sampling_params": PARAMS | {"max_new_tokens": NUM_
 async def _begun(app, body):
     """A request that runs."""
     request = asyncio.create_task(app.http.post("/generate", json=body))
-    while not app.client.stats.num_running:
-        assert not request.done()
-        await asyncio.sleep(0.001)
+    await until(lambda: app.client.stats.num_running, unless=request)
     return request
 
 
@@ -222,8 +236,7 @@ def test_what_has_begun_ends_with_the_old_weights_and_what_waits_begins_with_the
         old = await _begun(app, LONG)
         fields = {"model_path": str(root / "blue"), "weight_version": "b"}
         updating = asyncio.create_task(app.http.post("/update_weights_from_disk", json=fields))
-        while not held:
-            await asyncio.sleep(0.001)
+        await until(lambda: held)
         new = asyncio.create_task(app.http.post("/generate", json=LONG | {"sampling_params": PARAMS}))
         return [one.json() for one in await asyncio.gather(old, updating, new)]
 
@@ -318,9 +331,7 @@ def test_who_leaves_during_an_update_leaves_no_half_of_it(torch_app, models, mon
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "client": ("127.0.0.1", 1)}
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
         await app.app({**scope, "headers": headers}, receive, send)
-        async with asyncio.timeout(3):
-            while ops[-1] != "let_go":
-                await asyncio.sleep(0.001)
+        await until(lambda: ops[-1] == "let_go")
 
     app.run(leave())
     is_updated = leaves_at == "update_weights"
@@ -346,9 +357,7 @@ def test_a_model_that_makes_embeddings_ends_nothing_for_an_update_it_cannot_do()
         async def scenario():
             await app.client.call("pause", mode="in_place")
             asked = asyncio.create_task(app.http.post("/v1/embeddings", json={"input": "abc"}))
-            while not app.client.stats.num_queued:
-                assert not asked.done()
-                await asyncio.sleep(0.001)
+            await until(lambda: app.client.stats.num_queued, unless=asked)
             fields = {"model_path": "x", "abort_all_requests": True}
             refused = await app.http.post("/update_weights_from_disk", json=fields)
             await app.client.call("resume")
@@ -488,9 +497,14 @@ def test_memory_that_there_is_not_is_refused_by_name(torch_app, fields):
     assert torch_app.post(input_ids=PROMPT).status_code == 200
 
 
+def _num_requests(app):
+    return app.client.stats.num_running + app.client.stats.num_queued
+
+
 def test_the_load_of_the_one_replica_is_told(torch_app):
     async def scenario():
         request = await _begun(torch_app, LONG)
+        await until(lambda: _num_requests(torch_app) == NUM_SAMPLES, unless=request)
         busy = await torch_app.http.get("/v1/loads")
         await request
         return busy.json()["loads"]

@@ -7,11 +7,11 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from dataclasses import dataclass, field
 
 import pytest
 import uvicorn
+from patience import PATIENCE_S, wait_until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -150,13 +150,11 @@ def fake_server():
         instance = uvicorn.Server(config)
         thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 10
-        while not instance.started and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: instance.started, "the start")
         yield server
         instance.should_exit = True
         with contextlib.suppress(RuntimeError):
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import pytest
+from patience import wait_until
 
 from tureen.bench.command import add_arguments, run, target_specs
 from tureen.bench.process import listener
@@ -147,9 +147,7 @@ def test_a_started_server_does_not_outlive_a_benchmark_that_is_told_to_end(free_
     )
 
     def end_once_started():
-        deadline = time.monotonic() + 20
-        while listener(free_port) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: listener(free_port) is not None, "the start")
         os.kill(os.getpid(), signal.SIGTERM)
 
     ender = threading.Thread(target=end_once_started)

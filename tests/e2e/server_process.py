@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
+from patience import PATIENCE_S, wait_until
 
 
 class ServerProcess:
@@ -49,29 +49,31 @@ class ServerProcess:
             raise AssertionError(f"the server printed no URL:\n{self.output}")
         return found.group()
 
-    def wait_ready(self, timeout_s: float = 120) -> ServerProcess:
-        limit = time.monotonic() + timeout_s
-        while time.monotonic() < limit:
-            if "ready at" in self.output and httpx.get(f"{self.url}/health").status_code == 200:
-                return self
-            if self.process.poll() is not None:
-                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output}")
-            time.sleep(0.05)
-        raise AssertionError(f"not ready after {timeout_s} s:\n{self.output}")
+    def wait_started(self) -> ServerProcess:
+        """It has said where it is."""
+        wait_until(lambda: "ready at" in self.output or self.process.poll() is not None, "the start")
+        if self.process.poll() is not None:
+            raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output}")
+        return self
+
+    def wait_ready(self) -> ServerProcess:
+        self.wait_started()
+        wait_until(lambda: httpx.get(f"{self.url}/health").status_code == 200, "health")
+        return self
 
     def children(self) -> list[int]:
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [pid for pid in map(int, listed) if "resource_tracker" not in command_line(pid)]
 
-    def stop(self, timeout_s: float = 30) -> int:
+    def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             self.process.wait()
-            self._reader.join(5)
+            self._reader.join()
             self.process.stdout.close()
 
     def __enter__(self) -> ServerProcess:

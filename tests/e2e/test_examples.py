@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import shape_drawings
+from patience import PATIENCE_S
 from server_process import ServerProcess
 from throwaway_ca import Authority
 
@@ -42,7 +42,7 @@ def run(name: str, folder: Path, changes: dict[str, str]) -> str:
     if name.endswith(".sh") and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     command = [sys.executable, str(copy)] if name.endswith(".py") else ["sh", str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -70,7 +70,7 @@ def test_streams_print_the_text_of_the_whole_answer(open_server, tmp_path):
     for num_tokens, text in printed.items():
         params = {"temperature": 0, "max_new_tokens": num_tokens}
         body = {"text": "The capital of France is", "sampling_params": params}
-        whole = httpx.post(f"{open_server.url}/generate", json=body, timeout=60).json()["text"]
+        whole = httpx.post(f"{open_server.url}/generate", json=body).json()["text"]
         assert text.strip() == whole.strip()
         assert len(whole) > 20
 
@@ -123,9 +123,7 @@ def test_mindie_over_tls_with_a_client_certificate(default_model_source, tmp_pat
     ca = Authority(tmp_path)
     own, client = ca.issue("server", for_server=True), ca.issue("client")
     with ServerProcess("--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", ca.cert) as server:
-        while "ready at" not in server.output:
-            assert server.process.poll() is None, server.output
-            time.sleep(0.05)
+        server.wait_started()
         (url,) = re.findall(r"ready at https://127.0.0.1(:\d+)", server.output)
         changes = {
             "/home/runs/static_conf/ca/ca.pem": ca.cert,

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tureen", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import httpx
 import pytest
-from app_under_test import wait_until
+from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess
 from throwaway_ca import EXPIRED, Authority
 
@@ -31,14 +31,14 @@ def test_with_tls_and_keys_it_shows_https_and_no_secret_and_survives_the_signal(
     arguments = ["--tls-cert", own.cert, "--tls-key", own.key, "--tls-ca", ca.cert, "--tls-crl", ca.revoke()]
     arguments += ["--tls-key-password-file", secret(tmp_path / "password", PASSWORD)]
     with ServerProcess(*arguments, env={"TUREEN_API_KEY": KEY, "TUREEN_ADMIN_API_KEY": ADMIN_KEY}) as server:
-        wait_until(lambda: "load" in server.output or "ready at" in server.output, "the loading", 120)
+        wait_until(lambda: "load" in server.output or "ready at" in server.output, "the loading")
         server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "ready at" in server.output or server.process.poll() is not None, "the start", 120)
+        wait_until(lambda: "ready at" in server.output or server.process.poll() is not None, "the start")
         (url,) = re.findall(r"ready at (https://\S+)", server.output)
         assert f"curl {url}/generate --cacert CA.pem --cert CLIENT.pem --key CLIENT.key.pem -H 'Auth" in server.output
         context = ssl.create_default_context(cafile=ca.cert)
         context.load_cert_chain(*alice)
-        with httpx.Client(verify=context, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
+        with httpx.Client(verify=context, headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S) as client:
             body = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
             before = client.post(f"{url}/generate", json=body).json()["text"]
             server.process.send_signal(signal.SIGHUP)
@@ -58,7 +58,7 @@ def test_a_fault_in_a_file_ends_the_process_within_seconds_with_status_1(tmp_pat
         command = [sys.executable, "-m", "tureen.launch_server", "--port", "0", "--tls-cert", pair.cert]
         command += ["--tls-key", pair.key]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL, check=False
+            command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL, check=False
         )
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert pair.cert in done.stderr or pair.key in done.stderr

@@ -366,8 +366,9 @@ FAULTS = [_raises_at_once, _raises_later, _ends_early, _not_a_number, _infinite,
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("has_company", [False, True])
 def test_an_encoder_that_fails_fails_one_request(fault, has_company, monkeypatch):
-    monkeypatch.setattr(encoders, "MAX_ENCODE_S", 0.02)
+    monkeypatch.setattr(encoders, "MAX_ENCODE_S", 50.0)
     world = Watched(script=fault)
+    monkeypatch.setattr(world.engine.encoders, "_clock", _clock_of(1.0))
     if has_company:
         world.add(make_request("text", max_new_tokens=20, ignore_eos=True))
     world.add(_make_picture("bad", DOG))

@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from tureen.grammar import cache, compiler
 from tureen.grammar.base import GrammarSpec, Vocabulary
@@ -23,7 +23,6 @@ from tureen.grammar.orders import Failure
 
 DOUBLE = str(Path(__file__).with_name("forge_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
-PATIENCE_S = 120
 
 
 class Loaded:
@@ -93,12 +92,13 @@ def spec(text, kind="regex"):
 
 def wait_for(condition, one=None):
     """Until it holds, however long that takes here; the compiler is polled meanwhile."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never came"
+
+    def holds():
         if one is not None:
             one.poll()
-        time.sleep(0.001)
+        return condition()
+
+    wait_until(holds)
 
 
 def settled(one, *compilations):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,6 @@ from darkroom_double import PlainFamily
 from tureen.media.loader import MediaLoader
 
 DOUBLE = str(Path(__file__).with_name("darkroom_double.py"))
-
-
-def stored(picture, kind="PNG", **options):
-    """A picture's bytes, as a file has them."""
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
-
-
-def base64_of(data):
-    return base64.b64encode(data).decode()
 
 
 class Studio:
@@ -44,7 +31,7 @@ class Studio:
         self._runner.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def plain_family():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tureen.media.loader.PROGRAM", (DOUBLE,))
@@ -52,7 +39,7 @@ def plain_family():
         yield
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def studio(plain_family):
     """Takes base64 only."""
     made = Studio()

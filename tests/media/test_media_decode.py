@@ -10,8 +10,8 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import stored
 from PIL import Image
+from stored_pictures import stored
 
 from tureen.media.decode import MAX_PIXELS, Refused, decode
 

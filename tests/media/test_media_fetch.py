@@ -10,8 +10,9 @@ import ssl
 import threading
 
 import pytest
-from conftest import stored
+from patience import PATIENCE_S
 from PIL import Image
+from stored_pictures import stored
 from throwaway_ca import Authority
 
 from tureen.errors import Forbidden, InvalidRequest, StartupError
@@ -339,7 +340,7 @@ def test_a_host_that_sends_a_byte_at_a_time_gets_no_more_than_the_time_for_all(r
             gone.set()
 
     assert "within" in refused(Internet(remote(drip)))
-    assert gone.wait(20)
+    assert gone.wait(PATIENCE_S)
 
 
 def test_a_host_that_says_nothing_and_one_that_is_never_found_take_no_longer(remote, monkeypatch):

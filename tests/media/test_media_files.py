@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import stored
 from PIL import Image
+from stored_pictures import stored
 
 from tureen.errors import Forbidden, StartupError
 from tureen.media.files import media_root, read_below

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import darkroom_double as double
@@ -18,8 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_llava
-from conftest import base64_of, stored
+from patience import until, wait_until
 from PIL import Image
+from stored_pictures import base64_of, stored
 
 from tureen.errors import InvalidRequest, RequestFailed, StartupError, TureenError, Unavailable
 from tureen.media import loader as loader_module
@@ -61,14 +61,6 @@ def is_alive(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1][0] != "Z"
     return False
-
-
-def until(condition, what):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail(what)
 
 
 def test_pixels_tokens_and_layout_are_what_the_family_made(studio):
@@ -207,13 +199,13 @@ def test_nothing_is_left_of_large_pictures(make_studio):
     studio = make_studio()
     assert studio.load(encoded(40))
     darkroom = studio.loader._darkroom._process.pid
-    until(lambda: not children_of(darkroom), "a process outlives its picture")
+    wait_until(lambda: not children_of(darkroom), "a process outlives its picture")
     before, files = resident_bytes(darkroom), len(os.listdir(f"/proc/{darkroom}/fd"))
     large = base64_of(stored(Image.new("RGB", (3000, 2000), "red")))
     for _ in range(3):
         assert studio.load(large)[0].layout == (3000, 2000)
         failure(studio, encoded(double.CRASH))
-    until(lambda: not children_of(darkroom), "a process outlives its picture")
+    wait_until(lambda: not children_of(darkroom), "a process outlives its picture")
     assert resident_bytes(darkroom) < before + (4 << 20)
     assert len(os.listdir(f"/proc/{darkroom}/fd")) == files
 
@@ -270,8 +262,7 @@ def test_a_client_that_goes_away_frees_no_place_before_its_process_has_ended(mak
 
     async def leave_and_come_back():
         loads = [asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "a")) for _ in range(2)]
-        while len(children_of(studio.loader._darkroom._process.pid) if studio.loader._darkroom else ()) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: studio.loader._darkroom and len(children_of(studio.loader._darkroom._process.pid)) == 2)
         for one in loads:
             one.cancel()
         with pytest.raises(Unavailable) as error:
@@ -298,8 +289,7 @@ def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
 
     async def close_amid():
         load = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
-        while not studio.loader._darkroom or not children_of(studio.loader._darkroom._process.pid):
-            await asyncio.sleep(0.01)
+        await until(lambda: studio.loader._darkroom and children_of(studio.loader._darkroom._process.pid))
         process = studio.loader._darkroom._process
         pids = [process.pid, *children_of(process.pid)]
         await studio.loader.close()
@@ -308,7 +298,7 @@ def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
 
     pids, error = studio.run(close_amid())
     assert isinstance(error, TureenError)
-    until(lambda: not any(map(is_alive, pids)), "a process outlives the loader")
+    wait_until(lambda: not any(map(is_alive, pids)), "a process outlives the loader")
 
 
 def test_the_front_needs_no_pillow_and_starts_nothing_before_the_first_picture(make_studio):

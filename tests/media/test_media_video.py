@@ -6,8 +6,8 @@ import io
 
 import numpy as np
 import pytest
-from conftest import base64_of, stored
 from PIL import Image
+from stored_pictures import base64_of, stored
 
 from tureen.errors import InvalidRequest
 from tureen.media import video

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from runner_driver import folder_source
@@ -281,7 +280,7 @@ def test_the_copies_used_last_are_kept_and_what_killed_writers_left_is_removed(s
     (oldest,) = server.copies()
     others = [server.folder / f"other-{i}.packed" for i in range(4)]
     left, recent = server.folder / ".left.part", server.folder / ".recent.part"
-    now = time.time()
+    now = oldest.stat().st_mtime
     for age, file in enumerate([*others, oldest]):
         file.touch()
         os.utime(file, (now - 1000 * (age + 1),) * 2)

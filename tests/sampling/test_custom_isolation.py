@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 from arithmetics import make_array, make_rows, make_sampler
-from test_custom_processors import VOCAB, applied, sent, state, steps
+from patience import wait_until
+from test_custom_processors import VOCAB, another, applied, sent, state, steps
 
 from tureen.jail import pool
 from tureen.jail.pool import Jail
@@ -104,7 +104,7 @@ for descriptor in range(64):
         except OSError: pass
 return logits
 """
-    first, second = steps(processors, [state(0, sent(f"marker = {time.time()}\n{body}"))], 2)
+    first, second = steps(processors, [state(0, sent(f"marker = {next(another)}\n{body}"))], 2)
     assert "out of turn" in (first[0].error or second[0].error).message
     assert only(processors, 8) == 8
 
@@ -113,7 +113,7 @@ def hanging(where, index):
     """A payload whose class hangs in this method."""
     scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor}
     exec(
-        f"class Mine(CustomLogitProcessor):\n    marker = {time.time()}, {index}\n"
+        f"class Mine(CustomLogitProcessor):\n    marker = {next(another)}, {index}\n"
         f"    def {where}(self, *given):\n        while True: pass\n",
         scope,
     )
@@ -216,12 +216,9 @@ for descriptor in range(64):
     except OSError: pass
 while True: pass
 """
-    steps(processors, [state(0, sent(f"marker = {time.time()}\n{body}"))], 1)
+    steps(processors, [state(0, sent(f"marker = {next(another)}\n{body}"))], 1)
     [*_, worker] = processors._jail._workers.values()
-    limit_s = time.monotonic() + 60
-    while _is_alive(worker.pid) and time.monotonic() < limit_s:
-        time.sleep(0.1)
-    assert not _is_alive(worker.pid)
+    wait_until(lambda: not _is_alive(worker.pid), "the worker's end")
 
 
 def test_a_processor_that_is_used_for_long_gets_the_time_it_needs():
@@ -241,7 +238,7 @@ def test_what_stops_the_server_does_not_stop_the_jail_before_it(processors, numb
     os.kill(zygote, number)
     for worker in processors._jail._workers.values():
         os.kill(worker.pid, number)
-    fresh = sent(f"marker = {time.time()}\nlogits[:, :] = -float('inf')\nlogits[0, 9] = 0.0\nreturn logits")
+    fresh = sent(f"marker = {next(another)}\nlogits[:, :] = -float('inf')\nlogits[0, 9] = 0.0\nreturn logits")
     [[row]] = steps(processors, [state(0, fresh)], 1)
     assert row.token_id == 9
     assert only(processors, 7) == 7

@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import fake_engine
 import msgspec
 import pytest
 from fake_engine import SLOW_STEP_S, make_request
+from patience import until, wait_until
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError, Unavailable
@@ -27,6 +27,7 @@ from tureen.types import NO_TOKEN, EngineStats
 
 TESTS = str(Path(fake_engine.__file__).parent)
 KINDS = ("thread", "process")
+WATCHDOG_TIMEOUT_S = 1.0
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +64,6 @@ async def collect(client, request):
     return text, ids, last.finish
 
 
-async def until(condition, timeout_s: float = 3) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
@@ -90,7 +85,7 @@ def test_the_contract_of_a_healthy_engine(kind):
             assert client.failure is None
         await client.close()  # idempotent
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(collect(client, make_request("late")), 5)
+            await collect(client, make_request("late"))
 
     asyncio.run(scenario())
 
@@ -118,7 +113,8 @@ async def aborting(client):
     await until(lambda: client.stats.num_running == 1)
     client.abort("abort")  # nobody's: a beginning of an id is none
     client.abort("nobody")
-    await asyncio.sleep(3 * SLOW_STEP_S)
+    seen = client.stats.total_output_tokens
+    await until(lambda: client.stats.total_output_tokens > seen + 3)
     assert not task.done()
     client.abort("abort-me", "why")
     client.abort("abort-me")
@@ -178,13 +174,13 @@ def test_when_the_engine_raises_everybody_is_told(kind, caplog):
             tasks = [asyncio.create_task(collect(client, make_request(f"r{i}", max_new_tokens=500))) for i in range(4)]
             await until(lambda: client.stats.num_running == 4)
             tasks.append(asyncio.create_task(collect(client, make_request("killer", cache_salt="die"))))
-            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [(type(one), one.code) for one in results] == [(Unavailable, "engine_dead")] * 5
             await until(lambda: client.failure is not None)
             assert "scripted" not in client.failure
             for late in (collect(client, make_request("late")), client.call("stats")):
                 with pytest.raises(Unavailable) as refused:
-                    await asyncio.wait_for(late, 5)
+                    await late
                 assert refused.value.code == "engine_dead"
                 assert refused.value.retry_after_s >= 1
             client.abort("r0")
@@ -203,7 +199,7 @@ def test_an_engine_that_cannot_start_says_why(kind, factory, message):
     async def scenario():
         client = make_client(kind, factory)
         with pytest.raises(StartupError) as refused:
-            await asyncio.wait_for(client.start(), 20)
+            await client.start()
         assert refused.value.message == message
         await client.close()
 
@@ -212,15 +208,15 @@ def test_an_engine_that_cannot_start_says_why(kind, factory, message):
 
 def test_a_step_that_never_ends_is_noticed(kind):
     async def scenario():
-        config = Config(log_level="error", watchdog_timeout_s=0.3)
+        config = Config(log_level="error", watchdog_timeout_s=WATCHDOG_TIMEOUT_S)
         async with running(kind, "make_hanging_engine", config) as client:
             assert (await collect(client, make_request("fine", "say:a")))[0] == "a"
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(1.5 * WATCHDOG_TIMEOUT_S)
             assert client.failure is None  # an idle engine does not hang
             with pytest.raises(Unavailable) as failed:
-                await asyncio.wait_for(collect(client, make_request("hang", "say:\x02\x02")), 5)
+                await collect(client, make_request("hang", "say:\x02\x02"))
             assert failed.value.code == "engine_dead"
-            assert "0.3 s" in client.failure
+            assert f"{WATCHDOG_TIMEOUT_S:g} s" in client.failure
 
     asyncio.run(scenario())
 
@@ -233,7 +229,7 @@ def test_closing_aborts_what_runs(kind):
         await until(lambda: client.stats.num_running == 1)
         await client.close()
         with contextlib.suppress(TureenError):
-            finish = (await asyncio.wait_for(task, 5))[2]
+            finish = (await task)[2]
             assert (finish.type, finish.reason) == ("abort", "shutdown")
 
     asyncio.run(scenario())
@@ -249,8 +245,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("sign", "limit_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 3.0)])
-def test_a_killed_or_stopped_child_is_noticed_and_cleared_away(sign, limit_s):
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_child_is_noticed_and_cleared_away(sign):
     async def scenario():
         async with running("process") as client:
             pid = client._child.pid
@@ -258,10 +254,8 @@ def test_a_killed_or_stopped_child_is_noticed_and_cleared_away(sign, limit_s):
             tasks.append(asyncio.create_task(client.call("stats")))
             await asyncio.gather(tasks.pop())
             await until(lambda: client.stats.num_running == 4)
-            started = time.monotonic()
             os.kill(pid, sign)
-            results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-            assert time.monotonic() - started < limit_s
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             assert {one.code for one in results} == {"engine_dead"}
             assert client.failure is not None
         assert not is_alive(pid)
@@ -300,10 +294,7 @@ asyncio.run(main())
         child = int(parent.stdout.readline())
         assert is_alive(child)
         parent.kill()
-    limit = time.monotonic() + 3
-    while is_alive(child) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not is_alive(child)
+    wait_until(lambda: not is_alive(child), "the end of the child")
 
 
 def test_the_server_s_side_imports_no_torch():

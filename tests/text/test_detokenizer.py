@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 import regex
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, IM_END, PIECES, SPECIALS, make_toy_tokenizer
+from work import count_lines
 
 from tureen.errors import RequestFailed
 from tureen.sampling.params import SamplingParams
@@ -195,12 +195,10 @@ def test_a_match_begun_before_stops_are_allowed_counts_when_it_is_completed_afte
     assert ("".join(taken), stop) == ("a", "xyz")
 
 
-def test_a_slow_stop_pattern_fails_its_request_within_a_tenth_of_a_second():
+def test_a_slow_stop_pattern_fails_its_request():
     detokenizer = Detokenizer(TOY, SamplingParams(stop_regex=("(a|aa)+$x",)))
-    started = time.monotonic()
     with pytest.raises(RequestFailed) as caught:
         _append_many(detokenizer, [256 + 5] * 100)
-    assert time.monotonic() - started < 2
     assert caught.value.code == "stop_regex_timeout"
     assert caught.value.field == "sampling_params.stop_regex"
 
@@ -235,30 +233,23 @@ def test_spaces_between_special_tokens_are_removed_when_asked(decoder):
     assert tokenizer.decode(ids, skip_special_tokens=False, spaces_between_special_tokens=False) == "hi <a><b> hi <b>"
 
 
-def test_many_long_stops_cost_a_time_proportional_to_the_text():
-    stops = tuple("a" * (960 + i) + "b" for i in range(64))
-    seconds = []
-    for length in (1000, 4000):
-        started = time.process_time()
-        _run(SamplingParams(stop=stops), [97] * length)
-        seconds.append(time.process_time() - started)
-    assert seconds[1] < 10 * max(seconds[0], 0.01)
-    assert seconds[1] < 3
+def test_many_long_stops_cost_work_proportional_to_the_text():
+    params = SamplingParams(stop=tuple("a" * (960 + i) + "b" for i in range(64)))
+    short, long = (count_lines(lambda length=length: _run(params, [97] * length)) for length in (1000, 4000))
+    assert long < 5 * short
 
 
-def test_ordinary_stops_cost_microseconds_a_token():
+def test_ordinary_stops_cost_little_a_token():
     params = SamplingParams(stop=("\n\n", "###", "</end>", "User:"))
-    started = time.process_time()
-    _run(params, [259, 97, 98, 99] * 2500)
-    assert time.process_time() - started < 1
+    tokens = [259, 97, 98, 99] * 500
+    work, without = (count_lines(lambda one=one: _run(one, tokens)) for one in (params, SamplingParams()))
+    assert work < without + 30 * len(tokens)
 
 
 def test_patterns_search_only_text_that_can_still_match():
     patterns = StopPatterns(["foo[0-9]+bar"])
-    started = time.process_time()
     for _ in range(5000):
         patterns.feed("some text ", ignore=False)
-    assert time.process_time() - started < 2
     assert len(patterns._text) < 4 * LOOKBEHIND_CHARS
     assert patterns.hold_from == 50_000
     assert patterns.feed("foo1bar", ignore=False) == [(50_000, 50_007, "foo1bar")]

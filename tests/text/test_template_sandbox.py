@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 import tracemalloc
 from datetime import datetime
 
@@ -101,10 +100,8 @@ def _render(source, **variables):
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
 def test_a_template_that_does_not_end_is_ended(monkeypatch, source):
     monkeypatch.setattr(template_sandbox, "LIMIT_S", 0.05)
-    started = time.thread_time()
     with pytest.raises(OverLimit, match=r"more than 0.05 s of CPU time"):
         _render(source)
-    assert time.thread_time() - started < 10  # without the limit: hours
 
 
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
@@ -143,8 +140,7 @@ def test_the_limit_is_of_one_rendering_on_one_thread(monkeypatch):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    limit = time.monotonic() + 60
-    while not ended and time.monotonic() < limit:
+    while thread.is_alive():
         assert sandbox.render(fine, {"messages": ["a", "b"]}) == "ab"
     assert ended
     assert sandbox.render(fine, {"messages": ["c"]}) == "c"

@@ -7,17 +7,19 @@ import os
 import random
 import struct
 import threading
-import time
 
 import gguf
 import numpy as np
 import pytest
 import tiny_gguf
+from work import count_lines
 
 from tureen.errors import StartupError
 from tureen.weights import source
 from tureen.weights.gguf import GgufFile
 from tureen.weights.source import ModelSource
+
+MOST_LINES = 40_000
 
 METADATA = {
     "general.architecture": "llama",
@@ -111,10 +113,15 @@ def test_every_type_of_number_is_read(tmp_path):
 
 
 def _fault(path):
-    started = time.monotonic()
-    with pytest.raises(StartupError) as caught:
-        GgufFile(path)
-    assert time.monotonic() - started < 5  # however large it says it is
+    faults = []
+
+    def read():
+        with pytest.raises(StartupError) as caught:
+            GgufFile(path)
+        faults.append(caught)
+
+    assert count_lines(read) < MOST_LINES  # however large it says it is
+    (caught,) = faults
     assert "\n" not in caught.value.message
     assert str(path) in caught.value.message
     return caught.value.message
@@ -221,24 +228,15 @@ def test_no_flipped_bytes_raise_anything_but_a_startup_error(tiny):
         for _ in range(rng.choice((1, 1, 4))):
             damaged[rng.randrange(header)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
         tiny.write_bytes(damaged)
-        started = time.monotonic()
         message = _message_of_use(tiny)
         refused += message != ""
         assert "\n" not in message
-        assert time.monotonic() - started < 1
     assert refused > 300
 
 
 @pytest.mark.model
-def test_the_default_model_is_read_in_a_fraction_of_a_second(default_model_source):
-    best = min(_timed(lambda: GgufFile(default_model_source.path)) for _ in range(3))
-    assert best < 0.5
+def test_the_default_model_is_read_without_a_look_at_each_of_its_tokens(default_model_source):
+    assert count_lines(lambda: GgufFile(default_model_source.path)) < MOST_LINES
     file = GgufFile(default_model_source.path)
     assert len(file.tensors) == 272
     assert len(file.metadata["tokenizer.ggml.tokens"]) == 49152
-
-
-def _timed(action):
-    started = time.monotonic()
-    action()
-    return time.monotonic() - started

@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -271,7 +271,7 @@ def test_what_a_killed_download_left_is_cleared_away_once_it_is_old(index, cache
     for left in (old, young):
         left.mkdir(parents=True)
         (left / "part").write_bytes(b"x")
-    long_ago = time.time() - 2 * pypi.STALE_SECONDS
+    long_ago = young.stat().st_mtime - 2 * pypi.STALE_SECONDS
     os.utime(old, (long_ago, long_ago))
     resolve_model(SPEC, cache_dir=cache)
     assert not old.exists()
@@ -345,10 +345,11 @@ def test_a_hub_model_is_found_in_the_local_caches(offline, cache, where):
     assert resolve_model("org/name", cache_dir=cache) == ModelSource("name", snapshot, "safetensors")
 
 
-def test_a_hub_model_that_is_not_here_names_the_fix_when_offline(offline, cache):
-    started = time.monotonic()
+def test_a_hub_model_that_is_not_here_names_the_fix_when_offline(offline, cache, monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given))
     message = _fault("org/name", cache)
-    assert time.monotonic() - started < 10
+    assert not asked
     assert "hf download org/name" in message
     assert "--model-path" in message
 

@@ -16,6 +16,7 @@ from tureen.sampling.params import ALIASES, SamplingParams
 T = TypeVar("T")
 
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
 TEXT_LISTS = ("stop", "stop_regex")
 MAX_TOLD = 200
 """Characters of what msgspec says, in which there may be a client's."""
@@ -31,11 +32,7 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
-    if content_type is not None and content_type.split(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType(
-            f"the body must be JSON, got content type {echo(content_type)}; "
-            "add the header 'Content-Type: application/json'"
-        )
+    _check_content_type(JSON_TYPE if content_type is None else content_type)
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
@@ -46,6 +43,22 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {echo(value)}", code="invalid_json")
     return value
+
+
+def _check_content_type(content_type: str) -> None:
+    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    if kind != JSON_TYPE:
+        raise UnsupportedMediaType(
+            f"the body must be JSON, got content type {echo(content_type)}; add the header 'Content-Type: {JSON_TYPE}'"
+        )
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip().strip('"') not in CHARSETS:
+            raise InvalidRequest(
+                f"the charset in the header Content-Type must be utf-8, as JSON is, got {echo(value)}",
+                field="Content-Type",
+                code="invalid_charset",
+            )
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str = "") -> None:

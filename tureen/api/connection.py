@@ -1,33 +1,62 @@
-"""An HTTP/1.1 connection: uvicorn's, with limits on a request's head, the TLS client's name, errors in our shape."""
+"""An HTTP/1.1 connection: uvicorn's, with a limit on all bytes that are no body, the TLS client's name, errors in our
+shape."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import ssl
+from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tureen.api.errors import error_object
+from tureen.api.head import authority, body_length
 from tureen.api.tls import subject_name
 from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError
 
-MAX_HEAD_BYTES = 64 << 10
+MAX_FRAMING_BYTES = 64 << 10
+"""All of a request that is no body: request line, headers, sizes and extensions of chunks, trailers."""
+BODY_BYTES_PER_FRAMING_BYTE = 8
+"""So many bytes of a body in chunks allow one more."""
+MAX_HEADERS = 256
+MAX_UNREAD_BYTES = 64 << 10
+"""Of requests that came before the last one was answered; with more, nothing is read until it is."""
+MAX_DISCARDED_BYTES = 1 << 20
+"""Of a body that comes after the answer."""
+MAX_PIECE_BYTES = 16 << 10
+"""Most that the parser gets between two looks at the limits, but for a body whose length is known."""
 HEAD_TIMEOUT_S = 10.0
-REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+END = b"\r\n\r\n"
+"""So ends a head, and a body in chunks."""
+
+
+class Phase(enum.Enum):
+    BETWEEN = enum.auto()  # nothing of the next request was seen
+    HEAD = enum.auto()
+    BODY = enum.auto()  # up to the end of the request, trailers too
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses a head (request line and headers) that is too large or does not arrive in time.
+    """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
+    it is answered. An upgrade to another protocol is not heard.
 
-    `scope["client_name"]` is the name in the verified certificate of the client, "" without one.
+    The parser gets at most one request at a time, so that each byte counts for the right one. `scope["client_name"]` is
+    the name in the verified certificate of the client, "" without one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
-        self._head_bytes = 0  # of a head that takes several reads; bounds what the parser keeps
+        self._phase = Phase.BETWEEN
+        self._unread = bytearray()
+        self._seam = b""  # the last bytes that were read: END may begin in them
+        self._framing_bytes = 0
+        self._body_bytes = 0
+        self._body_left: int | None = 0  # None: it comes in chunks
         self._context: ssl.SSLContext | None = None
         self._client_name = ""
 
@@ -39,44 +68,133 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._unread.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._late is not None
-        super().data_received(data)
-        if was_in_head and self._late is not None and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_too_large())
+        self._unread += data
+        self._read()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._read()
 
     def on_message_begin(self) -> None:
+        if self._phase is Phase.BODY:
+            return  # see _ignore_upgrade
+        if self._is_answering:
+            raise InvalidRequest("a request must end with CR LF", code="invalid_http")
+        self._unset_keepalive_if_required()
         super().on_message_begin()
+        self._phase = Phase.HEAD
         self.scope["client_name"] = self._client_name  # type: ignore[typeddict-unknown-key]
         self._await_head()
 
+    def on_url(self, url: bytes) -> None:
+        if self._phase is Phase.HEAD:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is not Phase.HEAD:
+            return  # a trailer: never a header (RFC 9110, 6.5)
+        if len(self.headers) == MAX_HEADERS:
+            raise HeadersTooLarge(f"the request has more than {MAX_HEADERS} header lines")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self._phase is not Phase.HEAD:
+            return
         self._stop_waiting()
-        num_bytes = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
-        if num_bytes > MAX_HEAD_BYTES:
-            self._refuse(_too_large())
-            raise ValueError("the head is too large")  # ends the parsing
+        self._check_framing()
+        host, version = authority(self.url), self.parser.get_http_version()
+        if host is not None:
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
+        self._body_left = body_length(self.parser.get_method(), version, self.headers)
+        if version == "1.0":
+            self.expect_100_continue = False
         super().on_headers_complete()
-        if self._context is not self.config.ssl:
-            self.cycle.keep_alive = False
+        self._phase = Phase.BODY
+        if self._context is not self.config.ssl or self.expect_100_continue:
+            self.cycle.keep_alive = False  # who waits for leave to send a body may send none: what came next is unknown
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        self._body_bytes += len(body)
+        if self._body_left is not None:
+            self._body_left -= len(body)
+        super().on_body(body)
+        if self.cycle.response_complete and self._body_bytes > MAX_DISCARDED_BYTES:
+            self.transport.close()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser takes what comes for another protocol; see _ignore_upgrade
+        self._phase = Phase.BETWEEN
+        self._framing_bytes = self._body_bytes = 0
+        super().on_message_complete()
 
     def retire(self) -> None:
         """The certificates have changed: the request that is under way is this connection's last."""
         if self._late is None:
             self.shutdown()
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for what is no HTTP."""
-        if not self.transport.is_closing():
-            self._refuse(InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http"))
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _read(self) -> None:
+        """Parse what has come, up to the end of a request that is not answered."""
+        while self._may_read():
+            size = self._piece_size()
+            piece = bytes(self._unread[:size])
+            del self._unread[:size]
+            self._seam = (self._seam + piece[-3:])[-3:]
+            self._framing_bytes += len(piece)
+            try:
+                self.parser.feed_data(piece)
+                self._check_framing()
+                if self._phase is Phase.BETWEEN:
+                    self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
+            except httptools.HttpParserUpgrade:
+                self._ignore_upgrade()
+            except httptools.HttpParserError as error:
+                why = error.__context__  # what we raised, where it was us
+                told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
+                self._refuse(why if isinstance(why, TureenError) else told)
+            except HeadersTooLarge as error:
+                self._refuse(error)
+        if len(self._unread) > MAX_UNREAD_BYTES:
+            self.transport.pause_reading()
+        elif not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        is_held = self._phase is Phase.BETWEEN and self._is_answering
+        return bool(self._unread) and not is_held and not self.transport.is_closing()
+
+    def _piece_size(self) -> int:
+        """How much the parser may get: nothing beyond the end of the request."""
+        if self._body_left:
+            return self._body_left
+        across = (self._seam + self._unread[:3]).find(END)
+        if across >= 0:
+            return across + len(END) - len(self._seam)
+        end = self._unread.find(END, 0, MAX_PIECE_BYTES)
+        return MAX_PIECE_BYTES if end < 0 else end + len(END)
+
+    def _ignore_upgrade(self) -> None:
+        """Go on with the request's body in a new parser, which begins with a head of the same framing."""
+        self.parser = httptools.HttpRequestParser(self)
+        chunked, known = b"Transfer-Encoding: chunked", b"Content-Length: %d" % (self._body_left or 0)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + (chunked if self._body_left is None else known) + END)
+
+    def _check_framing(self) -> None:
+        if self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes // BODY_BYTES_PER_FRAMING_BYTE:
+            what = "the request line, headers" + (", chunk sizes and trailers" if self._phase is Phase.BODY else "")
+            raise HeadersTooLarge(f"{what} are larger than {MAX_FRAMING_BYTES} bytes")
 
     def _await_head(self) -> None:
         self._stop_waiting()
-        self._head_bytes = 0
         self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._on_late)
 
     def _stop_waiting(self) -> None:
@@ -85,23 +203,16 @@ class Connection(HttpToolsProtocol):
             self._late = None
 
     def _on_late(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._await_head()  # a pipelining client: its next request waits for the answer before it
-        else:
-            self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
+        self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
 
     def _refuse(self, error: TureenError) -> None:
-        """Answer, unless that would go into the middle of another answer, and close."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        """Answer, unless this request or one before it has begun to be answered, and close."""
+        has_begun = self.cycle.response_started if self._phase is Phase.BODY else self._is_answering
+        if not has_begun:
             body = msgspec.json.encode(error_object(error))
             head = (
-                f"HTTP/1.1 {error.status} {REASONS[error.status]}\r\ncontent-type: application/json\r\n"
+                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-def _too_large() -> HeadersTooLarge:
-    return HeadersTooLarge(f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")

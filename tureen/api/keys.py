@@ -47,12 +47,13 @@ class Keys(msgspec.Struct, frozen=True):
 
     def find(self, authorization: bytes) -> Key | None:
         """The key in an Authorization header. Compares with every key, in constant time, whatever it finds."""
-        given = hashlib.sha256(authorization.removeprefix(SCHEME)).digest()
+        scheme, key_given = authorization[: len(SCHEME)], authorization[len(SCHEME) :]
+        given = hashlib.sha256(key_given).digest()
         found = None
         for key in self.keys:
             if hmac.compare_digest(given, key.digest):
                 found = key
-        return found if authorization.startswith(SCHEME) else None
+        return found if scheme.lower() == SCHEME.lower() else None
 
     def user_refusal(self, key: Key | None) -> TureenError | None:
         """Why the holder of `key` may not call a user route; None = may."""

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tureen.api.call import Call, serving, who_calls
 from tureen.api.dialect import Entry
 from tureen.api.errors import rendered
+from tureen.api.head import host_name
 from tureen.api.keys import NO_LIMITS, SCHEME, Key, Keys
 from tureen.api.listener import LOOPBACK
 from tureen.api.quotas import Account
@@ -34,7 +35,10 @@ QUIET_PATHS = ("/health", "/metrics")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 """With one of these a program speaks for somebody else."""
 
-BODY_TIMEOUT_S = 30.0
+BODY_GRACE_S = 30.0
+MIN_BODY_RATE = 16 << 10
+"""Bytes a second that a client must send after the grace. What the server itself takes is not counted."""
+MAX_BODY_S = 600.0
 
 log = get_logger("http")
 
@@ -119,8 +123,8 @@ class Limiter:
 
 def check_host(scope: Scope, config: Config) -> None:
     """Raises InvalidRequest when a server for this machine is called by another name."""
-    host = _host_name(_header(scope, b"host"))
-    if config.host in LOOPBACK and host not in LOOPBACK:
+    host = _header(scope, b"host")
+    if config.host in LOOPBACK and host_name(host) not in LOOPBACK:
         raise InvalidRequest(
             f"the Host header says {echo(host)}, but this server is for 127.0.0.1 and localhost only; "
             "start it with --host to be reached by another name",
@@ -197,7 +201,7 @@ def _is_local(scope: Scope) -> bool:
     except ValueError:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback and _host_name(_header(scope, b"host")) in LOOPBACK
+    return (mapped or address).is_loopback and host_name(_header(scope, b"host")) in LOOPBACK
 
 
 def _header(scope: Scope, name: bytes) -> str:
@@ -206,19 +210,28 @@ def _header(scope: Scope, name: bytes) -> str:
     return found.decode("latin-1")
 
 
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rsplit(":", 1)[0].lower() if host.count(":") == 1 else host.lower()
-
-
 def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
-    """`receive` that raises PayloadTooLarge as soon as the body passes the limit, RequestTimeout when it stalls."""
+    """`receive` that raises PayloadTooLarge as soon as the body passes the limit, RequestTimeout when it is slow."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
-    num_bytes, is_complete = 0, False
+    num_bytes, waited_s, is_complete = 0, 0.0, False
     too_large = PayloadTooLarge(
         f"the body is larger than {max_bytes} bytes; send less, or start the server with a larger --max-body-bytes"
     )
+
+    async def receive_in_time() -> Message:
+        nonlocal waited_s
+        clock = asyncio.get_running_loop()
+        started_s = clock.time()
+        try:
+            async with asyncio.timeout(min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s):
+                return await receive()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{num_bytes} bytes of the body came in {waited_s + clock.time() - started_s:.0f} s; after the first "
+                f"{BODY_GRACE_S:.0f} s it must be {MIN_BODY_RATE} bytes a second, and all within {MAX_BODY_S:.0f} s"
+            ) from None
+        finally:
+            waited_s += clock.time() - started_s
 
     async def receive_limited() -> Message:
         nonlocal num_bytes, is_complete
@@ -226,11 +239,7 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
             return await receive()
         if declared.isdigit() and int(declared[:18]) > max_bytes:
             raise too_large
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await receive()
-        except TimeoutError:
-            raise RequestTimeout(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+        message = await receive_in_time()
         num_bytes += len(message.get("body", b""))
         is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         if num_bytes > max_bytes:

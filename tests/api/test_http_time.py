@@ -1,0 +1,150 @@
+"""A client that sends slowly is told so and let go at a known time. The clock is the tests' own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from wire import Wire, echoing, played
+
+from tureen.api import connection, middleware
+
+START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
+GET = b"GET /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+KEEP_ALIVE_S = 5
+
+
+@pytest.fixture(scope="module")
+def app():
+    with echoing() as running:
+        yield running.app
+
+
+def trickled(app, first: bytes, part: bytes, every_s: float, count: int = 100_000) -> tuple[float, list]:
+    """When the connection was closed, and the answers."""
+
+    async def scene(wire: Wire):
+        await wire.send(first)
+        ended_s = await wire.trickle(part, every_s, count)
+        assert wire.is_closed
+        return ended_s, wire.answers()
+
+    return played(app, scene)
+
+
+@pytest.mark.parametrize(
+    ("first", "part"),
+    [(b"", b"\r\n"), (b"GET /", b"x"), (START, b"X: y\r\n"), (START + b"X: ", b"y"), (START + b"X:", b" ")],
+    ids=["empty lines", "path", "headers", "value", "spaces"],
+)
+def test_a_head_that_trickles_has_a_deadline_that_no_byte_puts_off(app, first, part):
+    ended_s, answers = trickled(app, first, part, every_s=0.9)
+    assert connection.HEAD_TIMEOUT_S <= ended_s < connection.HEAD_TIMEOUT_S + 1
+    assert [(answer.status, answer.told["error"]["code"]) for answer in answers] == [(408, "request_timeout")]
+
+
+def test_the_next_head_has_the_same_deadline_from_its_first_byte_on(app):
+    async def scene(wire: Wire):
+        await wire.send(GET)
+        await asyncio.sleep(KEEP_ALIVE_S - 1)
+        await wire.send(GET[:20])
+        ended_s = await wire.trickle(b"x", 0.9, 100)
+        return ended_s, [answer.status for answer in wire.answers()], wire.is_closed
+
+    ended_s, statuses, is_closed = played(app, scene)
+    assert (statuses, is_closed) == ([200, 408], True)
+    assert 0 <= ended_s - (KEEP_ALIVE_S - 1) - connection.HEAD_TIMEOUT_S < 1
+
+
+@pytest.mark.parametrize("part", [b"", b"\r\n"])
+def test_a_connection_between_requests_ends_though_empty_lines_come(app, part):
+    ended_s, answers = trickled(app, GET, part, every_s=0.5, count=100)
+    assert KEEP_ALIVE_S <= ended_s < KEEP_ALIVE_S + 1
+    assert [answer.status for answer in answers] == [200]
+
+
+@pytest.mark.parametrize(
+    ("first", "part"),
+    [
+        (START + b"Content-Length: 1000000\r\n\r\n", b"x"),
+        (CHUNKED, b"1\r\nx\r\n"),
+        (CHUNKED + b"1;", b"x"),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"X: y\r\n"),
+        (START + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1000000\r\n\r\n", b"x"),
+        (START + b"Expect: 100-continue\r\nContent-Length: 1000000\r\n\r\n", b"x"),
+    ],
+    ids=["length", "chunks", "extension", "trailers", "h2c", "continue"],
+)
+def test_a_body_that_trickles_ends_after_the_grace(app, first, part):
+    ended_s, answers = trickled(app, first, part, every_s=1)
+    assert middleware.BODY_GRACE_S <= ended_s < middleware.BODY_GRACE_S + 2
+    last = answers[-1]
+    assert (last.status, last.headers["connection"], last.told["error"]["code"]) == (408, "close", "request_timeout")
+    assert f"{middleware.MIN_BODY_RATE} bytes a second" in last.told["error"]["message"]
+
+
+def sent_at(app, bytes_a_second: int, num_bytes: int) -> tuple[float, list[int], bool]:
+    async def scene(wire: Wire):
+        await wire.send(START + b"Content-Length: %d\r\n\r\n" % num_bytes)
+        ended_s = await wire.trickle(b"x" * bytes_a_second, 1, num_bytes // bytes_a_second)
+        return ended_s, [answer.status for answer in wire.answers()], wire.is_closed
+
+    return played(app, scene)
+
+
+def test_a_body_at_the_least_rate_is_taken_and_one_below_it_is_not(app):
+    _, statuses, is_closed = sent_at(app, middleware.MIN_BODY_RATE, 100 * middleware.MIN_BODY_RATE)
+    assert (statuses, is_closed) == ([200], False)
+    half = middleware.MIN_BODY_RATE // 2
+    ended_s, statuses, is_closed = sent_at(app, half, 200 * half)
+    assert (statuses, is_closed) == ([408], True)
+    assert 2 * middleware.BODY_GRACE_S - 2 <= ended_s <= 2 * middleware.BODY_GRACE_S + 2
+
+
+def test_at_any_rate_a_body_has_a_deadline(app):
+    rate = 2 * middleware.MIN_BODY_RATE
+    ended_s, statuses, is_closed = sent_at(app, rate, 1000 * rate)
+    assert (statuses, is_closed) == ([408], True)
+    assert middleware.MAX_BODY_S <= ended_s < middleware.MAX_BODY_S + 2
+
+
+def test_what_the_server_takes_itself_does_not_count(app):
+    async def scene(wire: Wire):
+        inner = wire.server.app
+
+        async def late(scope, receive, send):
+            await asyncio.sleep(10 * middleware.MAX_BODY_S)
+            await inner(scope, receive, send)
+
+        wire.server.app = late
+        await wire.send(START + b"Content-Length: 200000\r\n\r\n" + b"x" * 100_000)
+        assert not wire.transport.is_reading_  # who sends must wait for who reads
+        await asyncio.sleep(10 * middleware.MAX_BODY_S)
+        await wire.send(b"x" * 100_000)
+        return [answer.status for answer in wire.answers()]
+
+    assert played(app, scene) == [200]
+
+
+def test_a_body_that_comes_after_its_answer_has_a_deadline_too(app):
+    ended_s, answers = trickled(app, START.replace(b"/echo", b"/nope") + b"Content-Length: 99\r\n\r\n", b"x", 0.5)
+    assert [answer.status for answer in answers] == [404]
+    assert KEEP_ALIVE_S <= ended_s < KEEP_ALIVE_S + 1
+
+
+def test_while_an_answer_is_made_no_deadline_runs_for_what_waits_behind_it():
+    async def slow(scope, receive, send):
+        await asyncio.sleep(1000)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scene(wire: Wire):
+        await wire.send(GET + GET[:10])
+        await asyncio.sleep(1005)
+        assert [answer.status for answer in wire.answers()] == [200]
+        await wire.send(GET[10:])
+        await asyncio.sleep(1001)
+        return [answer.status for answer in wire.answers()], wire.is_closed
+
+    assert played(slow, scene) == ([200, 200], False)

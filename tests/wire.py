@@ -1,0 +1,181 @@
+"""Bytes to and from the server's HTTP protocol without sockets: a transport in memory, a clock that tests move."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import selectors
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import uvicorn
+from app_under_test import App
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from uvicorn.server import ServerState as Uvicorn
+
+from tureen.api.connection import Connection
+from tureen.api.dialect import Entry
+
+READ_BYTES = 256 << 10
+"""Most that an event loop hands over at once."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time stands still while there is work, and then jumps to the next timer."""
+
+    def __init__(self) -> None:
+        selector = _NoWait()
+        super().__init__(selector)
+        self.now_s = 0.0
+        selector.loop = self
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class _NoWait(selectors.DefaultSelector):
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everybody waits for what will never come"
+            self.loop.now_s += timeout
+        return ready
+
+
+class Transport(asyncio.Transport):
+    """What the server wrote, and whether it reads. `is_closed`: it closed the connection."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 30000)})
+        self.written = b""
+        self.is_closed = False
+        self.is_reading_ = True
+        self.protocol: Connection
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closed:
+            self.written += bytes(data)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_reading_ = False
+
+    def resume_reading(self) -> None:
+        self.is_reading_ = True
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def told(self) -> Any:
+        return json.loads(self.body)
+
+
+class Wire:
+    """A client's end of a connection to an application."""
+
+    def __init__(self, app: Any) -> None:
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, http=Connection, ws="none", timeout_keep_alive=5
+        )
+        config.load()
+        self.transport = Transport()
+        self.server = self.transport.protocol = Connection(config=config, server_state=Uvicorn(), app_state={})
+        self.server.connection_made(self.transport)
+        self.num_sent = 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.transport.is_closed
+
+    async def send(self, *parts: bytes) -> None:
+        """Each part arrives by itself; all that can be done about it is done before the next."""
+        for part in parts:
+            if self.is_closed or not self.transport.is_reading_:
+                return
+            self.num_sent += len(part)
+            self.server.data_received(part)
+            await self.settle()
+
+    async def settle(self) -> None:
+        await asyncio.sleep(1e-6)  # of a clock that moves when there is nothing else to do
+
+    async def send_forever(self, part: bytes, limit: int = 64 << 20) -> int:
+        """How many bytes were taken until the server read no more of `part`, again and again."""
+        before = self.num_sent
+        while not self.is_closed and self.transport.is_reading_ and self.num_sent - before < limit:
+            await self.send(part)
+        return self.num_sent - before
+
+    async def trickle(self, part: bytes, every_s: float, count: int) -> float:
+        """When, on the loop's clock, the server had enough of it."""
+        for _ in range(count):
+            await self.send(part)
+            if self.is_closed:
+                break
+            await asyncio.sleep(every_s)
+        return asyncio.get_running_loop().time()
+
+    def answers(self, methods: str = "") -> list[Answer]:
+        """All that was written; `methods`: "H" for each HEAD among the requests, in their order."""
+        rest, found = self.transport.written, []
+        while rest:
+            head, end, rest = rest.partition(b"\r\n\r\n")
+            assert end, head
+            line, *lines = head.decode("latin-1").split("\r\n")
+            headers = {name.lower(): value for name, _, value in (one.partition(": ") for one in lines)}
+            size = 0 if methods[len(found) : len(found) + 1] == "H" else int(headers.get("content-length", 0))
+            assert len(rest) >= size
+            found.append(Answer(int(line.split()[1]), headers, rest[:size]))
+            rest = rest[size:]
+        return found
+
+
+async def echo(request: Request) -> JSONResponse:
+    """What the application sees of a request."""
+    body = await request.body()
+    seen = {
+        "method": request.method,
+        "path": request.scope["path"],
+        "query": request.scope["query_string"].decode("latin-1"),
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in request.scope["headers"]],
+        "body": body.decode("latin-1"),
+    }
+    return JSONResponse(seen)
+
+
+@contextlib.contextmanager
+def echoing(**settings: Any) -> Iterator[App]:
+    """The whole application, which answers at /echo what it sees there, and knows no more of the engine."""
+    with App(**settings) as app:
+        app.app.router.routes.append(Entry("/echo", echo, access="user", methods=["GET", "POST"]))
+        yield app
+
+
+def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
+    """What `scene` returns for a new connection to the ASGI application `app`, on a clock of its own."""
+
+    async def play() -> Any:
+        wire = Wire(app)
+        result = await scene(wire)
+        if not wire.is_closed:
+            wire.transport.close()
+        await wire.settle()
+        return result
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(play())

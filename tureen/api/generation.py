@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -91,6 +92,21 @@ class Output:
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")
         self.finish = delta.finish
+
+    @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that an answer shows of it so far."""
+        spec = self.request.logprobs
+        if spec is None:
+            return 0
+        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
+
+    def snapshot(self) -> Output:
+        """As it is now, for a thread: it grows meanwhile."""
+        found = copy.copy(self)
+        for name in ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions"):
+            setattr(found, name, list(getattr(self, name)))
+        return found
 
     @property
     def cumulative_logprob(self) -> float:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from tureen.api import planning
 from tureen.api.generation import Output, Run
 from tureen.api.planning import Plan
+from tureen.api.shared_fields import MAX_INPUTS
 from tureen.api.state import ServerState
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.types import GenerateRequest
 
-MAX_INPUTS = 2048
-"""As many texts as OpenAI takes in one body."""
 WAVE = 64
 
 

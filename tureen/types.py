@@ -147,6 +147,21 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_pictures_encoded: int = 0
 
 
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine is, as the front sees it.
+
+    `suspect`: it does not answer, and may come back; `replacing`: another one is being started. Requests wait meanwhile
+    and go on. `down`: they are refused; when that will end, nobody knows.
+    """
+
+    state: Literal["healthy", "suspect", "replacing", "down"] = "healthy"
+    reason: str = ""
+    retry_after_s: int = 1  # when it is likely to be healthy
+    num_replacements: int = 0
+    num_resumed: int = 0  # requests that went on in another engine
+    num_poison: int = 0  # requests that were ended because engines died of them
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts the front needs about the engine, known once it is ready."""
 

@@ -71,6 +71,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
+    resumed: tuple[int, ...] = ()
+    """Output that another engine made and the client has already: this one goes on behind it, as the other would have.
+    None of it is sent again, all of it counts in `usage`. Set by the server alone, at a border between two deltas."""
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):

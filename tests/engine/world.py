@@ -199,15 +199,15 @@ class Answer:
         self.usage = delta.usage
 
 
-def going_on(request: GenerateRequest, answer: Answer) -> GenerateRequest:
+def going_on(request: GenerateRequest, sent: Answer | OutputDelta) -> GenerateRequest:
     """What asks another engine for the rest of an answer."""
-    if not answer.token_ids:
+    if not sent.token_ids:
         return request
     return msgspec.structs.replace(
         request,
-        resumed=tuple(answer.token_ids),
-        resumed_cached=answer.usage.cached_tokens,
-        resumed_states=len(answer.hidden_states),
+        resumed=tuple(sent.token_ids),
+        resumed_cached=sent.usage.cached_tokens,
+        resumed_states=len(sent.hidden_states),
     )
 
 

@@ -73,7 +73,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     ttft_deadline_ms: int | None = None
     resumed: tuple[int, ...] = ()
     """Output that another engine made and the client has already: this one goes on behind it, as the other would have.
-    None of it is sent again, all of it counts in `usage`. Set by the server alone, at a border between two deltas."""
+    None of it is sent again, all of it counts in `usage`. It ends where a delta ended, so it tells which text came with
+    it: all but unfinished characters, possible stops, and what waited for log-probabilities. Never set by a client."""
+    resumed_cached: int = 0  # cached tokens of the prompt as the client's usage has them
+    resumed_states: int = 0  # hidden states that the client has already
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,13 +34,17 @@ class SteppedHost:
             raise fault
         if fault == "ends":
             self.lose("it ended")
-        elif fault is not None:
+        elif fault not in (None, "slow"):
             self.receive(Failed(fault, startup=True))
-        else:
-            self.engine, info = self.world.factory()
-            self.loop = Loop(self.engine, lambda _: [], self.unsaid.append)
-            self.receive(Ready(info))
-            asyncio.get_running_loop().call_soon(self.restore)
+        elif fault is None:
+            self.begin()
+
+    def begin(self):
+        """It is ready."""
+        self.engine, info = self.world.factory()
+        self.loop = Loop(self.engine, lambda _: [], self.unsaid.append)
+        self.receive(Ready(info))
+        asyncio.get_running_loop().call_soon(self.restore)
 
     def restore(self):
         """Do the calls that bring it to the state of the one before."""

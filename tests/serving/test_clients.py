@@ -224,7 +224,7 @@ def test_a_step_that_never_ends_is_noticed(kind):
             client._turn = lambda state, why="": (reason.set() if "0.3 s" in why else None, turn(state, why))
             with pytest.raises(TureenError) as failed:
                 async with asyncio.timeout(60):
-                    await collect(client, make_request("hang", "say:\x02\x02"))
+                    await collect(client, make_request("hang", "say:" + 8 * "\x02"))
             assert failed.value.code == ("poison" if kind == "process" else "engine_dead")
             assert reason.is_set()
             async with asyncio.timeout(60):

@@ -80,7 +80,7 @@ def undisturbed():
     return answers
 
 
-@pytest.fixture(params=["repeated"])
+@pytest.fixture(params=["resumed", "repeated"])
 def way(request, monkeypatch):
     """How an engine goes on: behind what was sent, or by making it again."""
     if request.param == "repeated":
@@ -95,7 +95,7 @@ def test_outputs_are_the_same_whenever_the_engine_is_lost(undisturbed, way, turn
     assert answers == undisturbed
 
 
-@pytest.mark.parametrize("turns", [(1, 2), (3, 3, 9), (2, 5, 8, 11)])
+@pytest.mark.parametrize("turns", [(1, 2), (3, 3, 9), (2, 5, 9)])
 def test_outputs_are_the_same_when_several_engines_are_lost(undisturbed, way, turns):
     answers, world = asyncio.run(run(lost_after=turns))
     assert len(world.hosts) == len(turns) + 1
@@ -294,6 +294,28 @@ def test_an_engine_that_cannot_start_ends_the_streams_with_a_reason_and_is_tried
         world.submit(request("after"))
         await world.finish()
         assert world.answer("after")["error"] is None
+        await world.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_may_take_its_time_to_start_but_not_stay_stopped_meanwhile():
+    async def scenario():
+        world = await World().start()
+        world.submit(request("r"))
+        await world.turns(2)
+        world.faults = ["slow", "slow"]
+        world.host.lose("it was killed")
+        await world.settle()
+        look(world, 3 * (TIMEOUT_S + GRACE_S))
+        assert (len(world.hosts), world.client.health.state) == (2, "replacing")
+        world.host.is_frozen = True
+        look(world, GRACE_S + 1)
+        await world.settle()
+        assert len(world.hosts) == 3
+        world.host.begin()
+        await world.finish()
+        assert world.answer("r")["finish"][0].type == "length"
         await world.close()
 
     asyncio.run(scenario())

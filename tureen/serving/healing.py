@@ -14,7 +14,7 @@ import msgspec
 from tureen import errors
 from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.streams import Streams, Watch
-from tureen.serving.watchdog import Sign, Verdict, Watchdog
+from tureen.serving.watchdog import Sign, Watchdog
 from tureen.types import (
     EngineHealth,
     EngineInfo,
@@ -195,7 +195,6 @@ class HealingClient:
             return
         match message:
             case Phase(name, done, total):
-                self._streams.num_reports += 1
                 self._progress(name, done, total)
             case Ready(info):
                 self._ready.set_result(info)
@@ -286,14 +285,18 @@ class HealingClient:
         is_starting = self._is_starting
         if host is None or (self._health.state == "down" and not is_starting):
             return
+        sign = host.sign()
+        if is_starting:  # it may read files for as long as it likes
+            sign = sign._replace(has_answered=not sign.is_stopped)
         verdict = self._watchdog.judge(
-            host.sign(),
+            sign,
             seconds,
-            is_waiting=is_starting or self._streams.is_waiting,
+            is_waiting=not is_starting and self._streams.is_waiting,
             num_reports=self._streams.num_reports,
         )
         if is_starting:
-            self._judge_start(verdict)
+            if verdict.state == "frozen":
+                self._lose(self._epoch, verdict.reason)
         elif verdict.state in ("well", "suspect"):
             self._streams.is_suspect = verdict.state == "suspect"
             self._turn("suspect" if verdict.state == "suspect" else "healthy", verdict.reason)
@@ -301,10 +304,6 @@ class HealingClient:
             self._replace(verdict.reason, is_suspicious=verdict.state == "hung")
         else:
             self._give_up(f"{verdict.reason}; one in a thread cannot be replaced: the server must be restarted")
-
-    def _judge_start(self, verdict: Verdict) -> None:
-        if verdict.state in ("frozen", "hung"):
-            self._lose(self._epoch, verdict.reason)
 
     def _turn(self, state: State, reason: str = "") -> None:
         """Note how the engine is, and say so where that is news."""

@@ -8,9 +8,6 @@ from tureen.errors import RequestFailed
 from tureen.logit_processor import BUILT_IN
 from tureen.types import FinishReason, GenerateRequest, OutputDelta, Usage
 
-ENGINES_RESUME = False
-"""Engines know what `GenerateRequest.resumed` means."""
-
 
 class Live:
     """What came of a request so far, from however many engines."""
@@ -56,11 +53,11 @@ class Live:
         if must_repeat(request):
             self._repeat = Repeat(tuple(self._token_ids), self._num_chars, self._num_states)
             return msgspec.structs.replace(request, ttft_deadline_ms=None)
-        logprobs = request.logprobs
-        if logprobs is not None:  # those of the prompt came with the first token
-            logprobs = msgspec.structs.replace(logprobs, prompt_start=-1)
         return msgspec.structs.replace(
-            request, resumed=tuple(self._token_ids), logprobs=logprobs, ttft_deadline_ms=None
+            request,
+            resumed=tuple(self._token_ids),
+            resumed_cached=self._cached_tokens or 0,
+            resumed_states=self._num_states,
         )
 
 
@@ -102,5 +99,5 @@ class Repeat:
 
 def must_repeat(request: GenerateRequest) -> bool:
     """Whether an engine can go on only by making the output again from its start: a processor may have kept a state
-    that the tokens do not tell, and hidden states of all positions have to be counted."""
-    return not ENGINES_RESUME or request.hidden_states == "all" or request.processor not in ("", *BUILT_IN)
+    that the tokens do not tell."""
+    return request.processor not in ("", *BUILT_IN)

@@ -188,6 +188,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, float] = {}  # sampling parameters that the model's makers recommend
     pooling: Pooling | None = None  # the model makes embeddings in this way and generates nothing
     embedding_sizes: tuple[int, ...] = ()  # to which an embedding may be cut
+    files: tuple[tuple[str, int, int], ...] = ()  # that the weights came from: name, bytes, time of the last change
 
 
 # What the front sends to the engine's loop ...

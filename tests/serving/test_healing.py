@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from byte_tokenizer import EOS
-from fake_engine import HIDDEN_SIZE, make_request
+from fake_engine import HIDDEN_SIZE, make_engine, make_request
 from stepped_host import GRACE_S, TIMEOUT_S, World
 
 from tureen.errors import NotFound, RequestFailed, StartupError, Unavailable
@@ -486,6 +486,28 @@ def test_a_replacement_that_cannot_have_the_weights_ends_the_streams():
         error = world.answer("r")["error"]
         assert error.code == "engine_dead"
         assert "cannot be what it was" in error.message
+        await world.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replacement_with_other_files_than_the_server_was_started_with_ends_the_streams():
+    def factory():
+        engine, info = make_engine()
+        made.append(engine)
+        return engine, msgspec.structs.replace(info, files=(("model.gguf", 100, len(made)),))
+
+    made = []
+
+    async def scenario():
+        world = await World(factory).start()
+        world.submit(request("r", tokens=100))
+        await world.turns(3)
+        world.host.lose("it was killed")
+        for _ in range(20):
+            await world.settle()
+        assert "files have changed" in world.answer("r")["error"].message
+        assert world.client.health.state == "down"
         await world.close()
 
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from tureen.errors import TureenError
+from tureen.errors import Conflict, TureenError
 from tureen.log import get_logger
 from tureen.types import EngineInfo
 
@@ -18,6 +18,7 @@ class Journal:
     """The state that control operations have made, not their history."""
 
     def __init__(self) -> None:
+        self._files: tuple[tuple[str, int, int], ...] | None = None  # of the weights of the start
         self._weights: Mapping[str, Any] | None = None  # None: those of the start
         self._adapters: Mapping[str, str] | None = None  # name -> path; None: those of the start
         self._released: set[str] = set()
@@ -43,6 +44,13 @@ class Journal:
 
     async def replay(self, do: Do, info: EngineInfo) -> None:
         """Bring a new engine to the state of the old one. Raises TureenError when it cannot have the weights."""
+        if self._files is None:
+            self._files = info.files
+        if self._weights is None and info.files != self._files:
+            raise Conflict(
+                "the model's files have changed since the server was started; start it again to serve them",
+                code="weights_changed",
+            )
         if self._weights is not None:
             await do("update_weights", **self._weights)
         await self._replay_adapters(do, info.adapters)

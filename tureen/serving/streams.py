@@ -319,7 +319,8 @@ def _lost(reason: str) -> errors.Unavailable:
 def _totals(stats: EngineStats, num_waiting: int) -> EngineStats:
     """What stays of an engine's figures when it is gone: the totals, and who waits."""
     totals = {name: getattr(stats, name) for name in _TOTALS}
-    return EngineStats(num_queued=num_waiting, num_pages=stats.num_pages, **totals)
+    pages = stats.num_pages
+    return EngineStats(num_queued=num_waiting, num_free_pages=pages, num_pages=pages, **totals)
 
 
 def _sum(before: EngineStats, stats: EngineStats) -> EngineStats:

@@ -299,6 +299,22 @@ def test_an_engine_that_cannot_start_ends_the_streams_with_a_reason_and_is_tried
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("has_worked", [True, False])
+def test_deaths_of_engines_that_nobody_uses_count_as_failed_starts(has_worked):
+    async def scenario():
+        world = await World().start()
+        for number in range(4):
+            if has_worked:
+                world.submit(request(f"r{number}", tokens=1))
+                await world.finish()
+            world.host.lose("it ended")
+            assert world.client._num_failures == (0 if has_worked else number + 1)
+            await world.settle()
+        await world.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_may_take_its_time_to_start_but_not_stay_stopped_meanwhile():
     async def scenario():
         world = await World().start()

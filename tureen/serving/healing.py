@@ -219,7 +219,7 @@ class HealingClient:
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
         """Give the engine up and start another one."""
         self._epoch += 1  # the old one is not heard any more
-        has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.is_waiting
+        has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.has_use
         self._num_failures = 0 if has_worked else self._num_failures + 1
         self._due_s = self._loop.time() + self._start_s
         self._turn("replacing", reason)

@@ -125,6 +125,7 @@ class Streams:
         self.is_suspect = False  # the engine may never hear what it is sent
         self.journal = Journal()
         self._send: Send | None = None
+        self._reports_before = 0  # the engine was opened
         self._before = EngineStats()  # totals of engines that were cut off
         self._trials = Trials()
         self._streams: dict[str, _Stream] = {}
@@ -135,6 +136,11 @@ class Streams:
     def is_waiting(self) -> bool:
         """Somebody waits for the engine."""
         return bool(self._streams or self._calls)
+
+    @property
+    def has_use(self) -> bool:
+        """The engine did something for somebody, or was to."""
+        return self.is_waiting or self.num_reports > self._reports_before
 
     async def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
@@ -200,6 +206,7 @@ class Streams:
     def open(self, send: Send) -> None:
         """An engine is ready: what waits begins, or goes on, in it."""
         self._send, self.refuse, self.is_suspect = send, None, False
+        self._reports_before = self.num_reports
         for call in self._calls.values():
             send(call.message)
         self._submit_waiting()

@@ -38,7 +38,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
         if state.client.failure is not None:
             raise Unavailable(f"the engine does not run: {state.client.failure}", code="engine_dead", retry_after_s=10)
-        state.check_accepting()
+        state.check_open()
 
     async def health(_: Request) -> Response:
         check()

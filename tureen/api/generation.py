@@ -146,15 +146,16 @@ class Run:
 
         Raises the TureenError of the first request that fails.
         """
-        self._state.enter(self._owner, self._names)
-        self._call.names.update(self._names)
-        follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
-        try:
-            async with contextlib.aclosing(follow) as stream:
-                async for output in stream:
-                    yield output
-        finally:
-            self._state.leave(self._owner, self._names)
+        with self._state.coming(len(self.outputs)) as self._submit:
+            self._state.enter(self._owner, self._names)
+            self._call.names.update(self._names)
+            follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
+            try:
+                async with contextlib.aclosing(follow) as stream:
+                    async for output in stream:
+                        yield output
+            finally:
+                self._state.leave(self._owner, self._names)
 
     async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:
         """All outputs, once all have ended."""
@@ -211,6 +212,7 @@ class Run:
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
             with account.holding(num_prompt) as pay:
+                self._submit()  # by the stream's first turn
                 async with contextlib.aclosing(stream):
                     async for delta in stream:
                         await check_grammar(output, delta, self._state)  # others see its end only then

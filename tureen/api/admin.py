@@ -43,7 +43,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
                 code="engine_dead" if engine.state == "down" else f"engine_{engine.state}",
                 retry_after_s=engine.retry_after_s,
             )
-        state.check_accepting()
+        state.check_open()
 
     async def health(_: Request) -> Response:
         check()

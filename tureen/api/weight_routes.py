@@ -184,7 +184,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
             "the server's log says more",
             field="model_path",
         ) from None
-    has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").is_file()
+    has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").exists()
     if config.tokenizer_path is not None or not has_tokenizer:  # the one that is used stays
         return source
     try:

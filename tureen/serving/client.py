@@ -44,4 +44,8 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats:
         """The newest step's gauges."""
 
+    @property
+    def num_live(self) -> int:
+        """Requests that were submitted and have not ended, known without asking the engine."""
+
     async def close(self) -> None: ...

@@ -144,6 +144,10 @@ class HealingClient:
         return self._streams.stats
 
     @property
+    def num_live(self) -> int:
+        return self._streams.num_live
+
+    @property
     def _is_starting(self) -> bool:
         return "replace" in self._tasks or not self._ready.done()
 

@@ -133,6 +133,11 @@ class Streams:
         self._num_calls = 0
 
     @property
+    def num_live(self) -> int:
+        """See EngineClient.num_live."""
+        return sum(not stream.has_ended for stream in self._streams.values())
+
+    @property
     def is_waiting(self) -> bool:
         """Somebody waits for the engine."""
         return bool(self._streams or self._calls)

@@ -8,6 +8,7 @@ import functools
 import pytest
 from wire import Wire, all_played, echoing, played
 
+from tureen.api.head import body_length
 from tureen.errors import InvalidRequest
 
 HOST = "127.0.0.1:30000"
@@ -369,3 +370,10 @@ def test_a_parser_that_goes_on_into_the_next_request_is_stopped():
             wire.server.on_message_begin()
 
     played(waits, scene)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_head_with_a_length_and_chunks_leaves_doubt_whatever_the_parser_says_of_it(order):
+    framing = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")][::order]
+    with pytest.raises(InvalidRequest, match="without Content-Length"):
+        body_length(b"POST", "1.1", [(b"host", b"a"), *framing])

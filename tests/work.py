@@ -1,11 +1,52 @@
-"""Counting work, where a time would depend on the machine: the lines of Python that ran."""
+"""Counting work, where a time would depend on the machine: the calls and lines of Python that ran."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from tureen.api.offload import NUM_THREADS, offload
+
+NOT_COUNTED = ("/httpx/", "/asyncio/", "/anyio/", "/sniffio/", "/logging/")
+"""The client's own work, and what an event loop does more or less of as it likes."""
+
+
+class Work:
+    """`on_loop`: what this thread did; `elsewhere`: what threads did that started while it was counted."""
+
+    def __init__(self) -> None:
+        self.on_loop = 0
+        self.elsewhere = 0
+        self._own = threading.get_ident()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Work | None:
+        if any(part in frame.f_code.co_filename for part in NOT_COUNTED):
+            return None
+        if threading.get_ident() == self._own:
+            self.on_loop += 1
+        else:
+            self.elsewhere += 1
+        return self
+
+
+@contextmanager
+def counted() -> Iterator[Work]:
+    work, before, threads = Work(), sys.gettrace(), offload._threads
+    offload._threads = ThreadPoolExecutor(NUM_THREADS)  # whose threads start now
+    threading.settrace(work)
+    sys.settrace(work)
+    try:
+        yield work
+    finally:
+        sys.settrace(before)
+        threading.settrace(None)  # type: ignore[arg-type]
+        offload._threads.shutdown()
+        offload._threads = threads
 
 
 def count_lines(action: Callable[[], Any]) -> int:

@@ -147,8 +147,8 @@ def _fields(struct: type) -> tuple[inspect.Field, ...]:
 
 def _meta(struct: type[msgspec.Struct], name: str) -> msgspec.Meta:
     [kind] = [field.type for field in msgspec.structs.fields(struct) if field.name == name]
-    meta: msgspec.Meta = get_args(kind)[1]
-    return meta
+    metas: list[msgspec.Meta] = [one for one in get_args(kind)[1:] if isinstance(one, msgspec.Meta)]
+    return next((one for one in metas if one.description), metas[0])
 
 
 def _default(field: inspect.Field) -> str:
@@ -161,17 +161,22 @@ def _default(field: inspect.Field) -> str:
 def _type(kind: inspect.Type) -> str:
     """A type in words, with its bounds."""
     if isinstance(kind, inspect.Metadata):
-        return _type(kind.type)
+        batch = (kind.extra or {}).get("batch")
+        return _type(kind.type) + (f" (a batch: at most {batch})" if batch else "")
     if isinstance(kind, inspect.UnionType):
         return " or ".join(_type(part) for part in kind.types)
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, inspect.VarTupleType | inspect.ListType):
         item = _type(kind.item_type)
-        return f"list of ({item})" if " or " in item else f"list of {item}s"
+        return (f"list of ({item})" if " or " in item or " of " in item else f"list of {item}s") + _most(kind)
     if isinstance(kind, inspect.DictType):
-        return f"object of {_type(kind.key_type)}: {_type(kind.value_type)}"
+        return f"object of {_type(kind.key_type)}: {_type(kind.value_type)}{_most(kind)}"
     return " ".join([NAMES[type(kind)], *_bounds(kind)])
+
+
+def _most(kind: inspect.ListType | inspect.VarTupleType | inspect.DictType) -> str:
+    return "" if kind.max_length is None else f" (at most {kind.max_length})"
 
 
 def _bounds(kind: inspect.Type) -> Iterator[str]:

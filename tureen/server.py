@@ -7,11 +7,13 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import os
 import signal
 import ssl
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,9 @@ SWITCH_INTERVAL_S = 0.001
 IDLE_S = 0.5
 """So long after it is ready the server begins what can wait, where nothing runs."""
 
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
+"""Left by Docker, by Podman, by systemd."""
+
 log = get_logger("http")
 
 
@@ -51,8 +56,18 @@ def _check_access(config: Config) -> None:
     """Raises StartupError for faults in keys and certificates, before anything takes time."""
     needs_key, context = load_keys(config).for_users, load_context(config)
     needs_certificate = context is not None and context.verify_mode is ssl.CERT_REQUIRED
-    if config.host not in LOOPBACK and not needs_key and not needs_certificate:
-        log.warning("without --api-key or --tls-ca everybody who reaches --host %s may use this server", config.host)
+    if config.host not in LOOPBACK and not needs_key and not needs_certificate and not _is_in_container():
+        log.warning(
+            "--host %s without keys: everybody who reaches this machine may use this server; give --api-key, "
+            "--api-key-file or --tls-ca, or leave --host out to serve this machine only",
+            config.host,
+        )
+
+
+def _is_in_container() -> bool:
+    """There the server must listen on all addresses, and who runs the container says which reach it."""
+    named = {"container", "KUBERNETES_SERVICE_HOST"} & os.environ.keys()
+    return bool(named) or any(mark.exists() for mark in CONTAINER_MARKS)
 
 
 def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -150,7 +150,7 @@ def test_openai_s_own_client_reads_the_answers_and_the_errors():
         ({"input": [[5], [EOS, 9999]]}, "input[1]", "got 9999"),
         ({"input": [1.5]}, "input[0]", "got 1.5"),
         ({"input": {"text": "a"}}, "input", "got"),
-        ({"input": ["a"] * 2049}, "input", "1 to 2048 entries, got 2049"),
+        ({"input": ["a"] * 2049}, "input", "at most 2048 prompts, got 2049"),
         ({"input": "x" * 2049}, "input", "2049 tokens"),
         ({"input": "a", "dimensions": 3}, "dimensions", "must be 4"),
         ({"input": "a", "dimensions": 0}, "dimensions", ">= 1"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from patience import until
 
 from tureen.api.keys import Limits, load_keys
-from tureen.api.quotas import Account, Quotas
+from tureen.api.quotas import Account, Hold, Quotas
 from tureen.config import Config
 from tureen.engine import finish
 from tureen.errors import StartupError, TooManyRequests, Unavailable
@@ -40,9 +40,9 @@ def _used(charges: list[tuple[float, int]], now_s: float, per_minute: int) -> fl
     return max(found)
 
 
-def _wait_s(account: Account) -> int | None:
+def _wait_s(account: Account, num_tokens: int = 1) -> int | None:
     try:
-        account.check()
+        account.check(num_tokens)
     except TooManyRequests as error:
         return error.retry_after_s
     return None
@@ -232,16 +232,149 @@ def test_what_is_aborted_before_it_answers_costs_nothing_and_takes_nothing_off_w
     clock = Clock()
     account = Account(Limits(60), clock)
     account.charge(100)
-    with account.holding(1000):
-        assert _wait_s(account) == 1040
+    hold = account.hold(1000)
+    assert _wait_s(account, 0) == 40
+    hold.give_back()
     assert _wait_s(account) == 40
-    with account.holding(30) as pay:
-        pay()
-        pay()
+    hold = account.hold(30)
+    hold.pay(30)
+    hold.pay(0)
     assert _wait_s(account) == 70
-    with account.holding(1000):
-        clock.now_s += 1000
+    hold = account.hold(1000)
+    clock.now_s += 1000
+    hold.give_back()
     assert (_wait_s(account), account.is_unused) == (None, True)
+
+
+class Running:
+    """One request of the model below, with its own books."""
+
+    def __init__(self, hold: Hold, prompt: int, most: int) -> None:
+        self.hold, self.prompt, self.most, self.num_tokens = hold, prompt, most, 0
+
+    @property
+    def left(self) -> int:
+        return self.prompt + self.most - self.num_tokens
+
+    def generate(self, num_tokens: int) -> int:
+        """The prompt is paid with the first token. Returns what was used."""
+        num_tokens = min(num_tokens, self.most - max(0, self.num_tokens - self.prompt))
+        used = num_tokens + (0 if self.num_tokens or not num_tokens else self.prompt)
+        self.hold.pay(used)
+        self.num_tokens += used
+        return used
+
+
+STARTS = st.tuples(st.just("start"), st.integers(1, 150), st.integers(0, 150))
+TOKENS = st.tuples(st.just("tokens"), st.integers(0, 9), st.integers(1, 60))
+ENDS = st.tuples(st.just("end"), st.integers(0, 9), st.just(0))
+WAITS = st.tuples(st.just("wait"), st.integers(0, 30), st.just(0))
+
+
+@given(st.lists(st.one_of(STARTS, STARTS, TOKENS, TOKENS, ENDS, WAITS), max_size=60), st.integers(50, 400))
+def test_however_requests_interleave_they_use_no_more_than_the_limit_but_for_one_that_was_alone(steps, per_minute):
+    """The oracle: the sum of what was used, in closed form, and of what each may still use, by its own books."""
+    clock, charges, running = Clock(), [], []
+    account = Account(Limits(per_minute), clock)
+    alone: Running | None = None  # it may use more than was left
+
+    def at_most() -> float:
+        return _used(charges, clock.now_s, per_minute) + sum(one.left for one in running)
+
+    for what, first, second in steps:
+        if what == "wait":
+            clock.now_s += first
+        elif what == "start":
+            need, before = first + second, at_most()
+            is_alone = not any(one.left for one in running)
+            may = before <= per_minute if is_alone else before + min(need, per_minute) <= per_minute
+            waits_s = _wait_s(account, need)
+            if abs(before - per_minute) > 1e-6 and abs(before + need - per_minute) > 1e-6:
+                assert (waits_s is None) == may
+            if waits_s is None:
+                running.append(Running(account.hold(need), first, second))
+                alone = running[-1] if is_alone else alone
+                assert is_alone or need > per_minute or at_most() <= per_minute + 1e-6
+        elif running and what == "tokens":
+            one = running[first % len(running)]
+            charges.append((clock.now_s, one.generate(second)))
+        elif running:
+            one = running.pop(first % len(running))
+            one.hold.give_back()
+        excess = 0 if alone is None else alone.prompt + alone.most
+        assert at_most() <= per_minute + excess + 1e-6
+    for one in running:
+        one.hold.give_back()
+        one.hold.give_back()
+    clock.now_s += 60 * (1 + sum(num for _, num in charges) / per_minute)
+    assert account.is_unused
+    assert dict(account.headers())[b"x-ratelimit-remaining-tokens"] == str(per_minute).encode()
+
+
+def test_requests_begun_together_use_no_more_than_the_limit_in_all():
+    with App(slow=True, client_tokens_per_minute=200) as app:
+
+        async def scenario():
+            body = {"text": "abc", "sampling_params": {"max_new_tokens": 97}}
+            return await asyncio.gather(*(app.http.post("/generate", json=body) for _ in range(8)))
+
+        answers = app.run(scenario())
+        assert sorted(one.status_code for one in answers) == [200, 200] + [429] * 6
+        for one in answers:
+            if one.status_code == 429:
+                assert one.json()["error"]["code"] == "tokens_per_minute"
+                assert "this one may use 100" in one.json()["error"]["message"]
+                assert 1 <= int(one.headers["retry-after"]) <= 60
+        used = sum(one.json()["meta_info"]["prompt_tokens"] + 97 for one in answers if one.status_code == 200)
+        assert used <= 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": ["abc"] * 2, "sampling_params": {"n": 2, "max_new_tokens": 25}}),
+        ("/v1/embeddings", {"input": ["abcdefgh"] * 100, "model": "fake-model"}),
+        ("/v1/completions", {"prompt": ["abc"] * 9, "max_tokens": 9, "model": "fake-model"}),
+    ],
+)
+def test_all_that_a_body_asks_for_is_counted_before_any_of_it_begins(path, body):
+    with App(slow=True, client_tokens_per_minute=200) as app:
+
+        async def scenario():
+            running = asyncio.create_task(
+                app.http.post("/generate", json={"text": "abc", "sampling_params": {"max_new_tokens": 110}})
+            )
+            while not app.client.num_live:
+                await asyncio.sleep(0)
+            refused = await app.http.post(path, json=body)
+            assert app.client.num_live == 1
+            return await running, refused
+
+        answer, refused = app.run(scenario())
+        assert (answer.status_code, refused.status_code) == (200, 429), refused.text
+
+
+def test_everything_that_was_held_is_given_back_however_a_request_ends():
+    with App(slow=True, client_tokens_per_minute=5000) as app:
+        account = app.state.quotas._accounts
+
+        async def leave(**body):
+            task = asyncio.create_task(app.http.post("/generate", json=body))
+            while not app.client.num_live:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        app.post(text="say:abc")
+        app.post(text=["say:a", "say:b"], sampling_params={"n": 2})
+        app.post(text="abc", sampling_params={"top_p": 7})
+        app.post(text="a" * 5000)
+        app.post(text="abc", rid="x", stream=True, sampling_params={"max_new_tokens": 5})
+        app.run(leave(text=["abc"] * 3, sampling_params={"max_new_tokens": 900}))
+        app.run(leave(text="abc", stream=True, sampling_params={"max_new_tokens": 900}))
+        app.post("/v1/embeddings", input=["abcdefgh"] * 100, model="fake-model")
+        assert [one._num_held for one in account.values()] == [0]
+        assert [one.num_visitors for one in account.values()] == [0]
 
 
 def test_who_aborts_in_the_queue_pays_for_no_prompt(named, monkeypatch):
@@ -276,7 +409,7 @@ def test_prompts_that_wait_are_held_against_their_client(named, monkeypatch):
         return refused
 
     refused = named.run(scenario())
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "15")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     monkeypatch.undo()
     assert _post(named, "k-ann", text="say:a").status_code == 200
 

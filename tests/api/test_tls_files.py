@@ -1,4 +1,5 @@
-"""Files and flags that do not fit: `tureen serve` says so in one line, before it looks for the model."""
+"""Files and flags that do not fit, or leave a server open: `tureen serve` says so in one line, before it looks for the
+model."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from throwaway_ca import EXPIRED, FUTURE, VALID, Authority, Pair
 from tureen import cli
 from tureen.api.tls import load_context
 from tureen.config import Config
+from tureen.errors import StartupError
 
 
 @pytest.fixture(autouse=True)
@@ -242,3 +244,57 @@ def test_what_fits_is_taken(world: World):
     settings = world.settings(tls_ca=world.ca.cert, tls_crl=crl)
     assert isinstance(load_context(Config(**settings)), ssl.SSLContext)
     assert load_context(Config()) is None
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    """This machine is no container, wherever the tests run."""
+    monkeypatch.setattr("tureen.server.CONTAINER_MARKS", ())
+    for name in ("container", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def warned(capsys, monkeypatch):
+    def refuse(_) -> None:
+        raise StartupError("this test goes no further")
+
+    monkeypatch.setattr("tureen.server.bind", refuse)
+
+    def run(*arguments: str) -> list[str]:
+        """The warnings of a server before it listens."""
+        assert cli.main(["serve", *arguments]) == 1
+        return [line for line in capsys.readouterr().err.splitlines() if "warning" in line.lower()]
+
+    return run
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost.localdomain"])
+def test_a_server_that_everybody_reaches_without_a_key_says_so_in_one_line_with_what_mends_it(outside, warned, host):
+    (line,) = warned("--host", host)
+    assert f"--host {host} " in line
+    assert "everybody who reaches this machine" in line
+    for flag in ("--api-key", "--api-key-file", "--tls-ca"):
+        assert flag in line
+
+
+def test_who_asks_for_a_key_or_a_certificate_or_serves_this_machine_only_is_not_warned(outside, warned, world):
+    keys = world.file("keys", "ann k1\n")
+    for arguments in ((), ("--host", "127.0.0.1"), ("--host", "localhost"), ("--host", "::1")):
+        assert warned(*arguments) == []
+    pair = ("--tls-cert", world.server.cert, "--tls-key", world.server.key)
+    for arguments in (("--api-key", "k"), ("--api-key-file", keys), (*pair, "--tls-ca", world.ca.cert)):
+        assert warned("--host", "0.0.0.0", *arguments) == []
+    assert len(warned("--host", "0.0.0.0", *pair)) == 1
+    optional = ("--tls-ca", world.ca.cert, "--tls-client-auth", "optional")
+    assert len(warned("--host", "0.0.0.0", *pair, *optional)) == 1
+
+
+@pytest.mark.parametrize("mark", ["a file", "container", "KUBERNETES_SERVICE_HOST"])
+def test_inside_a_container_that_is_as_it_must_be(outside, warned, tmp_path, mark):
+    if mark == "a file":
+        outside.setattr("tureen.server.CONTAINER_MARKS", (tmp_path / "not there", tmp_path))
+    else:
+        outside.setenv(mark, "docker")
+    assert warned("--host", "0.0.0.0") == []

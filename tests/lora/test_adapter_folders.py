@@ -183,7 +183,8 @@ def test_a_folder_without_one_of_the_files_is_refused(bad, name):
     (folder / name).rename(folder / "adapter_model.bin")
     assert f"has no {name}" in complaint()
     os.mkfifo(folder / name)
-    assert f"has no {name}" in complaint()
+    assert f"{name} that cannot be read" in complaint()
+    assert "it is a named pipe (FIFO), not a regular file" in complaint()
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere", "~nobody-of-this-name/x", "\0", "x" * 5000, "https://a.example/x"])

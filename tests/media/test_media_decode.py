@@ -258,6 +258,47 @@ def test_a_cut_picture_is_refused_wherever_it_is_cut(kind):
         refusal(data[: int(len(data) * share)])
 
 
+SMALL = random_picture(size=(11, 9))
+MOVING = {"save_all": True, "append_images": [SMALL.rotate(180)]}
+FILES = {
+    "png": stored(SMALL, "PNG"),
+    "png with a palette": stored(SMALL.convert("P"), "PNG"),
+    "png with alpha": stored(SMALL.convert("RGBA"), "PNG"),
+    "animated png": stored(SMALL, "PNG", **MOVING),
+    "jpeg": stored(SMALL, "JPEG"),
+    "progressive jpeg": stored(SMALL, "JPEG", progressive=True),
+    "grey jpeg": stored(SMALL.convert("L"), "JPEG"),
+    "webp": stored(SMALL, "WEBP"),
+    "lossless webp": stored(SMALL, "WEBP", lossless=True),
+    "animated webp": stored(SMALL, "WEBP", **MOVING),
+    "gif": stored(SMALL, "GIF"),
+    "animated gif": stored(SMALL, "GIF", **MOVING),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_beginning_of_a_file_is_taken_for_all_of_it(name):
+    data = FILES[name]
+    assert pixels(data + b"anything behind it").shape == (*SMALL.size[::-1], 3)
+    for length in range(len(data)):
+        refusal(data[:length])
+
+
+@pytest.mark.parametrize("name", [b"IHDR", b"tEXt", b"IDAT", b"IEND"])
+def test_a_png_with_a_wrong_checksum_is_refused(name):
+    samples = RNG.integers(0, 256, (5, 4, 3))
+    data = png(samples, 8, COLOUR, tEXt=b"Title\0of a picture")
+    assert np.array_equal(pixels(data), samples)
+    at = data.index(name)
+    end = at + 4 + int.from_bytes(data[at - 4 : at])
+    assert "damaged" in refusal(data[:end] + bytes([data[end] ^ 1]) + data[end + 1 :])
+
+
+def test_bytes_between_the_blocks_of_a_gif_are_passed_over():
+    data = FILES["gif"]
+    assert np.array_equal(pixels(data[:-1] + b"\0\0" + data[-1:]), pixels(data))
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_whatever_bytes_are_changed_it_is_a_picture_or_a_refusal(kind):
     data = stored(random_picture(size=(40, 30)), kind)

@@ -98,7 +98,7 @@ def test_a_file_that_becomes_a_pipe_after_the_look_does_not_block(folder, monkey
             os.mkfifo(folder / "dog.png")
         return found
 
-    monkeypatch.setattr("tureen.media.files.os.stat", stat_then_exchange)
+    monkeypatch.setattr("tureen.files.os.stat", stat_then_exchange)
     assert read_below(folder, "dog.png") is None
 
 

@@ -44,6 +44,8 @@ def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
 
 def _inside(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
     if isinstance(kind, inspect.StructType):
+        if step == kind.tag_field:
+            yield inspect.LiteralType((kind.tag,))
         for field in kind.fields:
             if field.encode_name == step:
                 yield from _plain(field.type)

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
-from tureen.api.anthropic_messages import conversation_of, tool_choice_of, tools_of
-from tureen.api.body import PARAM_FIELDS, read_json
+from tureen.api.anthropic_messages import Conversation, conversation_of, tool_choice_of, tools_of
+from tureen.api.body import PARAM_FIELDS
 from tureen.api.chat import Chat, ChatPlan, Reader, joined
 from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, whole
 from tureen.api.chat_prompt import chat_prompt
-from tureen.api.dialect import Docs, Entry, streamed, unless_gone
+from tureen.api.dialect import Docs, Entry, read_with, streamed, unless_gone
 from tureen.api.errors import shaped
 from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of
@@ -52,11 +52,14 @@ _json = msgspec.json.Encoder()
 
 def routes(state: ServerState) -> list[Entry]:
     async def create(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        body = parse(given, AnthropicBody)
+        def read(given: dict[str, Any]) -> tuple[AnthropicBody, Chat]:
+            body = parse(given, AnthropicBody)
+            return body, chat_of(body, given, state)
+
+        body, chat = await read_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
             log.debug("request %s is for user %s", request.scope["request_id"], echo(body.metadata.user_id))
-        plan = await planned(chat_of(body, given, state), request, state)
+        plan = await planned(chat, request, state)
         if body.stream:
             return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
         output, reader, parts = await whole(plan, request, state, _budget(body))
@@ -64,19 +67,7 @@ def routes(state: ServerState) -> list[Entry]:
         return Response(_json.encode(_message(plan, body, output, reader, parts)), media_type="application/json")
 
     async def count_tokens(request: Request) -> Response:
-        body = parse(read_json(request.headers.get("content-type"), await request.body()), AnthropicCountBody)
-        adapter_of(body.model, state)
-        talk, tools, choice = conversation_of(body.messages, body.system), tools_of(body), tool_choice_of(body)
-        counting = chat_prompt(
-            talk.messages,
-            () if choice.mode == "none" else tools,
-            state,
-            pictures=talk.pictures,
-            continue_final_message=talk.goes_on,
-            template_kwargs=_thinking(body, state),
-        )
-        found = await unless_gone(request, counting)
-        return Response(_json.encode({"input_tokens": len(found.prompt.token_ids)}), media_type="application/json")
+        return await _count_tokens(request, state)
 
     counted = {name: EXAMPLE[name] for name in ("model", "messages")}
     headers = {"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."}
@@ -100,6 +91,26 @@ def routes(state: ServerState) -> list[Entry]:
             docs=Docs("Anthropic", "How many tokens a prompt has.", (AnthropicCountBody,), counted, headers=headers),
         ),
     ]
+
+
+async def _count_tokens(request: Request, state: ServerState) -> Response:
+    def read(given: dict[str, Any]) -> tuple[AnthropicCountBody, Conversation]:
+        body = parse(given, AnthropicCountBody)
+        adapter_of(body.model, state)
+        return body, conversation_of(body.messages, body.system)
+
+    body, talk = await read_with(request, read)
+    tools, choice = tools_of(body), tool_choice_of(body)
+    counting = chat_prompt(
+        talk.messages,
+        () if choice.mode == "none" else tools,
+        state,
+        pictures=talk.pictures,
+        continue_final_message=talk.goes_on,
+        template_kwargs=_thinking(body, state),
+    )
+    found = await unless_gone(request, counting)
+    return Response(_json.encode({"input_tokens": len(found.prompt.token_ids)}), media_type="application/json")
 
 
 def error_object(error: TureenError) -> dict[str, Any]:

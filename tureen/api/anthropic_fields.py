@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tureen.api.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.api.tool_fields import MAX_TOOLS
 from tureen.errors import InvalidRequest, echo
-from tureen.sampling.params import INT64_MAX, INT64_MIN, SamplingParams
-from tureen.text.messages import MAX_MESSAGES
+from tureen.sampling.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
+from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens; Anthropic's own bound
 
@@ -34,6 +34,9 @@ NOT_OFFERED: dict[str, tuple[Any, str]] = {
 refused."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+T = TypeVar("T")
+
+BlockList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
 
 
 class AnthropicCacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +81,7 @@ class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonObject
     cache_control: AnthropicCacheControl | None = None
 
 
@@ -86,7 +89,7 @@ class AnthropicToolResultBlock(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_result"
 ):
     tool_use_id: str
-    content: str | list[AnthropicTextBlock | AnthropicImageBlock] | None = None
+    content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
     is_error: bool | None = None
     cache_control: AnthropicCacheControl | None = None
 
@@ -94,19 +97,18 @@ class AnthropicToolResultBlock(
 Block = (
     AnthropicTextBlock | AnthropicImageBlock | AnthropicThinkingBlock | AnthropicToolUseBlock | AnthropicToolResultBlock
 )
-BLOCKS = ("text", "image", "thinking", "tool_use", "tool_result")
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | BlockList[Block]
 
 
 class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool that the client runs."""
 
     name: str
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
@@ -135,7 +137,7 @@ class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
 class AnthropicJsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: JsonObject
 
 
 class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,8 +154,11 @@ Messages = Annotated[
         "assistant's, the answer goes on from it.",
     ),
 ]
-System = Annotated[str | list[AnthropicTextBlock] | None, Meta(description="What stands before the conversation.")]
-Tools = Annotated[list[AnthropicTool] | None, Meta(description="Functions that the client runs.")]
+System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="What stands before the conversation.")]
+Tools = Annotated[
+    Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None,
+    Meta(description="Functions that the client runs."),
+]
 Choice = Annotated[
     AnthropicToolChoice | None, Meta(description="Whether tools are called: `auto`, `any`, `tool` with a name, `none`.")
 ]
@@ -200,7 +205,7 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None, Meta(description="Another name of sampling_seed.")
     ] = None
     stop_sequences: Annotated[
-        list[str] | None, Meta(description="Strings that end the answer. At most 64 of 1..1024 characters.")
+        Stops | None, Meta(description="Strings that end the answer. At most 64 of 1..1024 characters.")
     ] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     metadata: Annotated[
@@ -215,11 +220,6 @@ def parse(given: dict[str, Any], kind: type[Body]) -> Body:
     """The body, its form checked. Raises InvalidRequest."""
     refuse_unknown(given, (*kind.__struct_fields__, *NOT_OFFERED))
     refuse_not_offered(given, NOT_OFFERED)
-    for where, block in _blocks(given):
-        if block.get("type") not in BLOCKS:
-            raise InvalidRequest(
-                f"{where}.type must be {', '.join(BLOCKS)}; got {echo(block.get('type'))}", field=f"{where}.type"
-            )
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
         for name, value in given.items()
@@ -239,16 +239,6 @@ def _check_budget(body: AnthropicBody) -> None:
     if body.thinking.type != "enabled":
         raise InvalidRequest(f"{field} needs thinking.type enabled", field=field)
     if budget >= body.max_tokens:
-        raise InvalidRequest(f"{field} must be less than max_tokens ({body.max_tokens}), got {budget}", field=field)
-
-
-def _blocks(given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each block of the system prompt and of the messages, as far as they have the right form, and where it stands."""
-    messages = given.get("messages")
-    lists = [("system", given.get("system"))]
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        lists.append((f"messages[{index}].content", message.get("content") if isinstance(message, dict) else None))
-    for where, content in lists:
-        for number, block in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(block, dict):
-                yield f"{where}[{number}]", block
+        raise InvalidRequest(
+            f"{field} must be less than max_tokens ({echo(body.max_tokens)}), got {echo(budget)}", field=field
+        )

@@ -106,6 +106,7 @@ def build_app(
         middleware=[Middleware(Gate, state=state), Middleware(replay.Replay, state=state), Middleware(Limiter)],
         exception_handlers={
             TureenError: _tureen_error,
+            RecursionError: _too_deep,
             HTTPException: _http_exception,
             ClientGone: _client_gone,
             ClientDisconnect: _client_gone,
@@ -141,6 +142,11 @@ def _without_text(entry: Entry) -> Entry:
 async def _tureen_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TureenError)
     return rendered(error, request.scope)
+
+
+async def _too_deep(request: Request, _: Exception) -> Response:
+    """A body that could just be read, by what looks at it from deeper inside."""
+    return rendered(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

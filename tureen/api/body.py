@@ -18,12 +18,15 @@ T = TypeVar("T")
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
 TEXT_LISTS = ("stop", "stop_regex")
+MAX_TOLD = 200
+"""Characters of what msgspec says, in which there may be a client's."""
 
-UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", "Invalid enum value"
+UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", ("Invalid enum value", "Invalid value")
 """How msgspec begins to say so."""
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
+_TOO_LONG = re.compile(r"Expected `(?P<kind>array|object|str)` of length <= (?P<most>\d+)")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
@@ -36,7 +39,7 @@ def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         problem = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest(f"the body is not valid JSON: {problem[:200]}", code="invalid_json") from None
+        raise InvalidRequest(f"the body is not valid JSON: {problem[:MAX_TOLD]}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {echo(value)}", code="invalid_json")
     return value
@@ -114,7 +117,11 @@ def _as_invalid_request(message: str, given: Any, kind: Any, path: Callable[[str
         refuse_unknown(value, fields_at(kind, names), field)
     if problem.startswith(NOT_ALLOWED):
         problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
-    wanted = problem.replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
+    too_long = _TOO_LONG.fullmatch(problem)
+    if too_long and isinstance(value, list | dict | str) and "..." not in steps:
+        what = "characters" if too_long["kind"] == "str" else "entries"
+        return InvalidRequest(f"{field} takes at most {too_long['most']} {what}, got {len(value)}", field=field)
+    wanted = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
     return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
 
 

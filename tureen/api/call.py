@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from starlette.types import Scope
 
-from tureen.api.quotas import Account, Who
+from tureen.api.quotas import Account, Hold, Who
 
 
 class Call:
@@ -18,6 +18,27 @@ class Call:
         self.account = account  # who pays
         self.names: set[str] = set()  # what the client calls what runs for it
         self.has_failed = False
+        self._ahead: Hold | None = None  # what its runs may use that have not begun
+
+    def begin(self, num_tokens: int) -> None:
+        """Its runs may use so many tokens in all. What has begun is not refused in the middle, however it goes on.
+
+        Raises TooManyRequests when its client has not so many left.
+        """
+        if self._ahead is None:
+            self.account.check(num_tokens)
+            self._ahead = self.account.hold(num_tokens)
+
+    def share(self, num_tokens: int) -> Hold:
+        """What one output of a run may use, of what the call has begun with as far as that goes."""
+        if self._ahead is not None:
+            self._ahead.give_back(num_tokens)
+        return self.account.hold(num_tokens)
+
+    def end(self) -> None:
+        """Nothing more will run for it."""
+        if self._ahead is not None:
+            self._ahead.give_back()
 
 
 def who_calls(scope: Scope) -> Who:
@@ -42,3 +63,4 @@ def serving(call: Call) -> Iterator[None]:
         yield
     finally:
         _CALL.reset(token)
+        call.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
 import ssl
 from collections.abc import Iterator, Sequence
@@ -30,25 +31,35 @@ def _fault(flag: str, path: str, what: str) -> Iterator[None]:
         raise StartupError(f"{flag} {path}: {what}{reason}") from None
 
 
+@contextlib.contextmanager
+def _named(content: bytes) -> Iterator[str]:
+    """A name for what was read and checked, for a library that takes only names: the file's may be another's now."""
+    with open(os.memfd_create("pem"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
 def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_path: str | None) -> None:
     """Raises StartupError."""
-    chain = _certificates("--tls-cert", cert_path)
+    cert, key = read_file("--tls-cert", cert_path), read_secret("--tls-key", key_path)
+    chain = _certificates("--tls-cert", cert_path, cert)
     password = None
     if password_path is not None:
         password = read_secret("--tls-key-password-file", password_path).rstrip(b"\r\n")
-    public = _public_key(key_path, password, password_path)
+    public = _public_key(key_path, key, password, password_path)
     with _fault("--tls-cert", cert_path, "its kind of key is not supported"):
         certified = _encoded(chain[0].public_key())
     if public != certified:
         raise StartupError(
             f"--tls-key {key_path}: it is not the key of the first certificate in --tls-cert {cert_path}"
         )
-    with _fault("--tls-cert", cert_path, f"TLS does not take it with --tls-key {key_path}"):
-        context.load_cert_chain(cert_path, key_path, password=lambda: password or b"")  # never asks a terminal
+    what = f"TLS does not take it with --tls-key {key_path}"
+    with _fault("--tls-cert", cert_path, what), _named(cert) as cert_name, _named(key) as key_name:
+        context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")  # never asks a terminal
 
 
-def _public_key(path: str, password: bytes | None, password_path: str | None) -> bytes:
-    content = read_secret("--tls-key", path)
+def _public_key(path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
     what = "there is no PEM private key in it"
     if b"ENCRYPTED" in content:
         what = f"the password in --tls-key-password-file {password_path} does not open it"
@@ -64,8 +75,7 @@ def _encoded(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _certificates(flag: str, path: str) -> list[x509.Certificate]:
-    content = read_file(flag, path)
+def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate]:
     with _fault(flag, path, "there is no proper PEM certificate in it"):
         found = x509.load_pem_x509_certificates(content)
     now = datetime.datetime.now(datetime.UTC)
@@ -82,7 +92,7 @@ def _certificates(flag: str, path: str) -> list[x509.Certificate]:
 
 def load_authorities(context: ssl.SSLContext, path: str) -> list[x509.Certificate]:
     """Who may sign clients' certificates. Raises StartupError."""
-    authorities = _certificates("--tls-ca", path)
+    authorities = _certificates("--tls-ca", path, read_file("--tls-ca", path))
     pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
     with _fault("--tls-ca", path, "TLS does not take it"):
         context.load_verify_locations(cadata=pem.decode())
@@ -109,8 +119,8 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
         if not any(_has_signed(authority, crl) for crl in lists):
             name = authority.subject.rfc4514_string()
             raise StartupError(f"--tls-crl {path}: it has no list of the CA {name!r}, so its clients would be refused")
-    with _fault("--tls-crl", path, "TLS does not take it"):
-        context.load_verify_locations(cafile=path)
+    with _fault("--tls-crl", path, "TLS does not take it"), _named(content) as name:
+        context.load_verify_locations(cafile=name)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 
 

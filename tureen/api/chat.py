@@ -15,6 +15,7 @@ from tureen.api import planning
 from tureen.api.chat_prompt import ChatPrompt, chat_prompt
 from tureen.api.generation import Output
 from tureen.api.loading import loading
+from tureen.api.offload import offload
 from tureen.api.planning import Names, Plan, Sampling
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
@@ -27,6 +28,9 @@ from tureen.text.tools import ToolFormat, ToolParser, constraint, schema_places
 from tureen.types import GenerateRequest, LogprobSpec
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
+
+TOOL_SIZE = 256
+"""Characters that are tokenized in the time in which a tool's call is described."""
 
 log = get_logger("api")
 
@@ -179,8 +183,8 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPla
     state.check_accepting()
     context = state.context
     planning.check_priority(chat.priority, context)
-    calling = _calling(chat, context)
-    sampling = planning.make_sampling(calling.sampling, context, calling.names, chat.defaults)
+    calling = await offload.run(TOOL_SIZE * len(chat.tools), lambda: _calling(chat, context))
+    sampling = await planning.sampling_of(calling.sampling, context, calling.names, chat.defaults)
     count = planning.check_size(1, [sampling], chat.field)
     prompt = await _prompt(chat, calling.tools, state, owner, count)
     reasoning, starts_inside = context.reasoning_format, False
@@ -188,7 +192,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPla
         starts_inside = _starts_inside(chat, prompt.text, reasoning)
         if starts_inside and any(getattr(sampling.params, name) is not None for name in CONSTRAINTS):
             later = {"grammar_after": reasoning.end, **calling.sampling}
-            sampling = planning.make_sampling(later, context, calling.names, chat.defaults)
+            sampling = await planning.sampling_of(later, context, calling.names, chat.defaults)
     if prompt.num_neutralised:
         state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
         log.info("%d control tokens in messages of a client were taken as text", prompt.num_neutralised)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from tureen.api.chat import Chat, ChatPlan, Reader, prepare
-from tureen.api.dialect import client_name, unless_gone
+from tureen.api.dialect import client_name, prepared, unless_gone
 from tureen.api.generation import WHOLE_INTERVAL, Output, Run
 from tureen.api.state import ServerState
 from tureen.api.thinking_budget import updates_within
@@ -25,9 +25,9 @@ MAX_ENDS = 3
 
 
 async def planned(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
-    """`prepare` for the client that asks; ends when it leaves while pictures are loaded."""
+    """`prepare` for the client that asks; ends when it leaves while that takes time."""
     preparing = prepare(chat, state, owner=client_name(request))
-    return await (unless_gone(request, preparing) if chat.pictures or chat.videos else preparing)
+    return await prepared(request, preparing, takes_time=bool(chat.pictures or chat.videos))
 
 
 async def whole(

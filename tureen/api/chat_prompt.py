@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tureen.api import media_fields, prompts
 from tureen.api.media_fields import Wanted
+from tureen.api.offload import INLINE_CHARS, LARGE, offload
 from tureen.api.prompts import Prompt
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
@@ -64,7 +64,7 @@ async def chat_tokens(
 ) -> ChatPrompt:
     """The chat's token ids, with one PICTURE or VIDEO for each picture or video: none is fetched.
 
-    Raises InvalidRequest with `field`. A long chat does not hold up the event loop.
+    Raises InvalidRequest with `field`.
     """
     templates = context.chat_templates
     if isinstance(templates, str):
@@ -93,16 +93,15 @@ async def chat_tokens(
         prompts.check_tokens(encoded.token_ids, field, context)
         return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
-    if not tools and not template_kwargs and _is_short(messages):
-        return found()
-    return await asyncio.to_thread(found)
+    is_short = not tools and not template_kwargs and _is_short(messages)
+    return await offload.run(0 if is_short else LARGE, found)
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
     return (
-        len(messages) * MESSAGE_CHARS <= prompts.INLINE_CHARS
+        len(messages) * MESSAGE_CHARS <= INLINE_CHARS
         and all(message.keys() <= PLAIN for message in messages)
-        and sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= prompts.INLINE_CHARS
+        and sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= INLINE_CHARS
     )
 
 

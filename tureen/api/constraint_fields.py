@@ -9,7 +9,7 @@ import msgspec
 from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
-from tureen.sampling.params import CONSTRAINTS, SamplingParams
+from tureen.sampling.params import CONSTRAINTS, MAX_STOPS, SamplingParams
 from tureen.types import GenerateRequest
 
 DTYPES = {
@@ -34,7 +34,15 @@ def constrained(
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
     spec = _spec(name, params)
     if params.dtype is not None:
-        params = msgspec.structs.replace(params, stop=params.stop + DTYPE_STOPS.get(params.dtype, ()))
+        stops = params.stop + DTYPE_STOPS.get(params.dtype, ())
+        if len(stops) > MAX_STOPS:
+            more = len(stops) - len(params.stop)
+            raise InvalidRequest(
+                f"{path('stop')} takes at most {MAX_STOPS - more} entries beside dtype {params.dtype}, which has "
+                f"{more} of its own, got {len(params.stop)}",
+                field=path("stop"),
+            )
+        params = msgspec.structs.replace(params, stop=stops)
     return msgspec.structs.replace(request, grammar=spec, grammar_field=field), params
 
 

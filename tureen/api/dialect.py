@@ -14,12 +14,16 @@ from starlette.routing import Route
 
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.errors import error_response
+from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.sse import EventStream, until_gone
 from tureen.api.state import ServerState
 from tureen.errors import TureenError
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
+
+BYTES_PER_CHAR = 8
+"""Bytes of a body that are read in the time in which a character is tokenized."""
 
 Access = Literal["open", "user", "admin"]
 """Who may call a route: anybody, who has an API key, who has the admin key."""
@@ -73,6 +77,20 @@ async def read_body(request: Request, kind: type[S]) -> S:
     given = {} if is_empty else read_json(request.headers.get("content-type"), raw)
     refuse_unknown(given, kind.__struct_fields__)
     return convert({name: value for name, value in given.items() if value is not None}, kind)
+
+
+async def read_with(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+    """What `read` makes of the body, which is an object. Raises InvalidRequest."""
+    raw = await request.body()
+    given = read_json(request.headers.get("content-type"), raw)
+    return await offload.run(len(raw) // BYTES_PER_CHAR, lambda: read(given))
+
+
+async def prepared(request: Request, work: Awaitable[T], *, takes_time: bool = False) -> T:
+    """The result of `work`, which reads a body. Where that takes time, as for a large body it may, the client's leaving
+    ends it: raises ClientGone."""
+    takes_time = takes_time or len(await request.body()) > INLINE_CHARS
+    return await (unless_gone(request, work) if takes_time else work)
 
 
 def client_name(request: Request) -> str:

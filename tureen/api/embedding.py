@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tureen.api import media_fields, planning, prompts, waves
 from tureen.api.generation import Output
+from tureen.api.offload import offload
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.state import Context, ServerState
@@ -51,7 +52,7 @@ def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
         return
     listed = ", ".join(map(str, sorted(sizes))) if len(sizes) <= 16 else f"1 to {info.hidden_size}"
     reason = "" if info.embedding_sizes else ": this model was not trained to have its embeddings cut"
-    raise InvalidRequest(f"dimensions must be {listed}{reason}; got {dimensions}", field="dimensions")
+    raise InvalidRequest(f"dimensions must be {listed}{reason}; got {echo(dimensions)}", field="dimensions")
 
 
 async def embed(
@@ -63,9 +64,11 @@ async def embed(
         found = await _cut(found, _limit(asked.truncate, context), context.tokenizer)
     no_media = [media_fields.Wanted((), (), "image", name, name) for name in names]
     resolved = await media_fields.resolve(found, names, no_media, state)
-    requests = [
-        _request(prompt, name, asked, asker.owner, context) for prompt, name in zip(resolved, names, strict=True)
-    ]
+    requests = await offload.run_each(
+        len(names) * planning.REQUEST_SIZE,
+        lambda one: _request(*one, asked, asker.owner, context),
+        zip(resolved, names, strict=True),
+    )
     return await waves.run_all(requests, asker, state)
 
 
@@ -115,7 +118,8 @@ async def _cut(found: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) ->
         return [Prompt(one.token_ids[:limit]) for one in found]
     whole = await prompts.encode(found.texts, tokenizer)
     plain = await prompts.encode(found.texts, tokenizer, add_special_tokens=False)
-    return [Prompt(first_tokens(*pair, limit)) for pair in zip(whole, plain, strict=True)]
+    size = sum(map(len, plain))
+    return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
 
 
 def first_tokens(whole: Sequence[int], plain: Sequence[int], limit: int) -> list[int]:

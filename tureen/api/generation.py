@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +56,15 @@ def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
             error.message, error.field = f"{field}: {problem}", field
 
 
+def most_tokens(request: GenerateRequest, index: int) -> int:
+    """That it may use, as the one of this index in its group: the samples of one prompt share it."""
+    return _prompt_tokens(request, index) + request.max_new_tokens
+
+
+def _prompt_tokens(request: GenerateRequest, index: int) -> int:
+    return 0 if index % request.params.n else len(request.token_ids)
+
+
 class Output:
     """What has come of one request so far. Also remembers how much of it was sent."""
 
@@ -93,6 +103,21 @@ class Output:
         self.finish = delta.finish
 
     @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that an answer shows of it so far."""
+        spec = self.request.logprobs
+        if spec is None:
+            return 0
+        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
+
+    def snapshot(self) -> Output:
+        """As it is now, for a thread: it grows meanwhile."""
+        found = copy.copy(self)
+        for name in ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions"):
+            setattr(found, name, list(getattr(self, name)))
+        return found
+
+    @property
     def cumulative_logprob(self) -> float:
         """Of all its tokens, which were asked for with their log-probabilities."""
         return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
@@ -123,9 +148,7 @@ class Run:
     """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
-        """Raises TooManyRequests for a client that has used more tokens than it may."""
         self._call = current_call()
-        self._call.account.check()
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
@@ -144,17 +167,31 @@ class Run:
         """Each output again whenever there are `interval` more tokens of it, at first and at its end; None = as the
         request or the server has it. Closing the generator aborts what has not ended.
 
-        Raises the TureenError of the first request that fails.
+        Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
+        left.
         """
-        self._state.enter(self._owner, self._names)
-        self._call.names.update(self._names)
-        follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
+        with self._state.coming(len(self.outputs)) as self._submit, self._holding():
+            self._state.enter(self._owner, self._names)
+            self._call.names.update(self._names)
+            follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
+            try:
+                async with contextlib.aclosing(follow) as stream:
+                    async for output in stream:
+                        yield output
+            finally:
+                self._state.leave(self._owner, self._names)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""
+        most = [most_tokens(output.request, output.index) for output in self.outputs]
+        self._call.begin(sum(most))
+        self._holds = [self._call.share(num_tokens) for num_tokens in most]
         try:
-            async with contextlib.aclosing(follow) as stream:
-                async for output in stream:
-                    yield output
+            yield
         finally:
-            self._state.leave(self._owner, self._names)
+            for hold in self._holds:
+                hold.give_back()
 
     async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:
         """All outputs, once all have ended."""
@@ -196,38 +233,41 @@ class Run:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
         meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
-        account = self._call.account
+        hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
 
         def watch(num_new: int) -> None:
+            nonlocal num_prompt
             if num_new:
-                pay()
+                hold.pay(num_prompt + num_new)
+                num_prompt = 0
             output.note_weights(self._state.context.config.weight_version)
-            account.charge(num_new)
             if meter is not None:
                 meter.note(num_new)
 
-        num_prompt = 0 if output.index % params.n else len(output.request.token_ids)  # the n samples of one share it
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # unless it ends otherwise: nobody listens any more
         try:
-            with account.holding(num_prompt) as pay:
-                async with contextlib.aclosing(stream):
-                    async for delta in stream:
-                        await check_grammar(output, delta, self._state)  # others see its end only then
-                        output.add(delta)
-                        if output.finish is not None:
-                            finish = output.finish.type
-                            if finish == "abort":
-                                self._call.has_failed = True
-                            else:
-                                pay()
-                        yield output
+            self._submit()  # by the stream's first turn
+            async with contextlib.aclosing(stream):
+                async for delta in stream:
+                    await check_grammar(output, delta, self._state)  # others see its end only then
+                    output.add(delta)
+                    if output.finish is not None:
+                        finish = output.finish.type
+                        if finish == "abort":
+                            self._call.has_failed = True
+                        else:
+                            hold.pay(num_prompt)
+                            num_prompt = 0
+                        hold.give_back()
+                    yield output
         except TureenError as error:
             finish = "error"
             _name_place(error, self._places)
             self._call.has_failed = True
             raise
         finally:
+            hold.give_back()
             log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
             if meter is not None:
                 self._count(output, finish, meter.num_tokens)

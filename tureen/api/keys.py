@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import stat
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from tureen.config import Config
 from tureen.errors import Forbidden, StartupError, TureenError, Unauthorized, echo
+from tureen.files import NotRegular, open_regular
 
 SCHEME = b"Bearer "
 MAX_FILE_BYTES = 1 << 20
@@ -151,23 +152,28 @@ def _limits(settings: list[str], where: str) -> Limits:
 
 def read_file(flag: str, path: str) -> bytes:
     """Content of a small regular file. Raises StartupError naming `flag` and `path`."""
+    return _read(flag, path)[0]
+
+
+def read_secret(flag: str, path: str) -> bytes:
+    """`read_file` of a file that not everybody on the machine may read or change."""
+    content, status = _read(flag, path)
+    if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 600 on it")
+    return content
+
+
+def _read(flag: str, path: str) -> tuple[bytes, os.stat_result]:
+    """The content with the rights of the very file that was read."""
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):
-            raise StartupError(f"{flag} {path}: it is not a regular file")
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        with open_regular(path) as file:
+            content, status = file.read(MAX_FILE_BYTES + 1), os.fstat(file.fileno())
+    except NotRegular as error:
+        raise StartupError(f"{flag} {path}: {error.strerror}") from None
     except OSError as error:
         raise StartupError(f"{flag} {path}: cannot read it: {error.strerror}") from None
     except ValueError:
         raise StartupError(f"{flag} {echo(path)}: no file can have this name") from None
     if not content or len(content) > MAX_FILE_BYTES:
         raise StartupError(f"{flag} {path}: it is {'larger than 1 MiB' if content else 'empty'}")
-    return content
-
-
-def read_secret(flag: str, path: str) -> bytes:
-    """`read_file` of a file that not everybody on the machine may read or change."""
-    content = read_file(flag, path)
-    if Path(path).stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 600 on it")
-    return content
+    return content, status

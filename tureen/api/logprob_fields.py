@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.api.planning import per_prompt
+from tureen.api.prompts import check_batch
+from tureen.api.shared_fields import MAX_PROMPTS
 from tureen.errors import InvalidRequest, echo
 from tureen.types import NO_TOKEN, LogprobsMode, LogprobSpec
 
@@ -19,10 +21,11 @@ def starts_of(given: int | list[int], prompts: Sequence[Sequence[int]]) -> list[
     for start, token_ids in zip(starts, prompts, strict=True):
         if not -1 <= start <= len(token_ids):
             raise InvalidRequest(
-                f"logprob_start_len must be -1 or a position in the prompt of {len(token_ids)} tokens, got {start}",
+                f"logprob_start_len must be -1 or a position in the prompt of {len(token_ids)} tokens, got "
+                f"{echo(start)}",
                 field="logprob_start_len",
             )
-        if start >= 0 and any(token <= NO_TOKEN for token in token_ids[start:]):
+        if 0 <= start < len(token_ids) and min(token_ids[start:]) <= NO_TOKEN:
             raise InvalidRequest(
                 "logprob_start_len needs text or token ids from there on: there are no tokens in input_embeds and in "
                 "pictures to take log-probabilities of; leave it out",
@@ -47,13 +50,15 @@ def ids_of(given: list[int | list[int] | None] | None, batch: int, vocab_size: i
     lists: list[list[Any]]
     if not given:
         return [()] * batch
-    if all(isinstance(one, int) for one in given):
-        lists = [given] * batch
-    elif any(isinstance(one, int) for one in given):
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        lists = [given]
+    elif int in kinds:
         raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
     else:
-        nested: list[Any] = [one or [] for one in given]
-        lists = per_prompt(nested, batch, "token_ids_logprob")
+        check_batch(len(given), MAX_PROMPTS, "token_ids_logprob")
+        nested: list[Any] = per_prompt(list(given), batch, "token_ids_logprob")
+        lists = [one or [] for one in nested]
     for ids in lists:
         if len(ids) > MAX_LOGPROB_IDS:
             raise InvalidRequest(
@@ -67,7 +72,8 @@ def ids_of(given: list[int | list[int] | None] | None, batch: int, vocab_size: i
                     field="token_ids_logprob",
                     code="token_id_out_of_range",
                 )
-    return [tuple(ids) for ids in lists]
+    found = [tuple(ids) for ids in lists]
+    return found if len(found) == batch else found * batch
 
 
 def spec_of(wanted: bool, start: int, top: int, token_ids: tuple[int, ...], mode: LogprobsMode) -> LogprobSpec | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast, get_args
 
 import msgspec
 
 from tureen.api import prompts
-from tureen.api.planning import per_prompt, too_long
-from tureen.api.prompts import Prompt, Texts
+from tureen.api.offload import LARGE, offload
+from tureen.api.planning import per_prompt
+from tureen.api.prompts import Prompt, Texts, too_long
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family, Modality, Prepared
@@ -127,14 +127,14 @@ async def _marked(
     marks = {family.placeholder_id: PICTURE, family.video_placeholder_id: VIDEO}
     marks.pop(None, None)
     if not isinstance(found, Texts):
-        marked = [one._replace(token_ids=[marks.get(token, token) for token in one.token_ids]) for one in found]
+        marked = [one._replace(token_ids=await _with_marks(one.token_ids, marks)) for one in found]
         for prompt, one, name in zip(marked, wanted, names, strict=True):
             _check_count(prompt.token_ids, one, name, family)
         return marked
     prompts.check_lengths(found.texts, names, context)
     if context.tokenizer.token_id(family.placeholder) in marks:
         encoded = await prompts.encode(found.texts, context.tokenizer)
-        split = [[marks.get(token, token) for token in ids] for ids in encoded]
+        split = [await _with_marks(ids, marks) for ids in encoded]
         for ids, one, name in zip(split, wanted, names, strict=True):
             _check_count(ids, one, name, family)
     else:
@@ -144,6 +144,13 @@ async def _marked(
     for ids, name in zip(split, names, strict=True):
         prompts.check_tokens(ids, name, context)
     return [Prompt(ids) for ids in split]
+
+
+async def _with_marks(token_ids: list[int], marks: Mapping[int | None, int]) -> list[int]:
+    """The same with marks in place of placeholders."""
+    if marks.keys().isdisjoint(token_ids):
+        return token_ids
+    return await offload.run(len(token_ids), lambda: [marks.get(token, token) for token in token_ids])
 
 
 async def _split_at_placeholders(text: str, name: str, wanted: Wanted, family: Family, context: Context) -> list[int]:
@@ -217,15 +224,7 @@ class Filling:
             self._check_length(prompt, (*pictures, *videos), name)
         if wanted.modality == "video":
             pictures, videos = [], pictures + videos
-        token_ids: list[int] = []
-        media: list[MediaItem] = []
-        for token, item in _placed(prompt.token_ids, pictures, videos):
-            if item is None:
-                token_ids.append(token)
-            else:
-                media.append(msgspec.structs.replace(item, start=len(token_ids)))
-                token_ids += [NO_TOKEN - 1 - int(item.digest[:DIGEST_DIGITS], 16)] * item.num_tokens
-        return prompt._replace(token_ids=token_ids, media=tuple(media))
+        return await offload.run(len(prompt.token_ids), lambda: _filled(prompt, pictures, videos))
 
     def _check_length(self, prompt: Prompt, items: Sequence[MediaItem], name: str) -> None:
         num_tokens = len(prompt.token_ids) + sum(item.num_tokens - 1 for item in items)
@@ -237,7 +236,7 @@ class Filling:
         found = self._loaded.get((references, modality))
         if found is None:
             prepared = await self._loader.load(references, modality, field)
-            found = await asyncio.to_thread(lambda: [self._item(one, field) for one in prepared])
+            found = await offload.run_each(LARGE, lambda one: self._item(one, field), prepared)
             self._loaded[references, modality] = found
         return found
 
@@ -258,6 +257,18 @@ class Filling:
                 )
             self._pixels[digest] = prepared.pixels.tobytes()
         return MediaItem(digest, 0, prepared.num_tokens, self._pixels[digest], shape, prepared.layout)
+
+
+def _filled(prompt: Prompt, pictures: list[MediaItem], videos: list[MediaItem]) -> Prompt:
+    token_ids: list[int] = []
+    media: list[MediaItem] = []
+    for token, item in _placed(prompt.token_ids, pictures, videos):
+        if item is None:
+            token_ids.append(token)
+        else:
+            media.append(msgspec.structs.replace(item, start=len(token_ids)))
+            token_ids += [NO_TOKEN - 1 - int(item.digest[:DIGEST_DIGITS], 16)] * item.num_tokens
+    return prompt._replace(token_ids=token_ids, media=tuple(media))
 
 
 def _placed(

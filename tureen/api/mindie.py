@@ -15,13 +15,14 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import client_name, streamed, unless_gone
+from tureen.api.dialect import client_name, prepared, streamed, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
 from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
+from tureen.sampling.params import LogitBias, Stops, StopTokenIds
 from tureen.types import GenerateRequest, LogprobSpec
 
 MAX_PROMPT_CHARS = 512 << 10
@@ -106,9 +107,11 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
     seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
     stop: Annotated[
-        str | list[str] | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
     ] = None
-    stop_token_ids: Annotated[list[int] | None, Meta(description="Token ids that end the output. At most 1024.")] = None
+    stop_token_ids: Annotated[StopTokenIds | None, Meta(description="Token ids that end the output. At most 1024.")] = (
+        None
+    )
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = (
         False
     )
@@ -119,7 +122,7 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignore_eos: Annotated[bool, Meta(description="EOS does not end the output; stops still do.")] = False
     min_tokens: Annotated[int, Meta(ge=0, description="Until reached, nothing but the length ends the output.")] = 0
     logit_bias: Annotated[
-        dict[int, float] | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
+        LogitBias | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
     ] = None
     model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
         None
@@ -165,7 +168,8 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
         state.check_accepting()
         body = parse(given, state.context)
         adapter = _adapter(body, state)
-        run = Run(state, await _plan(body, given, state.context, owner=client_name(request), adapter=adapter))
+        work = _plan(body, given, state.context, owner=client_name(request), adapter=adapter)
+        run = Run(state, await prepared(request, work))
         if body.stream:
             headers = _headers() | {"content-type": "text/event-stream"}
             return await streamed(

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.chat import ChatPlan
+from tureen.api.chat import Chat, ChatPlan
 from tureen.api.chat_answer import arguments_of, check_complete, growing, planned
-from tureen.api.dialect import Docs, Entry, client_name, streamed, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, read_with, streamed, unless_gone
 from tureen.api.errors import shaped
 from tureen.api.generation import WHOLE_INTERVAL, Output
 from tureen.api.ollama_fields import (
@@ -49,13 +49,16 @@ _json = msgspec.json.Encoder()
 
 
 def routes(state: ServerState) -> list[Entry]:
-    async def chat(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        body = parse(given, OllamaChatBody, state.context)
-        if not body.messages:
+    async def answer_chat(request: Request) -> ASGIApp:
+        def read(given: dict[str, Any]) -> tuple[OllamaChatBody, Chat | None]:
+            body = parse(given, OllamaChatBody, state.context)
+            return body, chat_of(body, given, state) if body.messages else None
+
+        body, chat = await read_with(request, read)
+        if chat is None:
             adapter(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
-        plan = await planned(chat_of(body, given, state), request, state)
+        plan = await planned(chat, request, state)
         return await _respond(request, state, plan, Answer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
@@ -72,7 +75,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     message = {"messages": [{"role": "user", "content": "Hello"}]}
     return [
-        _entry("/api/chat", chat, _docs("The next message of a chat.", OllamaChatBody, EXAMPLE | message)),
+        _entry("/api/chat", answer_chat, _docs("The next message of a chat.", OllamaChatBody, EXAMPLE | message)),
         _entry(
             "/api/generate",
             generate,

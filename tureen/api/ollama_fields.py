@@ -11,8 +11,11 @@ from msgspec import Meta
 
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.state import Context
+from tureen.api.tool_fields import MAX_TOOLS
 from tureen.errors import InvalidRequest, echo
-from tureen.text.messages import MAX_MESSAGES
+from tureen.media.loader import MAX_REFERENCES
+from tureen.sampling.params import JsonObject, Stops
+from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
@@ -66,6 +69,8 @@ PARAMETERS = {
 
 Body = TypeVar("Body", bound="OllamaBody")
 
+Images = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
+
 
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `options`."""
@@ -87,7 +92,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ANY_SEED
     )
     stop: Annotated[
-        str | list[str] | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
     ] = None
     repeat_penalty: Annotated[
         float, Meta(ge=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
@@ -102,7 +107,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
     index: int | None = None
 
 
@@ -116,8 +121,8 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
-    tool_calls: list[OllamaToolCall] | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -129,7 +134,7 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream: Annotated[bool, Meta(description="Answer with lines of JSON, one a piece.")] = True
     options: Annotated[OllamaOptions, Meta(description="How to sample.")] = OllamaOptions()
     format: Annotated[
-        str | dict[str, Any] | None,
+        str | JsonObject | None,
         Meta(description="`json`, or a JSON schema: the answer is valid against it. An empty string: anything."),
     ] = None
     think: Annotated[
@@ -148,7 +153,9 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
         list[OllamaMessage],
         Meta(max_length=MAX_MESSAGES, description="The conversation. None: an answer that says the model is loaded."),
     ] = []
-    tools: Annotated[list[Any], Meta(description="Functions that the model may call, as OpenAI writes them.")] = []
+    tools: Annotated[
+        list[Any], Meta(max_length=MAX_TOOLS, description="Functions that the model may call, as OpenAI writes them.")
+    ] = []
 
 
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,7 +163,7 @@ class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_f
 
     prompt: Annotated[str, Meta(description="What to answer. Empty: an answer that says the model is loaded.")] = ""
     system: Annotated[str | None, Meta(description="What stands before the prompt.")] = None
-    images: Annotated[list[str], Meta(description="Pictures of the prompt, in base64.")] = []
+    images: Annotated[Images, Meta(description="Pictures of the prompt, in base64.")] = []
     raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] = False
 
 
@@ -195,8 +202,8 @@ def _check(body: OllamaBody, context: Context) -> None:
     needed = body.options.num_ctx
     if needed is not None and needed > context.capacity:
         raise InvalidRequest(
-            f"options.num_ctx is {needed}, but the server's context has {context.capacity} tokens; start it with a "
-            "larger --context-length, or ask for less",
+            f"options.num_ctx is {echo(needed)}, but the server's context has {context.capacity} tokens; start it with "
+            "a larger --context-length, or ask for less",
             field="options.num_ctx",
         )
     if isinstance(body.format, str) and body.format not in ("", "json"):

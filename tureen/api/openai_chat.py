@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import openai_answer, openai_chat_fields
-from tureen.api.body import read_json
-from tureen.api.chat import ChatPlan, joined
+from tureen.api.chat import Chat, ChatPlan, joined
 from tureen.api.chat_answer import planned
-from tureen.api.dialect import Docs, Entry, unless_gone
+from tureen.api.dialect import Docs, Entry, read_with, unless_gone
 from tureen.api.generation import Output, Run
+from tureen.api.offload import offload
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_chat_fields import ChatBody
 from tureen.api.state import Context, ServerState
@@ -27,8 +27,7 @@ from tureen.types import TokenLogprob
 
 def routes(state: ServerState) -> list[Entry]:
     async def chat_completions(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        return await _respond(given, request, state)
+        return await _respond(request, state)
 
     docs = Docs(
         "OpenAI",
@@ -40,19 +39,24 @@ def routes(state: ServerState) -> list[Entry]:
     return [Entry("/v1/chat/completions", chat_completions, access="user", methods=["POST"], docs=docs)]
 
 
-async def _respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    body, context = openai_chat_fields.parse(given), state.context
-    name = openai_answer.name_of(body, "chatcmpl")
-    chat = openai_chat_fields.chat_of(body, given, name, state)
+async def _respond(request: Request, state: ServerState) -> ASGIApp:
+    def read(given: dict[str, Any]) -> tuple[ChatBody, str, Chat]:
+        body = openai_chat_fields.parse(given)
+        name = openai_answer.name_of(body, "chatcmpl")
+        return body, name, openai_chat_fields.chat_of(body, given, name, state)
+
+    context = state.context
+    body, name, chat = await read_with(request, read)
     plan = await planned(chat, request, state)
     run = Run(state, plan.plan)
     choices = [GrowingChoice(output, plan, context) for output in run.outputs]
     if body.stream:
         head = openai_answer.head(name, "chat.completion.chunk", body, context)
         return await openai_answer.open_stream(request, _chunks(run, choices, body, head, plan, context))
-    await unless_gone(request, run.whole())
+    outputs = await unless_gone(request, run.whole())
+    size = sum(output.num_logprobs + len(output.text) for output in outputs)
     answer = openai_answer.head(name, "chat.completion", body, context) | {
-        "choices": [choice.whole() for choice in choices],
+        "choices": await offload.run_each(size, GrowingChoice.whole, choices),
         "usage": openai_answer.usage(run.outputs, len(run.outputs), sum(one.num_reasoning for one in choices)),
         **openai_answer.metadata(body, context, **plan.notes),
     }

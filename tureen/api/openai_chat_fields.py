@@ -13,9 +13,10 @@ from tureen.api.chat import Chat
 from tureen.api.openai_fields import OpenAIBody, Tokens, TopLogprobs
 from tureen.api.state import ServerState
 from tureen.api.thinking_field import effort_kwargs
-from tureen.api.tool_fields import read_arguments, read_tool_choice, read_tools
+from tureen.api.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
 from tureen.errors import InvalidRequest
-from tureen.text.messages import MAX_MESSAGES, Message, Tool
+from tureen.sampling.params import JsonObject
+from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 OWN_TEMPLATE = "the model's chat template is used, which --chat-template of the server replaces; leave it out"
 
@@ -80,10 +81,14 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A message. An answer's message can be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[ContentPart] | None, Meta(description="A text, or parts.")] = None
+    content: Annotated[
+        str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None, Meta(description="A text, or parts.")
+    ] = None
     name: Annotated[str | None, Meta(description="Who speaks, for templates that show it.")] = None
     reasoning_content: Annotated[str | None, Meta(description="What the assistant thought before.")] = None
-    tool_calls: Annotated[list[MessageCall] | None, Meta(description="What the assistant called.")] = None
+    tool_calls: Annotated[
+        Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="What the assistant called.")
+    ] = None
     tool_call_id: Annotated[str | None, Meta(description="Which call this is the result of.")] = None
     refusal: Annotated[None, Meta(description="Is null in answers of this server.")] = None
     annotations: Annotated[
@@ -108,11 +113,9 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
     top_logprobs: Annotated[
         TopLogprobs | None, Meta(description="So many best alternatives of each; needs logprobs: true.")
     ] = None
-    tools: Annotated[
-        list[dict[str, Any]] | None, Meta(description="What the model may call: functions; see the tools page.")
-    ] = None
+    tools: Annotated[Tools | None, Meta(description="What the model may call: functions; see the tools page.")] = None
     tool_choice: Annotated[
-        Literal["auto", "none", "required"] | dict[str, Any] | None,
+        Literal["auto", "none", "required"] | JsonObject | None,
         Meta(description="Whether it calls: as it likes (auto), not (none), one of them (required), or this one."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
@@ -121,7 +124,7 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(description="For chat templates that know it; none also turns enable_thinking off."),
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description='What the chat template reads, such as {"enable_thinking": false}.')
+        JsonObject | None, Meta(description='What the chat template reads, such as {"enable_thinking": false}.')
     ] = None
     separate_reasoning: Annotated[
         bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
@@ -133,7 +136,9 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool | None,
         Meta(description="Whether a new message of the assistant begins: unless the last one is gone on with."),
     ] = None
-    modalities: Annotated[list[Literal["text"]] | None, Meta(description="What the answer is: text.")] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Meta(max_length=16)] | None, Meta(description="What the answer is: text.")
+    ] = None
 
 
 class Said(NamedTuple):

@@ -14,12 +14,14 @@ from starlette.types import ASGIApp
 
 from tureen.api import media_fields, openai_answer, openai_fields, planning, prompts
 from tureen.api.body import read_json
-from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.api.generation import Output, Run
+from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_fields import OpenAIBody, Tokens, TopLogprobs
 from tureen.api.planning import NO_PARAMS, Plan
 from tureen.api.prompts import Prompt, Texts
+from tureen.api.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
 from tureen.sampling.params import INT64_MAX, MAX_N
@@ -40,7 +42,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_field
     """The fields of `POST /v1/completions`."""
 
     prompt: Annotated[
-        str | list[str | int | list[int]],
+        str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS})],
         Meta(description="The prompt: a text, token ids, or a list of texts or of lists of ids."),
     ]
     max_tokens: Annotated[
@@ -94,15 +96,17 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState) 
     state.check_accepting()
     body, context = parse(given), state.context
     name = openai_answer.name_of(body, "cmpl")
-    plan, fronts = await _plan(body, given, name, client_name(request), state)
+    plan, fronts = await prepared(request, _plan(body, given, name, client_name(request), state))
     run = Run(state, plan)
     texts = [GrowingText(output, fronts[output.index // body.num_generated], body, context) for output in run.outputs]
     head = openai_answer.head(name, "text_completion", body, context)
     if body.stream:
         return await openai_answer.open_stream(request, _chunks(run, texts, body, head, context))
-    await unless_gone(request, run.whole())
+    outputs = await unless_gone(request, run.whole())
+    size = sum(output.num_logprobs for output in outputs)
+    chosen = await offload.run_each(size, GrowingText.catch_up, _chosen(texts, body))
     answer = head | {
-        "choices": [one.catch_up() | {"index": index} for index, one in enumerate(_chosen(texts, body))],
+        "choices": [one | {"index": index} for index, one in enumerate(chosen)],
         "usage": openai_answer.usage(run.outputs, body.num_generated),
         **openai_answer.metadata(body, context),
     }
@@ -129,8 +133,8 @@ async def _plan(
     if body.best_of is not None:
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
-    sampling = planning.make_sampling(fields | {"n": count}, context, names, defaults)
-    found, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context)
+    sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
+    found, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, most=MAX_PROMPTS)
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt")
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
@@ -207,6 +211,18 @@ class GrowingText:
         }
         return found if output.finish is None else found | openai_answer.ending(output)
 
+    async def offloaded(self) -> Answer:
+        """The same of what it is now; it grows while a thread writes a long prompt's log-probabilities."""
+        output = self.output
+        size = 0 if self._has_begun else output.num_logprobs
+        if size <= INLINE_CHARS:
+            return self.catch_up()
+        self.output = output.snapshot()
+        try:
+            return await offload.run(size, self.catch_up)
+        finally:
+            self.output = output
+
     def _logprobs(self) -> Answer:
         output = self.output
         found: Answer = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
@@ -270,7 +286,9 @@ async def _chunks(
         async for output in updates:
             text = texts[output.index]
             if text.has_news:
-                notes = openai_answer.metadata(body, context) if output.finish is not None else {}
-                yield head | {"choices": [text.catch_up()]} | counting.so_far() | notes
+                so_far = counting.so_far()
+                choice = await text.offloaded()
+                notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
+                yield head | {"choices": [choice]} | so_far | notes
     if counting.at_end:
         yield head | counting.whole()

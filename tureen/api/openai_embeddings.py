@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -19,8 +18,9 @@ from tureen.api.dialect import Docs, Entry, client_name, unless_gone
 from tureen.api.embedding import Asked, PoolingField
 from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of
+from tureen.api.offload import offload
 from tureen.api.openai_fields import Label
-from tureen.api.shared_fields import AbortName, KeptTokens, Priority
+from tureen.api.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.api.state import ServerState
 from tureen.api.waves import Asker
 from tureen.errors import echo
@@ -42,7 +42,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The fields of `POST /v1/embeddings`."""
 
     input: Annotated[
-        str | list[str | int | list[int]],
+        str | Inputs,
         Meta(description="A text, token ids, or a list of texts or of lists of ids; at most 2048."),
     ]
     model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
@@ -73,7 +73,8 @@ def routes(state: ServerState) -> list[Entry]:
         state.check_accepting()
         body = parse(given)
         outputs = await unless_gone(request, _outputs(body, Asker(client_name(request), body.rid), state))
-        return Response(await asyncio.to_thread(_answer, outputs, body, state), media_type="application/json")
+        size = len(outputs) * state.context.info.hidden_size
+        return Response(await offload.run(size, lambda: _answer(outputs, body, state)), media_type="application/json")
 
     docs = Docs(
         "OpenAI",
@@ -104,7 +105,9 @@ async def _outputs(body: EmbeddingsBody, asker: Asker, state: ServerState) -> li
         adapter_of(body.model, state),
         body.priority,
     )
-    found, names = prompts.texts_or_ids(body.input, "input", state.context)
+    found, names = prompts.texts_or_ids(
+        body.input, "input", state.context, most=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
+    )
     waves.check_count(len(names), "input")
     return await embedding.embed(found, names, asked, asker, state)
 

@@ -30,13 +30,15 @@ from tureen.api.shared_fields import (
 from tureen.api.state import ServerState
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
-from tureen.sampling.params import INT64_MAX, INT64_MIN, SamplingParams
+from tureen.sampling.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
 from tureen.types import LogprobSpec
 
 T = TypeVar("T", bound="OpenAIBody")
+Entry = TypeVar("Entry")
 
 MAX_LABEL_CHARS = 512
 
+TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -142,7 +144,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
     description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
-    schema: Annotated[dict[str, Any] | None, Meta(description="The schema.")] = None
+    schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
     strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
 
 
@@ -151,21 +153,23 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With type json_schema.")] = None
-    triggers: Annotated[list[str] | None, Meta(description="With type structural_tag, its older form.")] = None
-    structures: Annotated[
-        list[dict[str, Any]] | None, Meta(description="With type structural_tag, its older form.")
-    ] = None
-    format: Annotated[dict[str, Any] | None, Meta(description="With type structural_tag.")] = None
+    triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
+    structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (
+        None
+    )
+    format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `structured_outputs`, of which one is sent."""
 
-    json: Annotated[str | dict[str, Any] | None, Meta(description="JSON schema, an object or its text.")] = None
+    json: Annotated[str | JsonObject | None, Meta(description="JSON schema, an object or its text.")] = None
     regex: Annotated[str | None, Meta(description="Pattern that the whole output matches.")] = None
-    choice: Annotated[list[str] | None, Meta(description="The output is one of these.")] = None
+    choice: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_CHOICES)] | None, Meta(description="The output is one of these.")
+    ] = None
     grammar: Annotated[str | None, Meta(description="Grammar (GBNF) that the output is derived from.")] = None
-    structural_tag: Annotated[str | dict[str, Any] | None, Meta(description="Free text with constrained parts.")] = None
+    structural_tag: Annotated[str | JsonObject | None, Meta(description="Free text with constrained parts.")] = None
     json_object: Annotated[bool | None, Meta(description="true: the output is a JSON object.")] = None
 
 

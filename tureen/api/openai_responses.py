@@ -14,10 +14,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import openai_answer
-from tureen.api.body import read_json
-from tureen.api.chat import Answer, ChatPlan, joined
+from tureen.api.chat import Answer, Chat, ChatPlan, joined
 from tureen.api.chat_answer import growing, planned, whole
-from tureen.api.dialect import Docs, Entry, streamed
+from tureen.api.dialect import Docs, Entry, read_with, streamed
 from tureen.api.errors import error_object
 from tureen.api.generation import Output
 from tureen.api.openai_responses_fields import ResponsesBody, chat_of, parse
@@ -34,10 +33,13 @@ _json = msgspec.json.Encoder()
 
 def routes(state: ServerState) -> list[Entry]:
     async def responses(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        body = parse(given)
-        name = openai_answer.name_of(body, "resp")
-        plan = await planned(chat_of(body, given, name, state), request, state)
+        def read(given: dict[str, Any]) -> tuple[ResponsesBody, str, Chat]:
+            body = parse(given)
+            name = openai_answer.name_of(body, "resp")
+            return body, name, chat_of(body, given, name, state)
+
+        body, name, chat = await read_with(request, read)
+        plan = await planned(chat, request, state)
         head = _head(name, body, plan, state.context)
         if body.stream:
             writer = EventWriter(head)

@@ -16,8 +16,9 @@ from tureen.api.openai_responses_input import ResponsesItem, conversation_of, re
 from tureen.api.planning import Names
 from tureen.api.state import ServerState
 from tureen.api.thinking_field import effort_kwargs
-from tureen.api.tool_fields import check_tools, choose, read_tool_choice
+from tureen.api.tool_fields import MAX_TOOLS, check_tools, choose, read_tool_choice
 from tureen.errors import InvalidRequest, echo
+from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_MESSAGES, Tool, ToolChoice
 
 NOTHING_STORED = "no response is stored; send the whole conversation in input, what is known of it is reused"
@@ -53,7 +54,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     type: Literal["function"]
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
     description: str | None = None
 
@@ -63,7 +64,7 @@ class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -92,9 +93,12 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     max_output_tokens: Annotated[
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
     ] = None
-    tools: Annotated[list[ResponsesTool] | None, Meta(description="Functions that the client runs.")] = None
+    tools: Annotated[
+        Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None,
+        Meta(description="Functions that the client runs."),
+    ] = None
     tool_choice: Annotated[
-        Literal["auto", "none", "required"] | dict[str, Any] | None,
+        Literal["auto", "none", "required"] | JsonObject | None,
         Meta(description="Whether tools are called: a mode, a function, or `allowed_tools`."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
@@ -191,15 +195,13 @@ def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
     return check_tools(tools, "tools")
 
 
-class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function"):
     name: str
 
 
-class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["allowed_tools"]
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Meta(min_length=1)]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 def _chosen(given: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -214,7 +216,7 @@ def _chosen(given: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolCh
         raise InvalidRequest(
             f"{field}.type must be function or allowed_tools, got {echo(named)}", field=f"{field}.type"
         )
-    refuse_unknown(given, kind.__struct_fields__, field)
+    refuse_unknown(given, ("type", *kind.__struct_fields__), field)
     choice = convert(given, kind, lambda name: f"{field}.{name}")
     if isinstance(choice, AllowedTool):
         return tools, choose(ToolChoice("required", choice.name), tools, field, f"{field}.name")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tureen.api.tool_fields import read_arguments
 from tureen.errors import InvalidRequest, echo
-from tureen.text.messages import Message
+from tureen.text.messages import MAX_PARTS, Message
 
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
 PARTS = ("input_text", "input_image", "output_text", "refusal")
 
+T = TypeVar("T")
+
+PartList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -48,7 +51,7 @@ Shown = ResponsesInputText | ResponsesInputImage
 
 class ResponsesMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ResponsesInputText | ResponsesInputImage | ResponsesOutputText | ResponsesRefusal]
+    content: str | PartList[ResponsesInputText | ResponsesInputImage | ResponsesOutputText | ResponsesRefusal]
     id: str | None = None
     status: Status | None = None
 
@@ -65,7 +68,7 @@ class ResponsesCallOutput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function_call_output"
 ):
     call_id: str
-    output: str | list[Shown]
+    output: str | PartList[Shown]
     id: str | None = None
     status: Status | None = None
 
@@ -79,7 +82,7 @@ class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
     id: str | None = None
     summary: Annotated[list[Any], Meta(max_length=0)] | None = None
-    content: list[ResponsesThought] | None = None
+    content: PartList[ResponsesThought] | None = None
     status: Status | None = None
 
 
@@ -96,7 +99,7 @@ def read_items(given: Sequence[Any]) -> list[Any]:
                 item["type"] = "message"
             _check_type(item, KINDS, f"input[{index}]")
             for field in ("content", "output"):
-                if isinstance(item.get(field), list):
+                if isinstance(item.get(field), list) and len(item[field]) <= MAX_PARTS:
                     item[field] = _parts(item, field, f"input[{index}].{field}")
         items.append(item)
     return items

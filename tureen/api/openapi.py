@@ -6,7 +6,7 @@ Specification: OpenAPI 3.1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -14,21 +14,35 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from tureen.api.dialect import Docs, Entry
+from tureen.api.ollama_fields import OllamaChatBody
+from tureen.api.openai_chat_fields import ChatBody
+from tureen.api.openai_responses_fields import AllowedTool, AllowedTools, ResponsesBody
 from tureen.api.page import asset, page
 from tureen.api.replay import MAX_KEY_CHARS
 from tureen.api.sessions import SessionParams
 from tureen.api.sglang_request import GenerateBody
+from tureen.api.shared_fields import PerPrompt
 from tureen.api.state import ServerState
-from tureen.sampling.params import ALIASES, SamplingParams
+from tureen.api.tokenize_routes import TokenizeBody
+from tureen.api.tool_fields import MAX_TOOLS, ToolChoiceField, ToolField
+from tureen.sampling.params import ALIASES, SamplingParams, Stops
 
 Schema = dict[str, Any]
+Tools = Annotated[list[ToolField], msgspec.Meta(max_length=MAX_TOOLS)]
+ToolChoiceMode = Literal["auto", "none", "required"]
 
+ABOUT_FIELD = ("description", "default")
 REFERENCE = "#/components/schemas/{name}"
 MEANT: Mapping[tuple[type[msgspec.Struct], str], Any] = {
-    (GenerateBody, "sampling_params"): SamplingParams | list[SamplingParams],
-    (GenerateBody, "session_params"): SessionParams | list[SessionParams],
-    (SamplingParams, "stop"): str | list[str],
-    (SamplingParams, "stop_regex"): str | list[str],
+    (GenerateBody, "sampling_params"): SamplingParams | PerPrompt[SamplingParams],
+    (GenerateBody, "session_params"): SessionParams | PerPrompt[SessionParams],
+    (SamplingParams, "stop"): str | Stops,
+    (SamplingParams, "stop_regex"): str | Stops,
+    (ChatBody, "tools"): Tools,
+    (ChatBody, "tool_choice"): ToolChoiceMode | ToolChoiceField,
+    (TokenizeBody, "tools"): Tools,
+    (OllamaChatBody, "tools"): Tools,
+    (ResponsesBody, "tool_choice"): ToolChoiceMode | AllowedTool | AllowedTools,
 }
 """Fields that take other values than the type they are decoded into says."""
 
@@ -184,13 +198,14 @@ def _name(struct: type[msgspec.Struct]) -> str:
 def _schemas(bodies: Iterable[type[msgspec.Struct]]) -> dict[str, Schema]:
     """JSON schemas of bodies and of what stands in them, by the names of the structs."""
     wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in MEANT), SessionParams}
-    _, schemas = msgspec.json.schema_components(sorted(wanted, key=_name), ref_template=REFERENCE)
+    kinds = [*sorted(wanted, key=_name), *MEANT.values()]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     for (struct, name), kind in MEANT.items():
         [meant], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
         for one in wanted:
             if issubclass(one, struct):
                 fields = schemas[_name(one)]["properties"]
-                fields[name] = meant | {key: fields[name][key] for key in ("description", "default")}
+                fields[name] = meant | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
     own = schemas[SamplingParams.__name__]["properties"]
     own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
     for schema in schemas.values():
@@ -203,7 +218,7 @@ def _schemas(bodies: Iterable[type[msgspec.Struct]]) -> dict[str, Schema]:
 
 def _or_null(schema: Schema) -> Schema:
     """A field that may be left out may be null."""
-    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    about = {key: schema[key] for key in ABOUT_FIELD if key in schema}
     kind = {key: value for key, value in schema.items() if key not in about}
     if not kind or {"type": "null"} in kind.get("anyOf", ()):
         return schema

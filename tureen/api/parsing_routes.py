@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -12,8 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.dialect import Docs, Entry
+from tureen.api.offload import offload
 from tureen.api.state import ServerState
-from tureen.api.tool_fields import ToolField, read_tools
+from tureen.api.tool_fields import MAX_TOOLS, ToolField, read_tools
 from tureen.errors import InvalidRequest, echo
 from tureen.text import tools as tool_formats
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
@@ -27,7 +27,7 @@ class ParseFunctionCallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     """A model's output, and the tools that it may call."""
 
     text: Annotated[str, Meta(max_length=MAX_CHARS, description="What the model wrote.")]
-    tools: Annotated[list[ToolField], Meta(description="Functions that the model may call.")]
+    tools: Annotated[list[ToolField], Meta(max_length=MAX_TOOLS, description="Functions that the model may call.")]
     tool_call_parser: Annotated[
         str | None, Meta(description="How it writes calls, a name as for --tool-call-parser. Default: the server's.")
     ] = None
@@ -49,13 +49,14 @@ def routes(state: ServerState) -> list[Entry]:
         tools = read_tools(given.get("tools"))
         body = convert(given | {"tools": []}, ParseFunctionCallBody)
         form = _tool_format(body.tool_call_parser, state)
-        return JSONResponse(await asyncio.to_thread(_calls, body.text, form, tools))
+        return JSONResponse(await offload.run(len(body.text), lambda: _calls(body.text, form, tools)))
 
     async def separate_reasoning(request: Request) -> Response:
         body = convert(await _read(request, SeparateReasoningBody), SeparateReasoningBody)
         if body.return_blocks:
             raise InvalidRequest("return_blocks: true is not available; leave it out", field="return_blocks")
-        return JSONResponse(await asyncio.to_thread(_separated, body.text, _reasoning_format(body.reasoning_parser)))
+        form = _reasoning_format(body.reasoning_parser)
+        return JSONResponse(await offload.run(len(body.text), lambda: _separated(body.text, form)))
 
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'

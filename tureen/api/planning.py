@@ -5,25 +5,33 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from tureen.api.body import convert
 from tureen.api.constraint_fields import constrained
+from tureen.api.offload import offload
+from tureen.api.prompts import check_batch, too_long
+from tureen.api.shared_fields import MAX_PROMPTS
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
-from tureen.sampling.params import SamplingParams, check_params
+from tureen.sampling.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, check_params
 from tureen.types import GenerateRequest, MediaItem
 
 T = TypeVar("T")
 
-MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
 MAX_RID_CHARS = 256
 SEED_BITS = 52
 """Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
+
+REQUEST_SIZE = 32
+"""Characters of text that are tokenized in the time in which a request is made."""
+
+PATTERN_SIZE = 32
+"""Characters of text that are tokenized in the time in which one of a stop pattern is compiled."""
 
 NO_PARAMS = SamplingParams()
 """Stands in a template until `samples` puts the real ones there."""
@@ -85,6 +93,30 @@ def make_sampling(
     return Sampling(params, origins, names)
 
 
+async def sampling_of(
+    given: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+) -> Sampling:
+    """The same, beside the event loop where it takes long. Raises InvalidRequest."""
+    size = PATTERN_SIZE * patterns_len([given])
+    return await offload.run(size, lambda: make_sampling(given, context, names, defaults))
+
+
+def patterns_len(given: Iterable[Mapping[str, Any]]) -> int:
+    """Characters of the different stop patterns that prompts' parameters have. Raises InvalidRequest for more than
+    those of one prompt may have."""
+    patterns: set[str] = set()
+    for params in given:
+        some = params.get("stop_regex")
+        if isinstance(some, list | tuple):
+            patterns.update(one for one in some[:MAX_STOPS] if isinstance(one, str))
+    length = sum(map(len, patterns))
+    if length > MAX_PATTERN_LEN:
+        raise InvalidRequest(
+            f"stop_regex: all patterns may have {MAX_PATTERN_LEN} characters, got {length}", field="stop_regex"
+        )
+    return length
+
+
 def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str) -> int:
     """Samples per prompt, the same for all. Raises InvalidRequest for an empty batch and for more than one may have."""
     if not num_prompts:
@@ -93,10 +125,7 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
             field=prompt_field,
             code="empty_prompt",
         )
-    if num_prompts > MAX_PROMPTS:
-        raise InvalidRequest(
-            f"{prompt_field} is a batch of at most {MAX_PROMPTS} prompts, got {num_prompts}", field=prompt_field
-        )
+    check_batch(num_prompts, MAX_PROMPTS, prompt_field)
     field = samplings[0].names.path("n")
     num_samples = samplings[0].params.n
     if any(sampling.params.n != num_samples for sampling in samplings):
@@ -161,15 +190,6 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
             f"{field} is {sampling.params.min_new_tokens}, but only {resolved} tokens fit the context", field=field
         )
     return resolved
-
-
-def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
-    return InvalidRequest(
-        f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
-        "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
-        field=prompt_name,
-        code="prompt_too_long",
-    )
 
 
 def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description=f"End after so many steps. Default: at /stop_profile, or after {MAX_STEPS}."),
     ] = None
     activities: Annotated[
-        Annotated[list[Literal["CPU", "GPU"]], Meta(min_length=1)] | None,
+        Annotated[list[Literal["CPU", "GPU"]], Meta(min_length=1, max_length=16)] | None,
         Meta(description="GPU: on a GPU only. Default: all there are."),
     ] = None
     with_stack: Annotated[bool | None, Meta(description="Lines of Python that call operations; torch only.")] = None

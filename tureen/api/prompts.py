@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tureen.api.offload import offload
+from tureen.api.shared_fields import MAX_PROMPTS
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import NO_TOKEN, MediaItem
-
-INLINE_CHARS = 2048
-"""A shorter text is tokenized on the event loop: that takes less than a hand-over to a thread."""
 
 LARGEST = {"float16": 65504.0}
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -78,12 +76,12 @@ def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) 
 
 
 async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
-    """Token ids of each text. A long one does not hold up the event loop."""
+    """Token ids of each text."""
 
-    def found() -> list[list[int]]:
-        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    def encoded(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    return found() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(found)
+    return await offload.run_each(sum(map(len, texts)), encoded, texts)
 
 
 def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
@@ -101,52 +99,92 @@ def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
         )
 
 
-def texts_or_ids(given: Any, field: str, context: Context) -> tuple[Texts | list[Prompt], list[str]]:
+def texts_or_ids(
+    given: Any, field: str, context: Context, *, most: int, may_be_cut: bool = False
+) -> tuple[Texts | list[Prompt], list[str]]:
     """OpenAI's form: a text, token ids, or a list of texts or of lists of ids; and what to call each in an error.
 
-    Raises InvalidRequest.
+    `most`: prompts; `may_be_cut`: they may be longer than the context. Raises InvalidRequest.
     """
-    kinds = {isinstance(one, str) for one in given}
-    if kinds == {True} or given == "":
+    if isinstance(given, str):
         found = texts(given, field)
         return found, found.names
-    if True in kinds:
+    if given and not isinstance(given[0], int):
+        check_batch(len(given), most, field)
+    kinds = set(map(type, given))
+    if kinds == {str}:
+        found = texts(given, field)
+        return found, found.names
+    if str in kinds:
         raise InvalidRequest(f"{field} mixes texts and token ids; send one or the other", field=field)
-    ids = id_lists(given, context, may_be_empty=False, field=field)
+    ids = id_lists(given, context, may_be_empty=False, field=field, most=most, may_be_cut=may_be_cut)
     is_batch = isinstance(given[0], list)
     return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
 
 
-def id_lists(given: list[Any], context: Context, *, may_be_empty: bool, field: str = "input_ids") -> list[Prompt]:
-    """Token ids: one prompt, or a batch of them. Raises InvalidRequest."""
+def check_batch(count: int, most: int, field: str) -> None:
+    """Raises InvalidRequest for more prompts than one body may have."""
+    if count > most:
+        raise InvalidRequest(f"{field} is a batch of at most {most} prompts, got {count}", field=field)
+
+
+def id_lists(
+    given: list[Any],
+    context: Context,
+    *,
+    may_be_empty: bool,
+    field: str = "input_ids",
+    most: int = MAX_PROMPTS,
+    may_be_cut: bool = False,
+) -> list[Prompt]:
+    """Token ids: one prompt, or a batch of at most so many; those that may not be cut fit the context.
+
+    Raises InvalidRequest.
+    """
     is_batch = bool(given) and isinstance(given[0], list)
     lists = given if is_batch else [given]
+    check_batch(len(lists), most, field)
     for index, ids in enumerate(lists):
         where = f"{field}[{index}]" if is_batch else field
         if not isinstance(ids, list):
             raise _mixed(field, "token ids")
         if not ids and not may_be_empty:
             raise InvalidRequest(f"{where} is empty; a prompt has at least one token", field=where, code="empty_prompt")
+        if len(ids) > context.capacity and not may_be_cut:
+            raise too_long(len(ids), where, context)
         _check_ids(ids, where, context.info.vocab_size, context.placeholder_ids)
     return [Prompt(ids) for ids in lists]
 
 
+def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
+    return InvalidRequest(
+        f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
+        "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
+        field=prompt_name,
+        code="prompt_too_long",
+    )
+
+
 def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: frozenset[int]) -> None:
-    for position, token_id in enumerate(ids):
-        if not isinstance(token_id, int):
-            raise _mixed(where.split("[")[0], "token ids")
-        if not 0 <= token_id < vocab_size and token_id not in placeholder_ids:
-            raise InvalidRequest(
-                f"{where}[{position}] must be a token id in [0, {vocab_size}), got {echo(token_id)}",
-                field=where,
-                code="token_id_out_of_range",
-            )
+    """No line of this runs once for each id, of which there may be a million."""
+    if set(map(type, ids)) - {int}:
+        raise _mixed(where.split("[")[0], "token ids")
+    known = set(ids) - placeholder_ids
+    if not known or (min(known) >= 0 and max(known) < vocab_size):
+        return
+    wrong = min(known) if min(known) < 0 else max(known)
+    raise InvalidRequest(
+        f"{where}[{ids.index(wrong)}] must be a token id in [0, {vocab_size}), got {echo(wrong)}",
+        field=where,
+        code="token_id_out_of_range",
+    )
 
 
 def embeddings(given: list[Any], context: Context) -> list[Prompt]:
     """input_embeds: [tokens, hidden_size] numbers, or a batch of such. Raises InvalidRequest."""
-    is_batch = bool(given) and bool(given[0]) and isinstance(given[0][0], list)
+    is_batch = bool(given) and (not given[0] or isinstance(given[0][0], list))
     matrices = given if is_batch else [given]
+    check_batch(len(matrices), MAX_PROMPTS, "input_embeds")
     return [
         _embedding(matrix, f"input_embeds[{index}]" if is_batch else "input_embeds", context)
         for index, matrix in enumerate(matrices)
@@ -169,7 +207,7 @@ def _embedding(matrix: list[Any], where: str, context: Context) -> Prompt:
             raise _mixed("input_embeds", "embeddings")
         if len(row) != width:
             raise _bad_embeds(f"{where}[{position}] must have {width} numbers (the hidden size), got {len(row)}", where)
-        if any(isinstance(value, list) for value in row):
+        if list in set(map(type, row)):
             raise _mixed("input_embeds", "embeddings")
     values = np.array(matrix, dtype=np.float64)
     largest = LARGEST.get(context.info.dtype, FLOAT32_MAX)

@@ -18,13 +18,13 @@ Who = tuple[str, str]
 
 
 class Account:
-    """What one client has used. Nothing is reserved for outputs: a client may begin whatever it likes while it is not
-    in debt, and each token counts when it is there; so it never waits for tokens that it did not use. A prompt is held
-    against the client until its request begins to answer, and is paid for then."""
+    """What one client has used, and what its requests that run may still use: each holds its prompt and the most that
+    it may answer until that is used, or the request ends. What begins beside others must fit into what is left. Alone
+    a request may begin unless the client is in debt, however much it may use: only that one can bring debt."""
 
     def __init__(self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_visitors = 0  # of its HTTP requests
-        self._num_held = 0  # tokens of prompts whose request has not begun to answer
+        self._num_held = 0  # tokens that what runs has not used yet
         self._limits = limits
         self._clock = clock
         self._used = 0.0  # tokens that time has not given back yet
@@ -47,21 +47,26 @@ class Account:
         self._regain()
         return not (self.num_visitors or self._num_running or self._num_held or self._used)
 
-    def check(self) -> None:
-        """Raises TooManyRequests while the client is in debt."""
+    def check(self, num_tokens: int) -> None:
+        """Raises TooManyRequests for a request of so many tokens that may not begin now."""
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return
         self._regain()
-        debt = self._used + self._num_held - per_minute
-        if debt > 0:
-            wait_s = math.ceil(debt / per_minute * MINUTE_S)
-            raise TooManyRequests(
-                f"this client has used its {per_minute} tokens a minute and {math.ceil(debt)} more; "
-                f"send the request again in {wait_s} s",
-                code="tokens_per_minute",
-                retry_after_s=wait_s,
-            )
+        left = per_minute - self._used - self._num_held
+        if left >= (min(num_tokens, per_minute) if self._num_held else 0):
+            return
+        debt = max(0, math.ceil(self._used) - per_minute)
+        wait_s = math.ceil((self._used - per_minute) / per_minute * MINUTE_S)
+        if self._num_held:
+            wait_s = max(wait_s, self._turn_s())
+        what = (
+            f"has {max(0, math.floor(left))} of its {per_minute} tokens a minute left beside what its running requests "
+            f"may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, in about"
+            if self._num_held
+            else f"has used its {per_minute} tokens a minute and {debt} more; send the request again in"
+        )
+        raise TooManyRequests(f"this client {what} {wait_s} s", code="tokens_per_minute", retry_after_s=wait_s)
 
     def charge(self, num_tokens: int) -> None:
         """So many tokens were used."""
@@ -70,22 +75,14 @@ class Account:
         self._regain()
         self._used += num_tokens
 
-    @contextlib.contextmanager
-    def holding(self, num_tokens: int) -> Iterator[Callable[[], None]]:
-        """Hold so many tokens of a prompt against the client. What this gives makes them used ones."""
-        held = num_tokens
-        self._num_held += held
+    def hold(self, num_tokens: int) -> Hold:
+        """So many tokens may be used."""
+        self._num_held += num_tokens
+        return Hold(self, num_tokens)
 
-        def pay() -> None:
-            nonlocal held
-            self._num_held -= held
-            self.charge(held)
-            held = 0
-
-        try:
-            yield pay
-        finally:
-            self._num_held -= held
+    def let_go(self, num_tokens: int) -> None:
+        """Of those that are held."""
+        self._num_held -= num_tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """OpenAI's, where there is a limit: what is left of it, and when all of it will be."""
@@ -109,7 +106,7 @@ class Account:
         if most is not None and self._num_running >= most:
             raise TooManyRequests(
                 f"this client has {most} requests running, the most it may; wait until one has ended",
-                retry_after_s=max(1, math.ceil((self._mean_s or 0.0) / self._num_running)),
+                retry_after_s=self._turn_s(),
             )
         self._num_running += 1
         started_s = self._clock()
@@ -120,11 +117,34 @@ class Account:
             seconds = self._clock() - started_s
             self._mean_s = seconds if self._mean_s is None else 0.8 * self._mean_s + 0.2 * seconds
 
+    def _turn_s(self) -> int:
+        """Until one of its requests ends, as they took lately; at least 1."""
+        return max(1, math.ceil((self._mean_s or 0.0) / max(1, self._num_running)))
+
     def _regain(self) -> None:
         now_s, per_minute = self._clock(), self._limits.tokens_per_minute
         regained = math.inf if per_minute is None else (now_s - self._since_s) / MINUTE_S * per_minute
         self._used = max(0.0, self._used - regained)
         self._since_s = now_s
+
+
+class Hold:
+    """Tokens that are held against a client until they are used or given back."""
+
+    def __init__(self, account: Account, num_tokens: int) -> None:
+        self._account = account
+        self._num_left = num_tokens
+
+    def pay(self, num_tokens: int) -> None:
+        """So many tokens were used, of these as far as there are so many."""
+        self.give_back(num_tokens)
+        self._account.charge(num_tokens)
+
+    def give_back(self, num_tokens: int | None = None) -> None:
+        """So many will not be used, None = all that are left; no more than those."""
+        num_tokens = self._num_left if num_tokens is None else min(num_tokens, self._num_left)
+        self._num_left -= num_tokens
+        self._account.let_go(num_tokens)
 
 
 class Quotas:

@@ -19,9 +19,10 @@ from tureen.api.dialect import Docs, Entry, client_name, unless_gone
 from tureen.api.embedding import Asked
 from tureen.api.logprob_fields import MAX_LOGPROB_IDS
 from tureen.api.model_field import adapter_of
+from tureen.api.offload import offload
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
-from tureen.api.shared_fields import AbortName, KeptTokens, Priority
+from tureen.api.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.api.state import Context, ServerState
 from tureen.api.waves import Asker
 from tureen.errors import InvalidRequest, echo
@@ -30,15 +31,18 @@ from tureen.types import GenerateRequest, LogprobSpec
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 
+MAX_JOINED = 1 << 27
+"""Characters or token ids of all prompts of a body, in each of which the query stands."""
+
 T = TypeVar("T")
 
 
 class ScoreBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/score`."""
 
-    query: Annotated[str | list[int], Meta(description="What stands before each item: a text, or token ids.")]
+    query: Annotated[str | TokenIds, Meta(description="What stands before each item: a text, or token ids.")]
     items: Annotated[
-        str | list[str | list[int]],
+        str | Annotated[list[str | TokenIds], Meta(max_length=MAX_INPUTS)],
         Meta(description="Texts, or lists of token ids, as the query; at most 2048."),
     ]
     label_token_ids: Annotated[
@@ -59,7 +63,8 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     query: Annotated[str, Meta(description="What is looked for.", min_length=1)]
     documents: Annotated[
-        list[Annotated[str, Meta(min_length=1)]], Meta(description="Texts to sort; at most 2048.", min_length=1)
+        list[Annotated[str, Meta(min_length=1)]],
+        Meta(description="Texts to sort; at most 2048.", min_length=1, max_length=MAX_INPUTS),
     ]
     top_n: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only so many, the best.")] = None
     return_documents: Annotated[bool, Meta(description="Return the documents' texts too.")] = True
@@ -122,7 +127,6 @@ async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str,
                 code="token_id_out_of_range",
             )
     found, names = _joined(body, context)
-    waves.check_count(len(names), "items")
     no_media = [media_fields.Wanted((), (), "image", name, name) for name in names]
     resolved = await media_fields.resolve(found, names, no_media, state)
     template = GenerateRequest(
@@ -136,10 +140,14 @@ async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str,
         cache_salt=planning.cache_namespace(asker.owner),
         priority=body.priority,
     )
-    requests: list[GenerateRequest] = []
-    for prompt, name in zip(resolved, names, strict=True):
+
+    def made(prompt: Prompt, name: str) -> GenerateRequest:
         one = msgspec.structs.replace(template, token_ids=tuple(prompt.token_ids))
-        requests += planning.samples(one, ONE_TOKEN, name, context)
+        [request] = planning.samples(one, ONE_TOKEN, name, context)
+        return request
+
+    pairs = zip(resolved, names, strict=True)
+    requests = await offload.run_each(len(names) * planning.REQUEST_SIZE, lambda pair: made(*pair), pairs)
     outputs = await waves.run_all(requests, asker, state)
     num_tokens = sum(output.usage.prompt_tokens for output in outputs)
     logprobs = [
@@ -161,8 +169,15 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
     if any(isinstance(item, str) != is_text for item in items):
         raise InvalidRequest("items must be texts where query is one, else lists of token ids", field="items")
     query: Any = body.query
+    joined = sum(map(len, items)) + len(items) * len(query)
+    if joined > MAX_JOINED:
+        raise InvalidRequest(
+            f"query stands in {len(items)} prompts: together they may have {MAX_JOINED} characters or token ids, got "
+            f"{joined}; send fewer items at a time",
+            field="query",
+        )
     wholes = [item + query if body.item_first else query + item for item in items]
-    found, _ = prompts.texts_or_ids(wholes, "items", context)
+    found, _ = prompts.texts_or_ids(wholes, "items", context, most=MAX_INPUTS)
     return found, [f"items[{index}]" for index in range(len(items))]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import defaultdict
@@ -18,11 +17,12 @@ from starlette.types import ASGIApp
 
 from tureen.api import embedding, planning, sglang_request
 from tureen.api.body import read_json, refuse_unknown
-from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.api.errors import error_object
 from tureen.api.generation import Output, Run
 from tureen.api.loading import loading
 from tureen.api.media_fields import resolve
+from tureen.api.offload import INLINE_CHARS, LARGE, offload
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
 from tureen.api.sglang_request import GenerateBody, GeneratePlan
@@ -57,7 +57,7 @@ def routes(state: ServerState) -> list[Entry]:
     async def encode(request: Request) -> ASGIApp:
         given = read_json(request.headers.get("content-type"), await request.body())
         body = embedding_body(given)
-        plan = await prepare(body, state, owner=client_name(request), takes_media=False)
+        plan = await prepared(request, prepare(body, state, owner=client_name(request), takes_media=False))
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
 
@@ -69,9 +69,9 @@ def routes(state: ServerState) -> list[Entry]:
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     """The answer to a body of this dialect: an object, a list, or a stream of events."""
-    work = prepare(given, state, owner=client_name(request))
     brings_media = given.get("image_data") is not None or given.get("video_data") is not None
-    plan = await (unless_gone(request, work) if brings_media else work)
+    work = prepare(given, state, owner=client_name(request))
+    plan = await prepared(request, work, takes_time=brings_media)
     if plan.stream:
         answers = stream(plan, state)
         first = await unless_gone(request, anext(answers))
@@ -81,14 +81,10 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 
 
 async def _encode(answers: Answer | list[Answer]) -> bytes:
-    """JSON; a large answer does not hold up the event loop."""
-    if isinstance(answers, list):
-        is_large = any(HIDDEN_FIELD in one["meta_info"] for one in answers)
-    else:
-        is_large = HIDDEN_FIELD in answers["meta_info"]
-    if is_large:
-        return await asyncio.to_thread(_json.encode, answers)
-    return _json.encode(answers)
+    """JSON."""
+    every = answers if isinstance(answers, list) else [answers]
+    is_large = any(HIDDEN_FIELD in one["meta_info"] for one in every)
+    return await offload.run(LARGE if is_large else 0, lambda: _json.encode(answers))
 
 
 def as_builtins(answers: Answer | list[Answer]) -> Any:
@@ -103,9 +99,10 @@ async def prepare(
     arrived_s = time.monotonic()
     state.check_accepting()
     context = state.context
-    body, found = sglang_request.parse(given, context)
+    body, found = await offload.run(sglang_request.size_of(given), lambda: sglang_request.parse(given, context))
     batch = len(found.texts) if isinstance(found, Texts) else len(found)
-    samplings = sglang_request.samplings_of(body, batch, context)
+    size = sglang_request.sampling_size(body)
+    samplings = await offload.run(size, lambda: sglang_request.samplings_of(body, batch, context))
     for name, field in sglang_request.adapters_of(body, batch):
         state.check_adapter(name, field)
     num_samples = planning.check_size(batch, samplings, body.prompt_field)
@@ -118,7 +115,7 @@ async def prepare(
             rids, _ = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
             await stack.enter_async_context(loading(state, owner, rids, sglang_request.limits_of(body)))
         found = await resolve(found, names, wanted, state)
-    body = sglang_request.after(time.monotonic() - arrived_s, body)
+    rest = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
     for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
         turns.append(None)
@@ -127,7 +124,11 @@ async def prepare(
                 raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
             turn = turns[index] = state.sessions.extend(session, found[index].token_ids, owner=owner)
             found[index] = Prompt(turn.token_ids)
-    plan = sglang_request.plan(body, found, samplings, context, owner=owner, arrived_s=arrived_s)
+    # a session is not to change between a turn that is read from it and the one that begins
+    size = 0 if any(turns) else batch * num_samples * planning.REQUEST_SIZE
+    plan = await offload.run(
+        size, lambda: sglang_request.plan(rest, found, samplings, context, owner=owner, arrived_s=arrived_s)
+    )
     return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
 
 
@@ -139,28 +140,35 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
-    answers = [render(output, plan, state.context) for output in outputs]
+    size = sum(output.num_logprobs for output in outputs)
+    answers = await offload.run_each(size, lambda output: render(output, plan, state.context), outputs)
     return answers if plan.is_list else answers[0]
 
 
 async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
     """The answer as it grows, an object per event; cumulative unless the server was told otherwise."""
-    config = state.context.config
     run = Run(state, plan.plan)
     with _taking_turns(plan, run, state) as end_turn:
         # a session's output is looked at by who replaces it before it ends
         has_turns = any(plan.turns)
         async with contextlib.aclosing(run.updates(1 if has_turns else None)) as updates:
             async for output in updates:
-                if has_turns and not _is_due(output, config.stream_interval):
+                if has_turns and not _is_due(output, state.context.config.stream_interval):
                     continue
-                one = render(output, plan, state.context, only_new=config.incremental_streaming_output)
+                one = await _rendered(output, plan, state.context)
                 if plan.is_list:
                     one["index"] = output.index
-                output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
-                if output.finish is not None:
+                if one["meta_info"]["finish_reason"] is not None:
                     end_turn(output)  # before the client hears of it: it may continue at once
                 yield one
+
+
+async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Answer:
+    """The event of a stream that tells what there is; it counts as sent."""
+    only_new, size = context.config.incremental_streaming_output, output.num_logprobs
+    now = output.snapshot() if size > INLINE_CHARS else output
+    output.sent_tokens, output.sent_chars, sent = len(now.token_ids), len(now.text), (now.sent_tokens, now.sent_chars)
+    return await offload.run(size, lambda: render(now, plan, context, sent if only_new else (0, 0)))
 
 
 def _is_due(output: Output, stream_interval: int) -> bool:
@@ -262,12 +270,12 @@ async def _events(
     yield DONE
 
 
-def render(output: Output, plan: GeneratePlan, context: Context, *, only_new: bool = False) -> Answer:
-    """One request's answer as SGLang writes it. `only_new` leaves out what was sent before.
+def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int, int] = (0, 0)) -> Answer:
+    """One request's answer as SGLang writes it, without the tokens and characters that were sent before.
 
     Hidden states, and the names that SGLang had for log-probabilities before 0.3, come when the request has ended.
     """
-    first_token, first_char = (output.sent_tokens, output.sent_chars) if only_new else (0, 0)
+    first_token, first_char = sent
     meta: dict[str, Any] = {
         "id": output.rid,
         "finish_reason": finish_reason(output.finish),

@@ -11,12 +11,16 @@ from msgspec import Meta
 
 from tureen.api import logprob_fields, media_fields, planning, prompts
 from tureen.api.body import convert, read_params, refuse_not_offered, refuse_unknown
+from tureen.api.logprob_fields import MAX_LOGPROB_IDS
 from tureen.api.media_fields import Wanted
+from tureen.api.offload import LARGE
 from tureen.api.planning import Names, Plan, Sampling, per_prompt
 from tureen.api.processor_field import check_processor
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import SessionParams, Turn
 from tureen.api.shared_fields import (
+    MAX_PROMPTS,
+    MAX_TOKEN_IDS,
     NO_BEAMS,
     NO_NODES,
     NO_SUCH_THING,
@@ -28,14 +32,20 @@ from tureen.api.shared_fields import (
     FirstTokenDeadline,
     LogMetrics,
     LogprobsModeField,
+    PerPrompt,
     Priority,
+    TokenIds,
 )
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
+from tureen.media.loader import MAX_REFERENCES
+from tureen.sampling.params import JsonObject
 from tureen.types import GenerateRequest, HiddenStates
 
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
+
+MAX_HIDDEN_SIZE = 1 << 16
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
@@ -105,43 +115,55 @@ PARAMS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
 """The same of `sampling_params`."""
 
 WantedHidden = bool | Literal["last"]
+References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
+LogprobIds = Annotated[
+    list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None],
+    Meta(max_length=MAX_LOGPROB_IDS, extra={"batch": MAX_PROMPTS}),
+]
+Numbers = Annotated[list[float], Meta(max_length=MAX_HIDDEN_SIZE)]
+Embeddings = Annotated[
+    list[Annotated[list[float | Numbers], Meta(max_length=MAX_TOKEN_IDS)]],
+    Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS}),
+]
+"""Rows of one prompt, or a batch of such lists."""
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /generate`. A list gives one value per prompt of a batch."""
 
-    text: Annotated[str | list[str] | None, Meta(description="Prompt, or a batch of prompts.")] = None
+    text: Annotated[str | PerPrompt[str] | None, Meta(description="Prompt, or a batch of prompts.")] = None
     input_ids: Annotated[
-        list[int | list[int]] | None, Meta(description="Token ids in place of text; a list of lists is a batch.")
+        Annotated[list[int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS})] | None,
+        Meta(description="Token ids in place of text; a list of lists is a batch."),
     ] = None
     input_embeds: Annotated[
-        list[list[float | list[float]]] | None,
+        Embeddings | None,
         Meta(
             description="Embeddings [tokens, hidden size] in place of text, or a batch of them; never in the prefix "
             "cache."
         ),
     ] = None
     sampling_params: Annotated[
-        dict[str, Any] | list[dict[str, Any]], Meta(description="How to sample; see the parameters page.")
+        JsonObject | PerPrompt[JsonObject], Meta(description="How to sample; see the parameters page.")
     ] = msgspec.field(default_factory=dict)
     rid: Annotated[
-        str | list[str] | None,
+        str | PerPrompt[str] | None,
         Meta(description="Request id, at most 256 printable ASCII characters; a batch of `r` gets r_0, r_1, …"),
     ] = None
-    return_logprob: Annotated[bool | list[bool], Meta(description="Return log-probabilities.")] = False
+    return_logprob: Annotated[bool | PerPrompt[bool], Meta(description="Return log-probabilities.")] = False
     logprob_start_len: Annotated[
-        int | list[int], Meta(description="First prompt position with log-probabilities; -1 = output only.")
+        int | PerPrompt[int], Meta(description="First prompt position with log-probabilities; -1 = output only.")
     ] = -1
-    top_logprobs_num: Annotated[int | list[int], Meta(description="Best alternatives per position, 0 to 128.")] = 0
+    top_logprobs_num: Annotated[int | PerPrompt[int], Meta(description="Best alternatives per position, 0 to 128.")] = 0
     token_ids_logprob: Annotated[
-        list[int | list[int] | None] | None, Meta(description="Log-probabilities of these ids at every position.")
+        LogprobIds | None, Meta(description="Log-probabilities of these ids at every position.")
     ] = None
     return_text_in_logprobs: Annotated[
         bool, Meta(description="Third element of a log-probability triple: the token's text.")
     ] = False
     logprobs_mode: LogprobsModeField = "processed"
     return_hidden_states: Annotated[
-        WantedHidden | list[WantedHidden],
+        WantedHidden | PerPrompt[WantedHidden],
         Meta(
             description="Return the last layer's output: a matrix for the prompt, then a vector per output token; "
             'or, with "last", the vector of the last position alone.'
@@ -152,29 +174,29 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     image_data: Annotated[
-        str | list[str | list[str] | None] | None,
+        str | PerPrompt[str | References | None] | None,
         Meta(
             description="Pictures for the placeholders in the prompt: file name, URL, `data:` URL or base64, or a list "
             "of these; see the media page."
         ),
     ] = None
     video_data: Annotated[
-        str | list[str | list[str] | None] | None, Meta(description="Videos, given like pictures.")
+        str | PerPrompt[str | References | None] | None, Meta(description="Videos, given like pictures.")
     ] = None
     modalities: Annotated[
-        list[str] | None,
+        PerPrompt[str] | None,
         Meta(description="What image_data holds: image, multi-images, or video = frames. Default: from their number."),
     ] = None
     lora_path: Annotated[
-        str | list[str | None] | None,
+        str | PerPrompt[str | None] | None,
         Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page."),
     ] = None
     session_params: Annotated[
-        dict[str, Any] | list[dict[str, Any]] | None,
+        JsonObject | PerPrompt[JsonObject] | None,
         Meta(description="Continue a session: id, rid, offset, replace, drop_previous_output; see the sessions page."),
     ] = None
     custom_logit_processor: Annotated[
-        str | list[str | None] | None,
+        str | PerPrompt[str | None] | None,
         Meta(description="A processor's name, or one sent as code; see the processors page."),
     ] = None
     log_metrics: LogMetrics = True
@@ -217,6 +239,19 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, where they were asked for
 
 
+def size_of(given: dict[str, Any]) -> int:
+    """What checking its form costs: rows of embeddings are looked at one by one, everything else as a whole."""
+    rows = given.get("input_embeds")
+    return LARGE if isinstance(rows, list) and len(rows) > 1 else 0
+
+
+def sampling_size(body: GenerateBody) -> int:
+    """What `samplings_of` costs. Raises InvalidRequest where prompts have more patterns than fit."""
+    given = body.sampling_params
+    params = given if isinstance(given, list) else [given]
+    return planning.REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
+
+
 def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[Prompt]]:
     """Check the body's form. Returns it with its prompts, texts not tokenized yet. Raises InvalidRequest."""
     found = [name for name in PROMPT_FIELDS if given.get(name) is not None]
@@ -247,13 +282,17 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
 
 def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampling]:
     """The sampling parameters of each prompt. Raises InvalidRequest."""
-    found = []
-    for index, given in enumerate(per_prompt(body.sampling_params, batch, "sampling_params")):
-        where = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
-        refuse_not_offered(given, PARAMS_NOT_OFFERED, where)
-        offered = {name: value for name, value in given.items() if name not in PARAMS_NOT_OFFERED}
-        found.append(planning.make_sampling(read_params(offered, where), context, Names(where)))
-    return found
+    given = body.sampling_params
+    if not isinstance(given, list):
+        return [_sampling_of(given, "sampling_params", context)] * batch
+    params: list[dict[str, Any]] = per_prompt(given, batch, "sampling_params")
+    return [_sampling_of(one, f"sampling_params[{index}]", context) for index, one in enumerate(params)]
+
+
+def _sampling_of(given: dict[str, Any], where: str, context: Context) -> Sampling:
+    refuse_not_offered(given, PARAMS_NOT_OFFERED, where)
+    offered = {name: value for name, value in given.items() if name not in PARAMS_NOT_OFFERED}
+    return planning.make_sampling(read_params(offered, where), context, Names(where))
 
 
 def adapters_of(body: GenerateBody, batch: int) -> list[tuple[str, str]]:

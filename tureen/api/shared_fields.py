@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from tureen.types import LogprobsMode
 
+T = TypeVar("T")
+
 MAX_SALT_CHARS = 1024
+MAX_PROMPTS = 128
+MAX_INPUTS = 2048
+"""As many texts as OpenAI takes in one body."""
+MAX_TOKEN_IDS = 1 << 20
+"""Of one list. What a model takes is less; where a prompt may be cut, it is not looked at before."""
+
+PerPrompt = Annotated[list[T], Meta(max_length=MAX_PROMPTS)]
+TokenIds = Annotated[list[int], Meta(max_length=MAX_TOKEN_IDS)]
+Inputs = Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_INPUTS})]
+"""Token ids of one prompt, or a batch: `extra` says how many of those there may be."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -133,6 +134,7 @@ class ServerState:
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
         self._num_requests = 0
+        self._num_coming = 0  # that are let in and not submitted yet
 
     @property
     def checker(self) -> Checker:
@@ -180,12 +182,49 @@ class ServerState:
             config = msgspec.structs.replace(config, weight_version=version)
         self.context = msgspec.structs.replace(self.context, info=info, config=config)
 
-    def check_accepting(self) -> None:
-        """Raises Unavailable when no new work is taken."""
+    def check_open(self) -> None:
+        """Raises Unavailable while the server ends."""
         if self.is_draining:
             raise Unavailable(
                 "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
             )
+
+    def check_accepting(self) -> None:
+        """Raises Unavailable when no new work is taken."""
+        self.check_open()
+        self._check_room(1)
+
+    def _check_room(self, num_requests: int) -> None:
+        """Raises Unavailable when not so many more may wait. The engine is not asked: it may be in a long step."""
+        most_queued = self.context.config.max_queued_requests
+        num_live = self.client.num_live + self._num_coming
+        if num_live + num_requests > self.context.info.max_running_requests + most_queued:
+            raise Unavailable(
+                f"{most_queued} requests are waiting already, or would be with these; try again later, or start the "
+                "server with a larger --max-queued-requests",
+                code="queue_full",
+                retry_after_s=math.ceil(self.client.stats.seconds_per_end),
+            )
+
+    @contextlib.contextmanager
+    def coming(self, num_requests: int) -> Iterator[Callable[[], None]]:
+        """Keep places for requests until each is submitted; what this gives is to be called just before it is.
+
+        Raises Unavailable where there are not enough.
+        """
+        self._check_room(num_requests)
+        num_left = num_requests
+        self._num_coming += num_requests
+
+        def submit() -> None:
+            nonlocal num_left
+            num_left -= 1
+            self._num_coming -= 1
+
+        try:
+            yield submit
+        finally:
+            self._num_coming -= num_left
 
     def new_id(self, rid: str) -> str:
         """An id for the engine; never used twice, whatever clients call their requests."""

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import Docs, Entry, client_name, streamed, unless_gone
+from tureen.api.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.api.generation import Output, Run
 from tureen.api.planning import NO_PARAMS, Names, Plan
 from tureen.api.prompts import tokenize
 from tureen.api.sse import event
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
-from tureen.sampling.params import SamplingParams
+from tureen.sampling.params import JsonObject, SamplingParams, Stops
 from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, LogprobSpec
 
@@ -46,7 +46,7 @@ class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the output must match."""
 
     type: Literal["json", "json_object", "regex"]
-    value: str | dict[str, Any]
+    value: str | JsonObject
 
 
 class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="Same request, same seed, same tokens. Default: random."),
     ] = None
     stop: Annotated[
-        list[str], Meta(description="Strings that end the output; they stay in the text. At most 64 of 1..1024.")
+        Stops, Meta(description="Strings that end the output; they stay in the text. At most 64 of 1..1024.")
     ] = msgspec.field(default_factory=list)
     return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
     truncate: Annotated[
@@ -170,7 +170,7 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState, 
         body = parse(given)
         if body.parameters.adapter_id is not None:
             state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
-        run = Run(state, await _plan(body, given, state.context, client_name(request)))
+        run = Run(state, await prepared(request, _plan(body, given, state.context, client_name(request))))
         if body.stream:
             events = _events(run, body, state.context)
             return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))

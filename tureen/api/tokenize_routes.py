@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -14,25 +13,28 @@ from starlette.types import ASGIApp
 
 from tureen.api import openai_chat_fields, prompts, waves
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.chat_prompt import chat_tokens
+from tureen.api.chat_prompt import MESSAGE_CHARS, chat_tokens
 from tureen.api.dialect import Docs, Entry, unless_gone
 from tureen.api.model_field import adapter_of
+from tureen.api.offload import offload
 from tureen.api.openai_chat_fields import MessageField
+from tureen.api.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.api.state import ServerState
-from tureen.api.tool_fields import read_tools
+from tureen.api.tool_fields import Tools, read_tools
 from tureen.errors import InvalidRequest, echo
+from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
-
-INLINE_TOKENS = 4096
-"""Fewer are decoded on the event loop: that takes less than a hand-over to a thread."""
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /tokenize`."""
 
-    prompt: Annotated[str | list[str] | None, Meta(description="A text, or a list of at most 2048.")] = None
+    prompt: Annotated[
+        str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None,
+        Meta(description="A text, or a list of at most 2048."),
+    ] = None
     messages: Annotated[
         Annotated[list[MessageField], Meta(max_length=MAX_MESSAGES)] | None,
         Meta(description="A chat in place of a text, as in /v1/chat/completions."),
@@ -41,22 +43,27 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool | None,
         Meta(description="With the tokens that the tokenizer puts around a text. Default: true. Not of a chat."),
     ] = None
-    tools: Annotated[list[dict[str, Any]] | None, Meta(description="Of a chat: what the model may call.")] = None
+    tools: Annotated[Tools | None, Meta(description="Of a chat: what the model may call.")] = None
     continue_final_message: Annotated[bool, Meta(description="Of a chat: its last message is gone on with.")] = False
     add_generation_prompt: Annotated[
         bool | None,
         Meta(description="Of a chat: a new message begins at its end. Default: unless the last one is gone on with."),
     ] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Meta(description="Of a chat: what its template reads.")] = (
-        None
-    )
+    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Of a chat: what its template reads.")] = None
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /detokenize`."""
 
-    tokens: Annotated[list[int | list[int]], Meta(description="Token ids, or a list of at most 2048 lists of them.")]
+    tokens: Annotated[
+        list[int | TokenIds],
+        Meta(
+            max_length=MAX_TOKEN_IDS,
+            extra={"batch": MAX_INPUTS},
+            description="Token ids, or a list of at most 2048 lists of them.",
+        ),
+    ]
     skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
@@ -79,7 +86,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def detokenize(request: Request) -> ASGIApp:
         body = await _read(request, DetokenizeBody, state)
-        found = await _texts(_id_lists(body.tokens, state), body, state)
+        found = await unless_gone(request, _texts(_id_lists(body.tokens, state), body, state))
         text = found if body.tokens and isinstance(body.tokens[0], list) else found[0]
         return Response(msgspec.json.encode({"text": text, "prompt": text}), media_type="application/json")
 
@@ -128,7 +135,7 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
             "add_generation_prompt cannot be true where continue_final_message is true; leave it out",
             field="add_generation_prompt",
         )
-    said = openai_chat_fields.said_of(messages)
+    said = await offload.run(len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.said_of(messages))
     if said.pictures or said.videos:
         raise InvalidRequest(
             "messages show pictures, which are no tokens before they are loaded; leave them out", field="messages"
@@ -152,10 +159,10 @@ def _id_lists(given: Sequence[Any], state: ServerState) -> list[list[int]]:
     limit = max(state.context.info.vocab_size, state.context.tokenizer.vocab_size)
     for index, ids in enumerate(lists):
         where = f"tokens[{index}]" if is_batch else "tokens"
-        if not isinstance(ids, list) or any(isinstance(token_id, list) for token_id in ids):
+        if not isinstance(ids, list) or list in set(map(type, ids)):
             raise InvalidRequest("tokens mixes token ids and lists of them; send one or the other", field="tokens")
-        wrong = next((token_id for token_id in ids if not 0 <= token_id < limit), None)
-        if wrong is not None:
+        if ids and (min(ids) < 0 or max(ids) >= limit):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidRequest(
                 f"{where} must be token ids in [0, {limit}), got {echo(wrong)}",
                 field=where,
@@ -167,7 +174,7 @@ def _id_lists(given: Sequence[Any], state: ServerState) -> list[list[int]]:
 async def _texts(lists: Sequence[Sequence[int]], body: DetokenizeBody, state: ServerState) -> list[str]:
     tokenizer = state.context.tokenizer
 
-    def decoded() -> list[str]:
-        return [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists]
+    def decoded(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
 
-    return decoded() if sum(map(len, lists)) <= INLINE_TOKENS else await asyncio.to_thread(decoded)
+    return await offload.run_each(sum(map(len, lists)), decoded, lists)

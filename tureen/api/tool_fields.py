@@ -12,11 +12,15 @@ from msgspec import Meta
 
 from tureen.api.body import convert, refuse_unknown
 from tureen.errors import InvalidRequest, echo
+from tureen.sampling.params import JsonObject
 from tureen.text.messages import Tool, ToolChoice
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CHOICES = ("auto", "none", "required")
+
+Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
+"""As a body has them before they are read: each a ToolField, with nulls."""
 
 
 class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +28,7 @@ class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
-    parameters: Annotated[dict[str, Any], Meta(description="JSON schema of its arguments, an object.")] = {}
+    parameters: Annotated[JsonObject, Meta(description="JSON schema of its arguments, an object.")] = {}
     strict: Annotated[bool, Meta(description="Arguments are always valid against the schema.")] = False
 
 
@@ -52,8 +56,9 @@ def read_tools(given: Any, field: str = "tools") -> tuple[Tool, ...]:
         return ()
     if not isinstance(given, list):
         raise InvalidRequest(f"{field} must be a list of tools, got {echo(given)}", field=field)
+    _check_number(given, field)
     tools = []
-    for index, item in enumerate(given[: MAX_TOOLS + 1]):
+    for index, item in enumerate(given):
         path = f"{field}[{index}]"
         entry = convert(_fields(item, ToolField, path), ToolField, _under(path)).function
         tools.append(msgspec.convert(msgspec.structs.asdict(entry), Tool))
@@ -67,8 +72,7 @@ def check_tools(
 
     An error names `field[index]`, then `inside`, then `name` or what the API calls the schema (`parameters`).
     """
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"{field} has more than {MAX_TOOLS} tools; send fewer", field=field)
+    _check_number(tools, field)
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         path = f"{field}[{index}].{inside}"
@@ -87,6 +91,11 @@ def check_tools(
                 field=f"{path}{parameters}",
             )
     return tuple(tools)
+
+
+def _check_number(given: Sequence[Any], field: str) -> None:
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"{field} takes at most {MAX_TOOLS} tools, got {len(given)}", field=field)
 
 
 def read_tool_choice(given: Any, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:

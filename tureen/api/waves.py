@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tureen.api import planning
-from tureen.api.generation import Output, Run
+from tureen.api.call import current_call
+from tureen.api.generation import Output, Run, most_tokens
 from tureen.api.planning import Plan
+from tureen.api.shared_fields import MAX_INPUTS
 from tureen.api.state import ServerState
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.types import GenerateRequest
 
-MAX_INPUTS = 2048
-"""As many texts as OpenAI takes in one body."""
 WAVE = 64
 
 
@@ -34,6 +34,7 @@ async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: Serv
     """The outputs of all, in their order. Raises the TureenError of the first that fails or is aborted."""
     _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
     runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
+    current_call().begin(sum(most_tokens(request, 0) for request in requests))
     outputs: list[Output] = []
     for run in runs:
         outputs += await run.whole()

@@ -19,6 +19,7 @@ from tureen.api.state import ServerState
 from tureen.config import cache_dir
 from tureen.errors import InvalidRequest, NotFound, StartupError, echo
 from tureen.log import get_logger
+from tureen.sampling.params import JsonObject
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights.source import WHAT_IS_TAKEN, ModelSource, load_tokenizer, resolve_model
 
@@ -52,7 +53,7 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is_async: Annotated[bool, Meta(description="Must be false: the answer comes when the weights are there.")] = False
     recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no graphs.")] = False
     token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
-    manifest: Annotated[dict[str, Any] | None, Meta(description="Must be null.")] = None
+    manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None
 
 
 class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +74,7 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which memory."""
 
     tags: Annotated[
-        Annotated[list[Literal["kv_cache", "weights"]], Meta(min_length=1)] | None,
+        Annotated[list[Literal["kv_cache", "weights"]], Meta(min_length=1, max_length=16)] | None,
         Meta(description="Which parts. Default: all."),
     ] = None
 
@@ -176,14 +177,14 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
     config = state.context.config
     try:
         source = resolve_model(model_path, cache_dir=cache_dir(config))
-    except StartupError as error:
-        log.warning("no other weights: %s", error.message)
+    except (StartupError, OSError, ValueError) as error:  # of a path that no file can have
+        log.warning("no other weights: %s", error)
         raise InvalidRequest(
             f"model_path {echo(model_path)}: there is no such model, or it cannot be fetched; give {WHAT_IS_TAKEN}; "
             "the server's log says more",
             field="model_path",
         ) from None
-    has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").is_file()
+    has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").exists()
     if config.tokenizer_path is not None or not has_tokenizer:  # the one that is used stays
         return source
     try:
@@ -265,7 +266,7 @@ def _sections(query: dict[str, str]) -> set[str]:
 
 def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
     """By the names that SGLang gives them."""
-    stats, info = state.client.stats, state.context.info
+    stats, info, engine = state.client.stats, state.context.info, state.client.health
     used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
     num_waiting = stats.num_queued + stats.num_preparing
     found: dict[str, Any] = {"dp_rank": 0}
@@ -281,6 +282,7 @@ def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
             "cache_hit_rate": state.metrics.level("cache_hit_rate"),
             "utilization": stats.num_running / info.max_running_requests,
             "max_running_requests": info.max_running_requests,
+            "engine": {"state": engine.state, "reason": engine.reason},
         }
     if "memory" in sections:
         num_bytes = info.max_total_tokens * info.kv_bytes_per_token

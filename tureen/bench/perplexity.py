@@ -17,6 +17,7 @@ import tureen
 from tureen.bench.report import lay_out
 from tureen.build import find_model
 from tureen.config import DEFAULT_MODEL, Config
+from tureen.files import read_text
 
 CHUNK = 512  # tokens that see each other
 
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="the first so many [all]")
     options = parser.parse_args()
     tokenizer = find_model(Config(model_path=options.model_path)).tokenizer
-    token_ids = tokenizer.encode(options.text.read_text(encoding="utf-8"))[: options.tokens]
+    token_ids = tokenizer.encode(read_text(options.text))[: options.tokens]
     lines = [("settings", "tokens", "perplexity", "over the first", "logprobs differ by")]
     first: list[float] = []
     for text in options.settings:

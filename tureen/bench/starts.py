@@ -24,6 +24,7 @@ from tureen.bench.process import Server, cpu_seconds, family, listener
 from tureen.bench.report import in_short, lay_out, ttft
 from tureen.bench.session import WARM_UP, Plan, TargetSpec
 from tureen.bench.workloads import Dice, Job
+from tureen.files import open_regular
 
 DROP = Path("/proc/sys/vm/drop_caches")
 MIB = 1 << 20
@@ -137,12 +138,8 @@ class _Starts:
 
 def evict(file: Path) -> None:
     """Take a file's pages out of the page cache, but those that a running process has mapped."""
-    with contextlib.suppress(OSError):  # gone, or not ours to read
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), open_regular(file) as opened:  # else gone, not ours to read, or no file
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _own_folders() -> list[Path]:

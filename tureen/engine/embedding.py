@@ -80,7 +80,7 @@ class EmbeddingEngine:
                 f"the text has {len(request.token_ids)} tokens; the model takes 1 to {self._max_tokens}",
                 code="prompt_too_long",
             )
-        if len(self._waiting) >= self._max_queued:
+        if len(self._waiting) > self._max_queued:  # one of them runs
             raise Unavailable(
                 f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
                 "larger --max-queued-requests",

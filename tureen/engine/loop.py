@@ -168,13 +168,13 @@ class Loop:
         # others' prompts may come later, whenever they came
         before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
         wait_s = self._pace.seconds_for(one.num_prompt for one in before)
-        if now + wait_s > limits.soonest_s:
+        if now + wait_s > limits.soonest_s and not request.resumed:
             raise _unreachable(request, wait_s)
         try:
             self._engine.add(request)
         except Unavailable as error:
             if error.code == "queue_full":
-                error.retry_after_s = math.ceil(self._pace.seconds_per_end())
+                error.retry_after_s = math.ceil(self._pace.seconds_per_end)
             raise
         self._live[request.id] = limits
         self._soonest_s = min(self._soonest_s, limits.soonest_s)
@@ -184,7 +184,9 @@ class Loop:
 
     def _report(self, *deltas: OutputDelta) -> None:
         self._reported_s = self._clock()
-        self._publish(StepReport(deltas, self._engine.stats(self._step_ms)))
+        stats = self._engine.stats(self._step_ms)
+        stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
+        self._publish(StepReport(deltas, stats))
 
     def _call(self, message: Call) -> None:
         try:
@@ -235,8 +237,9 @@ class Limits(msgspec.Struct, frozen=True):
         return cls(
             num_prompt=len(request.token_ids),
             client=request.client,
-            ttft_s=math.inf if ttft is None else arrived_s + ttft / 1000,
+            ttft_s=math.inf if ttft is None or request.resumed else arrived_s + ttft / 1000,
             end_s=math.inf if end is None else arrived_s + end / 1000,
+            has_output=bool(request.resumed),
         )
 
     @property
@@ -251,6 +254,7 @@ class Pace:
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=NUM_WINDOWS)  # seconds; requests that ended
+        self.seconds_per_end = 1.0  # expected until the next one ends, at least 1
         self._seconds = 0.0
         self._tokens = 0
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
@@ -260,6 +264,7 @@ class Pace:
         self._ends.append((before_s + seconds, before + num_ended))
         if before_s + seconds >= WINDOW_S:
             self._ends.append((0.0, 0))
+            self.seconds_per_end = self._expected_s()
         self._seconds += seconds
         self._tokens += num_tokens
         self._since_tokens_s = 0.0 if num_tokens else self._since_tokens_s + seconds
@@ -274,8 +279,8 @@ class Pace:
             return 0.0
         return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
 
-    def seconds_per_end(self) -> float:
-        """Expected time until the next request ends, at least 1: as it was lately, were one more to end now."""
+    def _expected_s(self) -> float:
+        """As it was lately, were one more to end now."""
         seconds = sum(one for one, _ in self._ends)
         return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.files import open_regular
 from tureen.models.config import STACKED, ModelConfig
 from tureen.weights.mapped import TensorInfo
 from tureen.weights.safetensors import SafetensorsFile
@@ -102,7 +103,7 @@ def _existing(folder: str) -> Path:
     for name in (CONFIG, WEIGHTS):
         try:
             path = Path(folder).expanduser()
-            is_there = (path / name).is_file()
+            is_there = (path / name).exists()
         except (OSError, RuntimeError):  # a name too long, a folder that is closed, a home that nobody has
             is_there = False
         if not is_there:
@@ -112,9 +113,11 @@ def _existing(folder: str) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
+        with open_regular(path) as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
             raise _fault(f"has a {CONFIG} of more than {MAX_CONFIG_BYTES >> 20} MiB")
-        config = json.loads(path.read_bytes())
+        config = json.loads(content)
     except OSError as error:
         raise _fault(f"has a {CONFIG} that cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

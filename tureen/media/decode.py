@@ -10,11 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageFile
 
+from tureen.media.truncation import is_whole
+
 MAX_PIXELS = 64 << 20
 MAX_SIDE = 32_768
 MAX_RATIO = 200
 """Of the longer side to the shorter one, which families enlarge to hundreds of pixels."""
 
+DAMAGED = "is damaged or incomplete"
 ORIENTATION = 0x0112  # EXIF
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -64,6 +67,8 @@ def open_picture(data: bytes) -> ImageFile.ImageFile:
     with pillow_may_fail():
         image = Image.open(io.BytesIO(data), formats=[kind])
     check_size(*image.size)
+    if not is_whole(kind, data):
+        raise Refused(DAMAGED)
     return image
 
 
@@ -88,7 +93,7 @@ def pillow_may_fail() -> Iterator[None]:
     except Image.DecompressionBombError:
         raise Refused(f"has more than {MAX_PIXELS} pixels: make it smaller") from None
     except Exception:  # noqa: BLE001 - its decoders raise dozens of kinds, with words and addresses in them
-        raise Refused("is damaged or incomplete") from None
+        raise Refused(DAMAGED) from None
 
 
 def to_rgb(image: ImageFile.ImageFile) -> Image.Image:

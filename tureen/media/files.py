@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tureen.errors import StartupError
+from tureen.files import open_regular
 from tureen.media.references import MAX_BYTES, MAX_NAME_CHARS
 
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""What has become a pipe or a device since it was looked at neither blocks nor takes over a terminal."""
 
 
 def media_root(given: str | None, host: str) -> Path | None:
@@ -49,11 +47,8 @@ def read_below(root: Path, name: str) -> bytes | None:
             with _closing(folder):
                 folder = os.open(part, OPEN_FOLDER, dir_fd=folder)
         opened.enter_context(_closing(folder))
-        if not stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
-            return None
-        file = opened.enter_context(open(os.open(last, OPEN_FILE, dir_fd=folder), "rb"))
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+        file = opened.enter_context(open_regular(last, no_link=True, dir_fd=folder))
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
             return None
         data = file.read(MAX_BYTES + 1)
         return data if len(data) <= MAX_BYTES else None

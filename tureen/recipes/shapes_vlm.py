@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from tureen.config import DEFAULT_MODEL
 from tureen.errors import StartupError
+from tureen.files import read_regular
 from tureen.log import Progress
 from tureen.weights import pypi
 from tureen.weights.onnx_file import OnnxFile
@@ -145,7 +146,7 @@ def _values(file: OnnxFile, name: str) -> NDArray[np.float32]:
 def _is_current(folder: Path, small: Mapping[str, bytes]) -> bool:
     """A folder appears at once and whole; one that an older version made differs in its small files."""
     try:
-        return all((folder / name).read_bytes() == content for name, content in small.items())
+        return all(read_regular(folder / name) == content for name, content in small.items())
     except OSError:
         return False
 

@@ -8,9 +8,9 @@ the weights are packed again and the file is replaced.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
-import stat
 import tempfile
 import time
 import zlib
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config, cache_dir
+from tureen.files import open_regular
 from tureen.log import Progress, get_logger
 from tureen.weights.source import ModelSource
 
@@ -73,7 +74,7 @@ class PackedCopy:
     def read(self, num_threads: int, progress: Progress) -> dict[str, Any] | None:
         """The weights by name, or None when there is no file or it cannot be used."""
         try:
-            with open(self.path, "rb", buffering=0, opener=_open_own) as file:
+            with _open_own(self.path) as file:
                 found = self._read(file, num_threads, progress)
             os.utime(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -157,13 +158,13 @@ def _facts(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _open_own(path: str, flags: int) -> int:
+def _open_own(path: Path) -> io.BufferedReader:
     """Opens a plain file that nobody else can have written. Raises _Unusable, OSError."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
-        return descriptor
-    os.close(descriptor)
+    file = open_regular(path, no_link=True)
+    status = os.fstat(file.fileno())
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return file
+    file.close()
     raise _Unusable("it is not a file that only this user may write")
 
 

@@ -21,6 +21,7 @@ from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import InvalidRequest, StartupError
+from tureen.files import check_regular_below
 from tureen.kernels import linear as kernel
 from tureen.log import Progress
 from tureen.lora.adapter import Adapter
@@ -183,6 +184,7 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
     transformers.AttentionInterface.register(NAME, _route)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        check_regular_below(source.path)
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source.path,
             dtype=dtype,

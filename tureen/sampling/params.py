@@ -19,6 +19,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_PATTERN_LEN = 50_000  # characters of all stop_regex patterns with their {counts} written out; bounds compiling
 MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
+MAX_KEYS = 4096  # of an object whose fields are a client's own
+MAX_CHOICES = 1 << 16  # what MAX_GRAMMAR_BYTES hold, at 4 bytes each
 MAX_N = 128
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
@@ -26,6 +28,11 @@ CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtyp
 COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
 VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+JsonObject = Annotated[dict[str, Any], Meta(max_length=MAX_KEYS)]
+Stops = Annotated[list[str], Meta(max_length=MAX_STOPS)]
+StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,14 +59,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 0
     stop: Annotated[
         tuple[str, ...],
-        Meta(description="Strings that end the output; the earliest match wins. At most 64 of 1..1024 characters."),
+        Meta(
+            max_length=MAX_STOPS,
+            description="Strings that end the output; the earliest match wins. At most 64 of 1..1024 characters.",
+        ),
     ] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Meta(description="Token ids that end the output. At most 1024.")] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...],
+        Meta(max_length=MAX_STOP_TOKEN_IDS, description="Token ids that end the output. At most 1024."),
+    ] = ()
     stop_regex: Annotated[
         tuple[str, ...],
         Meta(
+            max_length=MAX_STOPS,
             description="Patterns that end the output, trimmed and held back as `stop` is. "
-            "At most 64 of 1..1024 characters."
+            "At most 64 of 1..1024 characters.",
         ),
     ] = ()
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
@@ -98,7 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
     n: Annotated[int, Meta(ge=1, le=MAX_N, description="Samples per prompt; sample i uses sampling_seed + i.")] = 1
     json_schema: Annotated[
-        str | dict[str, Any] | None,
+        str | JsonObject | None,
         Meta(description="The output is JSON that is valid against this schema, an object or its text."),
     ] = None
     regex: Annotated[str | None, Meta(description="The output matches this pattern as Python's re.fullmatch does.")] = (
@@ -108,11 +122,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         None
     )
     structural_tag: Annotated[
-        str | dict[str, Any] | None,
+        str | JsonObject | None,
         Meta(description="Free text with constrained parts, an object or its text; see the structured outputs page."),
     ] = None
     choice: Annotated[
-        Annotated[tuple[str, ...], Meta(min_length=1)] | None, Meta(description="The output is one of these strings.")
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=MAX_CHOICES)] | None,
+        Meta(description="The output is one of these strings."),
     ] = None
     dtype: Annotated[
         Literal["int", "float", "bool", "str"] | None,
@@ -126,11 +141,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = ""
     logit_bias: Annotated[
-        dict[int, float],
-        Meta(max_length=MAX_LOGIT_BIAS, description="Added to the logits of these token ids; each in [-100, 100]."),
+        LogitBias,
+        Meta(description="Added to the logits of these token ids; each in [-100, 100]."),
     ] = msgspec.field(default_factory=dict)
     custom_params: Annotated[
-        dict[str, Any] | None,
+        JsonObject | None,
         Meta(description="Given to the custom logit processor as this request's entry of custom_param_list."),
     ] = None
     sampling_seed: Annotated[

@@ -10,6 +10,7 @@ from jinja2 import meta, nodes
 from jinja2.exceptions import TemplateError
 
 from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.files import read_text
 from tureen.log import get_logger
 from tureen.text.chat_fallback import Abilities, adapted
 from tureen.text.control_tokens import ControlTokens
@@ -238,8 +239,6 @@ def check_chat_template(given: str | None) -> None:
             f"--chat-template {echo(given)}: there is no such template; use {', '.join(BUILT_IN)} or a {SUFFIX} file",
             field="chat_template",
         )
-    if not Path(given).expanduser().is_file():
-        raise StartupError(f"--chat-template {given}: there is no such file", field="chat_template")
     try:
         Sandbox().load(_read(given), lambda tree: tree)
     except FAILURES as error:
@@ -288,7 +287,9 @@ def _sources(given: str | None, tokenizer: Tokenizer) -> tuple[str, str | None] 
 def _read(file: str) -> str:
     """Raises StartupError."""
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return read_text(Path(file).expanduser())
+    except FileNotFoundError:
+        raise StartupError(f"--chat-template {file}: there is no such file", field="chat_template") from None
     except OSError as error:
         raise StartupError(f"--chat-template {file}: {error.strerror}", field="chat_template") from None
     except UnicodeDecodeError:

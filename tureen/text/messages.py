@@ -14,6 +14,12 @@ it has them: name, reasoning_content, tool_call_id, and tool_calls as [{"id", "t
 MAX_MESSAGES = 4096
 """Of a chat."""
 
+MAX_PARTS = 4096
+"""Of a message's content."""
+
+MAX_CALLS = 1024
+"""Of tools in one message."""
+
 ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
 
 from tureen.errors import InvalidRequest, StartupError, echo
+from tureen.files import read_regular, read_text
 from tureen.text import gguf_vocab
 
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
@@ -248,19 +249,23 @@ def id_list(value: object) -> list[int]:
 
 
 def _load_backend(file: Path) -> Backend:
-    if not file.is_file():
+    try:
+        content = read_regular(file)
+    except FileNotFoundError:
         raise StartupError(
             f"tokenizer {file}: there is no such file; name a folder with tokenizer.json by --tokenizer-path"
-        )
+        ) from None
+    except OSError as error:
+        raise StartupError(f"tokenizer {file}: cannot read it: {error.strerror}") from None
     try:
-        return Backend.from_file(str(file))
+        return Backend.from_buffer(content)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
         raise StartupError(f"tokenizer {file}: cannot be read: {echo(str(error))}") from None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_regular(file))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -306,6 +311,10 @@ def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
     found = given if isinstance(given, dict) else {}
     files = {"default": folder / "chat_template.jinja", "tool_use": folder / "additional_chat_templates/tool_use.jinja"}
     for name, file in files.items():
-        if file.is_file():
-            found[name] = file.read_text(encoding="utf-8", errors="replace")
+        try:
+            found[name] = read_text(file, errors="replace")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StartupError(f"{file}: cannot read it: {error.strerror}") from None
     return {name: text for name, text in found.items() if isinstance(text, str)}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import StartupError
+from tureen.files import open_regular
 
 MAX_AHEAD_BYTES = 256 << 20
 """More would push what is needed sooner out of the memory of small machines."""
@@ -50,7 +51,7 @@ class MappedFile:
         self.path = path
         self.tensors: dict[str, TensorInfo] = {}
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 _fetch_ahead(os.dup(file.fileno()), len(self._map))
         except ValueError:

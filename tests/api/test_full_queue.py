@@ -1,0 +1,235 @@
+"""A full queue is seen when a request arrives: the engine, which may be in the middle of a long step, is not asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+from app_under_test import App
+from fake_engine import MAX_ROWS, make_engine
+
+MAX_QUEUED = 2
+ROOM = MAX_ROWS + MAX_QUEUED
+LONG = {"max_new_tokens": 1000}
+
+
+class Held:
+    """An engine that steps only while it is let."""
+
+    def __init__(self) -> None:
+        self.may_step = threading.Event()
+        self.may_step.set()
+        self.is_stepping = threading.Event()  # or wants to
+        self.num_added = 0
+
+    def make(self, config, *, progress):
+        engine, info = make_engine(config, progress=progress)
+        step, add = engine.step, engine.add
+
+        def held_step():
+            self.is_stepping.set()
+            assert self.may_step.wait(60)
+            return step()
+
+        def counted_add(request):
+            self.num_added += 1
+            add(request)
+
+        engine.step, engine.add = held_step, counted_add
+        return engine, info
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[App, Held]]:
+    control = Held()
+    with App(factory=control.make, max_queued_requests=MAX_QUEUED) as app:
+        yield app, control
+        control.may_step.set()
+
+
+def post(app: App, **body) -> asyncio.Task:
+    return asyncio.create_task(app.http.post("/generate", json={"text": "abc", "sampling_params": LONG} | body))
+
+
+async def fill(app: App, count: int) -> list[asyncio.Task]:
+    """So many requests that have been handed to the engine."""
+    tasks = [post(app) for _ in range(count)]
+    while app.client.num_live < count:
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def leave(tasks: list[asyncio.Task]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_one_too_many_is_refused_at_once_while_the_engine_is_in_a_step_that_never_ends(held):
+    app, control = held
+    control.may_step.clear()
+
+    async def scenario():
+        running = await fill(app, ROOM)
+        await asyncio.to_thread(control.is_stepping.wait, 60)
+        added = control.num_added
+        refused = [await post(app), await post(app, stream=True), await post(app, text="b" * 1000)]
+        assert (await app.http.get("/health")).status_code == 200
+        assert control.num_added == added
+        await leave(running)
+        return refused
+
+    for one in app.run(scenario()):
+        assert one.status_code == 503
+        assert one.json()["error"]["code"] == "queue_full"
+        assert int(one.headers["retry-after"]) >= 1
+    control.may_step.set()
+    app.check_idle()
+    assert app.state.client.num_live == 0
+
+
+ROUTES = {
+    "/generate": {"text": "abc", "sampling_params": LONG},
+    "/generate ": {"inputs": "abc", "parameters": {"max_new_tokens": 9}},
+    "/generate  ": {"prompt": "abc"},
+    "/v1/completions": {"prompt": "abc", "model": "fake-model"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "model": "fake-model"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "abc"}], "model": "fake-model", "max_tokens": 5},
+    "/v1/responses": {"input": "abc", "model": "fake-model"},
+    "/api/generate": {"prompt": "abc", "model": "fake-model"},
+    "/api/chat": {"messages": [{"role": "user", "content": "abc"}], "model": "fake-model"},
+    "/v1/score": {"query": "abc", "items": ["d"], "label_token_ids": [1], "model": "fake-model"},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_dialect_refuses_before_it_works_on_the_body(held, route, monkeypatch):
+    app, control = held
+    control.may_step.clear()
+
+    async def scenario():
+        running = await fill(app, ROOM)
+        monkeypatch.setattr(type(app.state.context.tokenizer), "encode", None)
+        refused = await app.http.post(route.strip(), json=ROUTES[route])
+        monkeypatch.undo()
+        await leave(running)
+        return refused
+
+    assert app.run(scenario()).status_code == (529 if route == "/v1/messages" else 503)
+
+
+def test_each_prompt_of_a_batch_and_each_of_its_samples_takes_a_place_and_none_begins_where_not_all_fit(held):
+    app, control = held
+    control.may_step.clear()
+
+    async def scenario():
+        running = await fill(app, ROOM - 5)
+        too_many = [
+            await post(app, text=["a"] * 6),
+            await post(app, sampling_params=LONG | {"n": 6}),
+            await post(app, text=["a", "b"], sampling_params=LONG | {"n": 3}),
+        ]
+        assert app.client.num_live == ROOM - 5
+        fits = post(app, text=["a", "b"], sampling_params=LONG | {"n": 2})
+        last = post(app)
+        while app.client.num_live < ROOM:
+            await asyncio.sleep(0)
+        assert (await post(app)).status_code == 503
+        await leave([*running, fits, last])
+        return too_many
+
+    assert [one.status_code for one in app.run(scenario())] == [503] * 3
+    control.may_step.set()
+    app.check_idle()
+
+
+def test_those_that_come_in_the_same_moment_are_counted_before_the_engine_has_them(held):
+    app, control = held
+    control.may_step.clear()
+
+    async def scenario():
+        tasks = [post(app, text=["a"] * 3) for _ in range(ROOM)]
+        answered = 0
+        while answered < ROOM - ROOM // 3:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            answered = len(done)
+            await asyncio.sleep(0)
+        assert app.client.num_live == ROOM // 3 * 3
+        assert {task.result().status_code for task in tasks if task.done()} == {503}
+        await leave(tasks)
+
+    app.run(scenario())
+    control.may_step.set()
+    app.check_idle()
+
+
+def test_places_are_free_again_when_a_request_ends_or_its_client_leaves_or_it_is_refused(held):
+    app, _ = held
+    for _ in range(3):
+        assert app.post(text=["say:a"] * ROOM).status_code == 200
+        assert app.post(text="a", sampling_params={"top_p": 7}).status_code == 400
+        assert app.post(text=["a"] * (ROOM + 1)).status_code == 503
+        assert app.post(text=["a", "b" * 5000]).status_code == 400
+
+        async def scenario():
+            await leave(await fill(app, ROOM))
+
+        app.run(scenario())
+        assert app.client.num_live == 0
+    assert app.post(text=["say:a"] * ROOM).status_code == 200
+
+
+def test_an_output_that_has_ended_holds_no_place_though_nobody_has_read_it(held):
+    """Slow readers of short answers do not fill the queue."""
+    app, _ = held
+
+    async def scenario():
+        streams = [app.client.generate(one) for one in requests]
+        async with contextlib.AsyncExitStack() as stack:
+            for stream in streams:
+                await stack.enter_async_context(contextlib.aclosing(stream))
+                await anext(stream)
+            while app.client.num_live:
+                await asyncio.sleep(0)
+
+    from fake_engine import make_request
+
+    requests = [make_request(f"{index}", "say:abc") for index in range(ROOM)]
+    app.run(scenario())
+
+
+def test_an_embedding_model_s_queue_is_seen_to_be_full_in_the_same_way():
+    from embedding_engine import make_embedding_engine
+
+    may_step = threading.Event()
+
+    def make(config, *, progress):
+        engine, info = make_embedding_engine(config, progress=progress)
+        step = engine.step
+
+        def held_step():
+            assert may_step.wait(60)
+            return step()
+
+        engine.step = held_step
+        return engine, info
+
+    with App(factory=make, max_queued_requests=MAX_QUEUED) as app:
+
+        async def scenario():
+            def post():
+                return asyncio.create_task(app.http.post("/encode", json={"text": "abc"}))
+
+            running = [post() for _ in range(MAX_QUEUED + 1)]  # one is being computed
+            while app.client.num_live < len(running):
+                await asyncio.sleep(0)
+            refused = await post()
+            may_step.set()
+            return refused, await asyncio.gather(*running)
+
+        refused, answers = app.run(scenario())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert [one.status_code for one in answers] == [200] * 3

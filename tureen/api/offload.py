@@ -1,0 +1,67 @@
+"""Work of a request that would hold up the event loop, done by a few threads in the order in which it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
+
+from tureen.errors import Unavailable
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+INLINE_CHARS = 2048
+"""Work that costs no more than tokenizing so much text is done on the event loop: handing it over costs as much."""
+
+LARGE = INLINE_CHARS + 1
+"""The size of what is not worth measuring."""
+
+NUM_THREADS = 2
+"""Tokenizing lets other threads run meanwhile; the rest takes turns with the event loop, with few others beside it."""
+
+MAX_WAITING = 1024
+"""Pieces of work. What comes then is refused: it would wait longer than clients do."""
+
+
+class Offload:
+    """Decides by the size of a piece of work where it is done. Whose task is cancelled waits for nothing: what has not
+    begun never does, and what goes over many entries ends after the one at hand."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "offload")
+        self._num_waiting = 0
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """What `work` returns or raises. `size`: characters of text, or what takes as long. Raises Unavailable."""
+        [result] = await self.run_each(size, lambda _: work(), (None,))
+        return result
+
+    async def run_each(self, size: int, work: Callable[[S], T], entries: Iterable[S]) -> list[T]:
+        """The same for each of some entries, of which `size` is the sum."""
+        if size <= INLINE_CHARS:
+            return [work(entry) for entry in entries]
+        if self._num_waiting >= MAX_WAITING:
+            raise Unavailable("too many large requests are waiting to be read; try again later", code="queue_full")
+        has_left = Event()
+
+        def each() -> list[T]:
+            found = []
+            for entry in entries:
+                if has_left.is_set():
+                    break
+                found.append(work(entry))
+            return found
+
+        self._num_waiting += 1
+        try:
+            return await asyncio.wrap_future(self._threads.submit(each))
+        finally:
+            self._num_waiting -= 1
+            has_left.set()
+
+
+offload = Offload()
+"""Of this process, whatever servers and engines are in it."""

@@ -8,6 +8,9 @@ import functools
 import pytest
 from wire import Wire, all_played, echoing, played
 
+from tureen.api.head import body_length
+from tureen.errors import InvalidRequest
+
 HOST = "127.0.0.1:30000"
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1:30000\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -334,3 +337,43 @@ def test_a_method_without_a_body_in_its_answer_does_not_confuse_what_follows(app
         return [answer.status for answer in wire.answers("H")]
 
     assert played(app, scene) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    "rest", [b"nonsense\r\n", b"0\r\n" + b"X: y\r\n" * 20_000], ids=["no chunk", "endless trailers"]
+)
+def test_an_answer_that_has_begun_before_its_request_goes_wrong_is_cut_off_and_not_written_into(rest):
+    async def early(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        await send({"type": "http.response.body", "body": b"so far", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def scene(wire: Wire):
+        await wire.send(CHUNKED)
+        await wire.send(rest)
+        return wire.transport.written.partition(b"\r\n\r\n")[2], wire.is_closed
+
+    assert played(early, scene) == (b"so far", True)
+
+
+def test_a_parser_that_goes_on_into_the_next_request_is_stopped():
+    """One that takes a bare LF for the end of a request, as older ones do, finds it before the server does."""
+
+    async def waits(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def scene(wire: Wire):
+        await wire.send(GET)
+        with pytest.raises(InvalidRequest, match="must end with CR LF"):
+            wire.server.on_message_begin()
+
+    played(waits, scene)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_head_with_a_length_and_chunks_leaves_doubt_whatever_the_parser_says_of_it(order):
+    framing = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")][::order]
+    with pytest.raises(InvalidRequest, match="without Content-Length"):
+        body_length(b"POST", "1.1", [(b"host", b"a"), *framing])

@@ -188,7 +188,8 @@ def test_who_takes_what_waits_and_gets_more_has_time_for_that_too():
         for _ in range(5):
             wire.server.pause_writing()
             await asyncio.sleep(connection.WRITE_TIMEOUT_S - 1)
-            wire.server.resume_writing()
+            wire.server.resume_writing()  # what it took was written anew since
+            await asyncio.sleep(10 * connection.WRITE_TIMEOUT_S)
         return wire.transport.is_lost
 
     assert not played(told_when_gone, scene)

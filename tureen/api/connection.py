@@ -25,8 +25,8 @@ BODY_BYTES_PER_FRAMING_BYTE = 8
 MAX_HEADERS = 256
 MAX_UNREAD_BYTES = 64 << 10
 """Of requests that came before the last one was answered; with more, nothing is read until it is."""
-MAX_DISCARDED_BYTES = 1 << 20
-"""Of a body that comes after the answer."""
+MAX_DISCARDED_BYTES = 32 << 20
+"""Of a body that comes after the answer. Who is cut off while sending may not see the answer."""
 MAX_PIECE_BYTES = 16 << 10
 """Most that the parser gets between two looks at the limits, but for a body whose length is known."""
 MAX_PIECES = 64

@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas check check-native fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check docs clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ check-native: $(DEV) native ## tests of the native kernels with sanitizers, and 
 
 test-isas: $(DEV) native ## what depends on instruction sets, under each that this machine has
 	@$(BIN)/python tools/test_isas.py $(ARGS)
+
+test-busy: $(DEV) native ## what depends on time, beside eight busy loops; ARGS=tests for everything
+	@$(BIN)/python tools/test_busy.py $(ARGS)
 
 fix: $(DEV) ## format and repair what can be repaired by a tool
 	@$(BIN)/ruff format --quiet .

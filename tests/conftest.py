@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for path in chance.sample(list(files), len(files))
             for item in chance.sample(files[path], len(files[path]))
         ]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives to the end: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 STATE = pytest.StashKey[dict]()

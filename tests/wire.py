@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -47,13 +47,15 @@ class _NoWait(selectors.DefaultSelector):
 
 
 class Transport(asyncio.Transport):
-    """What the server wrote, and whether it reads. `is_closed`: it closed the connection."""
+    """What the server wrote, and whether it reads. `is_closed`: it closed the connection; `is_lost`: nothing is left of
+    it."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 30000)})
         self.written = b""
-        self.is_closed = False
+        self.is_closed = self.is_lost = False
         self.is_reading_ = True
+        self.num_untaken = 0  # bytes that the client has not taken
         self.protocol: Connection
 
     def write(self, data: bytes) -> None:
@@ -61,9 +63,23 @@ class Transport(asyncio.Transport):
             self.written += bytes(data)
 
     def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
+        self.is_closed = True
+        if not self.is_lost and not self.num_untaken:  # else when the client has taken it
+            self.is_lost = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.num_untaken = 0
+        self.close()
+
+    def take(self, num_bytes: int) -> None:
+        """The client takes so much of what waits for it."""
+        self.num_untaken -= min(self.num_untaken, num_bytes)
+        if self.is_closed:
+            self.close()
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_untaken
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -88,11 +104,7 @@ class Answer(NamedTuple):
 class Wire:
     """A client's end of a connection to an application."""
 
-    def __init__(self, app: Any) -> None:
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, http=Connection, ws="none", timeout_keep_alive=5
-        )
-        config.load()
+    def __init__(self, config: uvicorn.Config) -> None:
         self.transport = Transport()
         self.server = self.transport.protocol = Connection(config=config, server_state=Uvicorn(), app_state={})
         self.server.connection_made(self.transport)
@@ -168,9 +180,18 @@ def echoing(**settings: Any) -> Iterator[App]:
 
 def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
     """What `scene` returns for a new connection to the ASGI application `app`, on a clock of its own."""
+    return all_played(app, [scene])[0]
 
-    async def play() -> Any:
-        wire = Wire(app)
+
+def all_played(app: Any, scenes: Iterable[Callable[[Wire], Any]]) -> list[Any]:
+    """The same of several, one after the other, each with a connection of its own."""
+    config = uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, http=Connection, ws="none", timeout_keep_alive=5
+    )
+    config.load()
+
+    async def play(scene: Callable[[Wire], Any]) -> Any:
+        wire = Wire(config)
         result = await scene(wire)
         if not wire.is_closed:
             wire.transport.close()
@@ -178,4 +199,4 @@ def played(app: Any, scene: Callable[[Wire], Any]) -> Any:
         return result
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(play())
+        return [runner.run(play(scene)) for scene in scenes]

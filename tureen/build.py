@@ -26,6 +26,7 @@ from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
+from tureen.runner.parts import files_of
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -160,6 +161,7 @@ def _embedding_engine(
         load_seconds=time.monotonic() - started,
         pooling=embedder.pooling,
         embedding_sizes=embedding_sizes(hf_config, embedder.config.hidden_size),
+        files=files_of(source),
     )
     return engine, info
 
@@ -252,6 +254,7 @@ def _describe(
         adapters=adapters,
         generation_defaults=generation_defaults(source),
         embedding_sizes=embedding_sizes(hf_config, capacity.hidden_size),
+        files=files_of(source),
     )
 
 

@@ -202,7 +202,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(server):
 
 
 def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
-    monkeypatch.setattr("tureen.api.sse.WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tureen.api.connection.WRITE_TIMEOUT_S", 0.3)
     with LiveServer() as server, socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", server.port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -146,6 +147,27 @@ def test_a_key_in_a_trailer_opens_nothing_and_a_host_there_changes_nothing():
             return {answer.status for answer in wire.answers()}, len(wire.answers())
 
         assert played(locked.app, scene) == ({401}, 12)
+
+
+def test_others_have_their_turn_between_few_pieces_of_what_one_client_sends():
+    """An end of a head wherever one looks: each may be the end of the request."""
+    ends = b"\r\n\r\n" * 10_000
+    pieces, turns = [], []
+
+    async def scene(wire: Wire):
+        wire.server.app = _not_found
+        parse = wire.server._parse_piece
+        wire.server._parse_piece = lambda: (pieces.append(1), parse())
+        wire.server.data_received(CHUNKED + b"%x\r\n" % len(ends) + ends)
+        while wire.server._turn is not None:
+            turns.append(len(pieces))
+            await asyncio.sleep(0)
+        await wire.send(b"\r\n0\r\n\r\n" + GET)
+        return [answer.status for answer in wire.answers()]
+
+    assert played(_not_found, scene) == [404, 404]
+    assert len(turns) > 100
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= connection.MAX_PIECES
 
 
 class Held:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
-from wire import Wire, echoing, played
+from wire import Wire, all_played, echoing, played
 
 HOST = "127.0.0.1:30000"
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1:30000\r\n"
@@ -248,33 +249,32 @@ def app():
         yield running.app
 
 
-def told(app, *parts: bytes) -> tuple[list[dict], bool]:
-    """What the application saw of each request, and whether the connection was closed."""
-
-    async def scene(wire: Wire):
-        await wire.send(*parts)
-        return [answer.told for answer in wire.answers() if answer.status != 100], wire.is_closed
-
-    return played(app, scene)
+def cuts(message: bytes) -> list[tuple[bytes, ...]]:
+    """The whole, in two parts cut at every byte, and byte by byte."""
+    halves = [(message[:cut], message[cut:]) for cut in range(1, len(message))]
+    return [(message,), *halves, tuple(message[index : index + 1] for index in range(len(message)))]
 
 
 @pytest.mark.parametrize("name", VALID)
 def test_a_message_means_the_same_wherever_it_is_cut(app, name):
     message, expected = VALID[name]
-    is_last = name in ("HTTP/1.0", "close, and more")
-    assert told(app, message) == (expected, is_last)
-    for cut in range(1, len(message)):
-        assert told(app, message[:cut], message[cut:]) == (expected, is_last), cut
-    assert told(app, *(message[index : index + 1] for index in range(len(message)))) == (expected, is_last)
+
+    async def scene(wire: Wire, parts: tuple[bytes, ...]):
+        await wire.send(*parts)
+        return [answer.told for answer in wire.answers()], wire.is_closed
+
+    expected_of_all = expected, name in ("HTTP/1.0", "close, and more")
+    told = all_played(app, [functools.partial(scene, parts=parts) for parts in cuts(message)])
+    assert [parts for parts, one in zip(cuts(message), told, strict=True) if one != expected_of_all] == []
 
 
 @pytest.mark.parametrize("name", INVALID)
 def test_what_is_no_proper_message_gets_400_and_the_connection_is_closed(app, name):
     message, field = INVALID[name]
 
-    async def scene(wire: Wire, *parts: bytes):
+    async def scene(wire: Wire, parts: tuple[bytes, ...]):
         await wire.send(*parts)
-        assert wire.is_closed
+        assert wire.is_closed, parts
         (answer,) = wire.answers()
         assert (answer.status, answer.headers["connection"]) == (400, "close")
         error = answer.told["error"]
@@ -282,9 +282,7 @@ def test_what_is_no_proper_message_gets_400_and_the_connection_is_closed(app, na
         assert field == "*" or (error["param"] or "") == field
         assert error["message"].isprintable()
 
-    played(app, lambda wire: scene(wire, message))
-    for cut in range(1, len(message)):
-        played(app, lambda wire, cut=cut: scene(wire, message[:cut], message[cut:]))
+    all_played(app, [functools.partial(scene, parts=parts) for parts in cuts(message)])
 
 
 def test_who_may_not_be_sure_to_send_a_body_gets_no_second_request_in(app):

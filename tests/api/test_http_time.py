@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 from wire import Wire, echoing, played
@@ -148,3 +149,46 @@ def test_while_an_answer_is_made_no_deadline_runs_for_what_waits_behind_it():
         return [answer.status for answer in wire.answers()], wire.is_closed
 
     assert played(slow, scene) == ([200, 200], False)
+
+
+async def told_when_gone(scope, receive, send) -> None:
+    """An answer that has no end before the client has left."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def told_at_once(scope, receive, send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ab"})
+
+
+@pytest.mark.parametrize("request_", [GET, GET.replace(b"1.1", b"1.0"), b"nonsense\r\n"], ids=["1.1", "1.0", "refusal"])
+@pytest.mark.parametrize("app", [told_when_gone, told_at_once])
+def test_who_takes_nothing_of_an_answer_is_let_go_and_who_takes_it_slowly_is_not(app, request_):
+    async def scene(wire: Wire, taken: int):
+        wire.transport.num_untaken = 100_000  # so much waits, once something is written
+        await wire.send(request_)
+        if app is told_when_gone and b"HTTP" in request_:
+            wire.server.pause_writing()  # as a transport says that it is full
+        for _ in range(5):
+            wire.transport.take(taken)
+            await asyncio.sleep(connection.WRITE_TIMEOUT_S - 1)
+        return wire.transport.is_lost
+
+    assert played(app, functools.partial(scene, taken=0))
+    assert not played(app, functools.partial(scene, taken=100))
+
+
+def test_who_takes_what_waits_and_gets_more_has_time_for_that_too():
+    async def scene(wire: Wire):
+        wire.transport.num_untaken = 100_000
+        await wire.send(GET)
+        for _ in range(5):
+            wire.server.pause_writing()
+            await asyncio.sleep(connection.WRITE_TIMEOUT_S - 1)
+            wire.server.resume_writing()
+        return wire.transport.is_lost
+
+    assert not played(told_when_gone, scene)

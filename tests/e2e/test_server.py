@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import io
 import json
-import os
 import signal
 import socket
 
@@ -174,22 +173,6 @@ def test_a_terminated_server_finishes_what_runs_refuses_what_comes_and_exits_cle
         assert int(refused.headers["retry-after"]) >= 1
         assert running.result()["meta_info"]["completion_tokens"] == 60
         assert server.stop() == 0
-
-
-def test_when_the_engine_process_is_killed_every_client_gets_an_error_and_health_says_so(default_model_source):
-    with ServerProcess("--engine", "process") as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        server.wait_ready()
-        (engine_pid,) = server.children()
-        body = {"text": "Count:", "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
-        whole = pool.submit(httpx.post, f"{server.url}/generate", json=body)
-        streamed = pool.submit(events, server, **body)
-        wait_until(lambda: metric(server.url, "sglang:num_running_reqs") == 2, "both requests run")
-        os.kill(engine_pid, signal.SIGKILL)
-        assert whole.result().status_code == 503
-        assert streamed.result()[-1]["error"]["code"] == "engine_dead"
-        assert httpx.get(f"{server.url}/health").status_code == 503
-        assert httpx.post(f"{server.url}/generate", json=body).status_code == 503
-        assert server.stop() == 1
 
 
 def test_both_engine_modes_give_the_same_tokens(server, default_model_source):

@@ -29,7 +29,11 @@ MAX_DISCARDED_BYTES = 1 << 20
 """Of a body that comes after the answer."""
 MAX_PIECE_BYTES = 16 << 10
 """Most that the parser gets between two looks at the limits, but for a body whose length is known."""
+MAX_PIECES = 64
+"""Most that the parser gets before others have their turn."""
 HEAD_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing of its answer for so long is taken for gone."""
 END = b"\r\n\r\n"
 """So ends a head, and a body in chunks."""
 
@@ -51,8 +55,10 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
+        self._stalled: asyncio.TimerHandle | None = None  # set while the client has to take something
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
+        self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
         self._seam = b""  # the last bytes that were read: END may begin in them
         self._framing_bytes = 0
         self._body_bytes = 0
@@ -68,16 +74,28 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         self._unread.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
-        self._read()
+        if self._turn is None:
+            self._read()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._read()
+        self._watch_writing()
+        if self._turn is None:
+            self._read()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         if self._phase is Phase.BODY:
@@ -144,29 +162,39 @@ class Connection(HttpToolsProtocol):
 
     def _read(self) -> None:
         """Parse what has come, up to the end of a request that is not answered."""
-        while self._may_read():
-            size = self._piece_size()
-            piece = bytes(self._unread[:size])
-            del self._unread[:size]
-            self._seam = (self._seam + piece[-3:])[-3:]
-            self._framing_bytes += len(piece)
-            try:
-                self.parser.feed_data(piece)
-                self._check_framing()
-                if self._phase is Phase.BETWEEN:
-                    self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
-            except httptools.HttpParserUpgrade:
-                self._ignore_upgrade()
-            except httptools.HttpParserError as error:
-                why = error.__context__  # what we raised, where it was us
-                told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
-                self._refuse(why if isinstance(why, TureenError) else told)
-            except HeadersTooLarge as error:
-                self._refuse(error)
-        if len(self._unread) > MAX_UNREAD_BYTES:
+        self._turn = None
+        for _ in range(MAX_PIECES):
+            if not self._may_read():
+                break
+            self._parse_piece()
+        if self._may_read():
+            self._turn = self.loop.call_soon(self._read)
+        if self.transport.is_closing():
+            self._unread.clear()
+        elif len(self._unread) > MAX_UNREAD_BYTES:
             self.transport.pause_reading()
-        elif not self.flow.read_paused and not self.transport.is_closing():
+        elif not self.flow.read_paused:
             self.transport.resume_reading()
+
+    def _parse_piece(self) -> None:
+        size = self._piece_size()
+        piece = bytes(self._unread[:size])
+        del self._unread[:size]
+        self._seam = (self._seam + piece[-3:])[-3:]
+        self._framing_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+            self._check_framing()
+            if self._phase is Phase.BETWEEN:
+                self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserError as error:
+            why = error.__context__  # what we raised, where it was us
+            told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
+            self._refuse(why if isinstance(why, TureenError) else told)
+        except HeadersTooLarge as error:
+            self._refuse(error)
 
     def _may_read(self) -> bool:
         is_held = self._phase is Phase.BETWEEN and self._is_answering
@@ -205,6 +233,24 @@ class Connection(HttpToolsProtocol):
     def _on_late(self) -> None:
         self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
 
+    def _watch_writing(self) -> None:
+        """The client must take some of what is written, in time, also when the connection is to be closed after it."""
+        self._stop_watching()
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes:
+            self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._look_at_writing, num_bytes)
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_at_writing(self, num_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._watch_writing()
+        else:
+            self.transport.abort()
+
     def _refuse(self, error: TureenError) -> None:
         """Answer, unless this request or one before it has begun to be answered, and close."""
         has_begun = self.cycle.response_started if self._phase is Phase.BODY else self._is_answering
@@ -216,3 +262,4 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+        self._watch_writing()

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator
 
 from starlette.types import Message, Receive, Scope, Send
-
-WRITE_TIMEOUT_S = 60.0
-"""A client that takes nothing for so long is taken for gone."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,14 +22,12 @@ class Parts:
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head
         self._parts = parts
-        self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send, scope.get("send_part", send)))
         leaving = asyncio.ensure_future(until_gone(receive))
         try:
-            while not (sending.done() or leaving.done() or self._is_stalled()):
-                await asyncio.wait({sending, leaving}, timeout=WRITE_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
             sending.cancel()
@@ -44,16 +38,8 @@ class Parts:
         async with contextlib.aclosing(self._parts):
             await send(self._head)
             async for data in self._parts:
-                self._writing_since_s = time.monotonic()
                 await send_part({"type": "http.response.body", "body": data, "more_body": True})
-                self._writing_since_s = None
-            self._writing_since_s = time.monotonic()
             await send_part({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _is_stalled(self) -> bool:
-        """Looked at now and then: a timer for every event would cost more than the event."""
-        since_s = self._writing_since_s
-        return since_s is not None and time.monotonic() - since_s > WRITE_TIMEOUT_S
 
 
 class EventStream(Parts):

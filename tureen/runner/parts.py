@@ -61,7 +61,7 @@ class Parts:
         """Loads the model. Raises StartupError."""
         self._kit = kit
         self._config = config
-        self._served = Served(source, config, _files(source))
+        self._served = Served(source, config, files_of(source))
         self._hf = model_config(source)
         self._weights: Any = kit.load(source, config)
         self._cache: Any = kit.make_cache()
@@ -78,7 +78,7 @@ class Parts:
         config = self._config
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
-        served = Served(source, config, _files(source))
+        served = Served(source, config, files_of(source))
         try:
             hf = model_config(source)
             _check_same(self._kit.model, loading.describe(hf))
@@ -101,7 +101,7 @@ class Parts:
         cannot be loaded."""
         if "weights" in tags and self._weights is None:
             source, config, files = self._served
-            if _files(source) != files:
+            if files_of(source) != files:
                 raise Conflict(
                     "the model's files have changed since the weights were released; load them by "
                     "/update_weights_from_disk",
@@ -153,7 +153,7 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
     return [one for one in (stacked or [name]) if one in shapes]
 
 
-def _files(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
+def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
     """The model's, not read; none where they cannot be looked at."""
     try:
         files = sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]

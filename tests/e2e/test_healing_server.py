@@ -1,0 +1,252 @@
+"""The real server, whose engine process is killed or stopped: every output is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ServerProcess, command_line, metric
+
+pytestmark = pytest.mark.e2e
+
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
+SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 40, "maxItems": 40}
+LONG = {"max_new_tokens": 100, "ignore_eos": True}
+TEXT = "Once upon a time there was a small town by the sea. "
+PATIENCE_S = 240
+
+STREAMS = {
+    "greedy": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}},
+    "warm": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "top_p": 0.95, "sampling_seed": 7}},
+    "samples": {"text": TEXT, "sampling_params": LONG | {"temperature": 0.8, "sampling_seed": 30, "n": 2}},
+    "grammar": {
+        "text": "Forty numbers, as JSON: ",
+        "sampling_params": {"max_new_tokens": 300, "sampling_seed": 2, "json_schema": json.dumps(SCHEMA)},
+    },
+    "processor": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "custom_logit_processor": "counting"},
+    "stop": {"text": TEXT, "sampling_params": LONG | {"sampling_seed": 4, "stop": ["zzz", "in the end of the "]}},
+    "penalties": {
+        "text": TEXT,
+        "sampling_params": LONG
+        | {"sampling_seed": 5, "frequency_penalty": 0.6, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+    },
+    "scores": {
+        "text": TEXT,
+        "sampling_params": LONG | {"temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    },
+    "adapter": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}, "lora_path": "late"},
+}
+
+
+@pytest.fixture(scope="module")
+def server(default_model_source) -> Iterator[ServerProcess]:
+    registered = "counting=counting_processor:Counting"
+    folder = str(Path(__file__).parent)
+    arguments = ("--engine", "process", "--logit-processor", registered, "--resume-grace-s", "60")
+    with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
+        running.wait_ready(PATIENCE_S)
+        body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
+        assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=60).status_code == 200
+        yield running
+
+
+class Follower:
+    """One stream. `begun` is set once it has brought some events."""
+
+    def __init__(self, server: ServerProcess, body: dict) -> None:
+        self.begun = threading.Event()
+        self.last: dict[int, dict] = {}
+        self.error: dict | None = None
+        self._server = server
+        self._body = body | {"stream": True}
+
+    def run(self) -> list[tuple]:
+        """What came of each output. Every event must go on where the one before it ended."""
+        num_events = 0  # each has a number, the one after the one before it
+        url = f"{self._server.url}/generate"
+        with httpx.stream("POST", url, json=self._body, timeout=PATIENCE_S) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line.startswith("id: "):
+                    assert line.endswith(f"-{num_events}")
+                elif line.startswith("data: {"):
+                    self._take(json.loads(line.removeprefix("data: ")))
+                    num_events += 1
+                    if num_events == 5:
+                        self.begun.set()
+        return [self._content(self.last[index]) for index in sorted(self.last)]
+
+    def _take(self, event: dict) -> None:
+        assert "error" not in event, event
+        before = self.last.get(event.get("index", 0))
+        if before is not None:
+            assert event["text"].startswith(before["text"])
+            assert event["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+            assert event["meta_info"]["completion_tokens"] >= before["meta_info"]["completion_tokens"]
+        self.last[event.get("index", 0)] = event
+
+    @staticmethod
+    def _content(event: dict) -> tuple:
+        told = ("finish_reason", "completion_tokens", "prompt_tokens", "output_token_logprobs", "input_token_logprobs")
+        return event["text"], event["output_ids"], [event["meta_info"].get(name) for name in told]
+
+
+def follow_all(server: ServerProcess, disturb: Callable[[], None] | None = None) -> dict[str, list[tuple]]:
+    """All streams at once, and what is done when each has begun and none has ended."""
+    followers = {name: Follower(server, body) for name, body in STREAMS.items()}
+    with ThreadPoolExecutor(len(followers)) as pool:
+        running = {name: pool.submit(one.run) for name, one in followers.items()}
+        if disturb is not None:
+            for name, one in followers.items():
+                assert one.begun.wait(PATIENCE_S), name
+            assert not any(one.done() for one in running.values())
+            disturb()
+        return {name: one.result(PATIENCE_S) for name, one in running.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server) -> dict[str, list[tuple]]:
+    follow_all(server)  # what is slow only once: torch, the grammar
+    found = follow_all(server)
+    assert len(found["samples"]) == 2
+    assert all(one[1] for outputs in found.values() for one in outputs)
+    return found
+
+
+def engine(server: ServerProcess) -> int:
+    (pid,) = engines(server)
+    return pid
+
+
+def engines(server: ServerProcess) -> list[int]:
+    return [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """There is nothing to wait on but the answers themselves."""
+    limit = threading.Event()
+    timer = threading.Timer(PATIENCE_S, limit.set)
+    timer.start()
+    try:
+        while not condition():
+            assert not limit.is_set(), what
+    finally:
+        timer.cancel()
+
+
+def health(server: ServerProcess) -> tuple[int, str]:
+    response = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)
+    return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
+
+
+def wait_well(server: ServerProcess) -> None:
+    wait_until(lambda: health(server)[0] == 200, "the engine is well")
+
+
+def test_a_killed_engine_is_a_pause_for_every_kind_of_stream(server, undisturbed):
+    before = metric(server.url, "sglang:engine_replacements_total")
+    assert follow_all(server, lambda: os.kill(engine(server), signal.SIGKILL)) == undisturbed
+    assert metric(server.url, "sglang:engine_replacements_total") == before + 1
+    assert metric(server.url, "sglang:num_resumed_requests_total") >= len(STREAMS)
+    assert health(server) == (200, "")
+
+
+def test_a_stopped_engine_is_suspect_and_goes_on_where_it_was(server, undisturbed):
+    before = metric(server.url, "sglang:engine_replacements_total")
+
+    def stop() -> None:
+        pid = engine(server)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: health(server) == (503, "engine_suspect"), "it is noticed")
+        assert metric(server.url, "sglang:engine_suspect") == 1
+        os.kill(pid, signal.SIGCONT)
+        wait_well(server)
+
+    assert follow_all(server, stop) == undisturbed
+    assert metric(server.url, "sglang:engine_replacements_total") == before
+
+
+def test_three_kills_blame_nobody_while_outputs_grow(server, undisturbed):
+    def kill() -> None:
+        for _ in range(3):
+            os.kill(engine(server), signal.SIGKILL)
+            wait_until(lambda: health(server)[0] == 503, "it is noticed")
+            wait_well(server)
+
+    assert follow_all(server, kill) == undisturbed
+
+
+def ask(server: ServerProcess, **body) -> dict:
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def kill_while(server: ServerProcess, is_there: Callable[[], bool], **body) -> tuple[dict, dict]:
+    """A request's answer, and the answer when the engine is killed as soon as `is_there`."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, server, **body)
+        wait_until(lambda: is_there() or running.done(), "it has come so far")
+        os.kill(engine(server), signal.SIGKILL)
+        disturbed = running.result(PATIENCE_S)
+    wait_well(server)
+    return ask(server, **body), disturbed
+
+
+def test_a_kill_while_a_prompt_is_computed_changes_nothing(server):
+    body = {"text": TEXT * 120, "sampling_params": {"temperature": 0, "max_new_tokens": 8}, "cache_salt": "prefill"}
+    whole, disturbed = kill_while(server, lambda: metric(server.url, "sglang:num_running_reqs") > 0, **body)
+    assert disturbed["output_ids"] == whole["output_ids"]
+
+
+def test_a_kill_while_a_grammar_is_compiled_changes_nothing(server):
+    words = [f"{one}{other}" for one in "abcdefghij" for other in range(300)]
+    params = {"max_new_tokens": 40, "sampling_seed": 3, "json_schema": json.dumps({"enum": words})}
+    asked = threading.Event()
+    asked.set()
+    whole, disturbed = kill_while(server, asked.is_set, text="A word: ", sampling_params=params)
+    assert disturbed["output_ids"] == whole["output_ids"]
+    assert disturbed["text"].strip('"') in words
+
+
+def test_a_kill_while_nothing_runs_or_the_replacement_loads_is_made_good(server):
+    wait_well(server)
+    first = engine(server)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: engines(server) not in ([], [first]), "another one is started")
+    second = engine(server)
+    os.kill(second, signal.SIGKILL)
+    assert ask(server, text=TEXT, sampling_params={"temperature": 0, "max_new_tokens": 8})["text"]
+    assert engine(server) not in (first, second)
+    wait_well(server)
+
+
+def test_turns_of_a_session_outlive_the_engine(server):
+    def turns(between: Callable[[], None]) -> list[list[int]]:
+        url = f"{server.url}/open_session"
+        session = httpx.post(url, json={"capacity_of_str_len": 10_000}, timeout=PATIENCE_S).json()
+        rid, found = None, []
+        for text in (TEXT, "Then", "At last"):
+            params = {"sampling_seed": 9, "max_new_tokens": 12}
+            answer = ask(server, text=text, sampling_params=params, session_params={"id": session, "rid": rid})
+            rid = answer["meta_info"]["id"]
+            found.append(answer["output_ids"])
+            between()
+        return found
+
+    assert turns(lambda: os.kill(engine(server), signal.SIGKILL) or wait_gone(server)) == turns(lambda: None)
+
+
+def wait_gone(server: ServerProcess) -> None:
+    wait_until(lambda: health(server)[0] == 503, "it is noticed")
+    wait_well(server)

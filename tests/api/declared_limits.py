@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,9 +33,14 @@ class Place(NamedTuple):
 
     def filled(self, count: int) -> bytes:
         """A body in which it has so many entries."""
-        entries = (b'"%d":%s' % (index, self.entry) for index in range(count)) if self.is_map else [self.entry] * count
-        inside = b",".join(entries)
-        return msgspec.json.encode(self.put(msgspec.Raw(b"{" + inside + b"}" if self.is_map else b"[" + inside + b"]")))
+        return msgspec.json.encode(self.put(msgspec.Raw(_filled(self.is_map, self.entry, count))))
+
+
+@lru_cache(maxsize=4)
+def _filled(is_map: bool, entry: bytes, count: int) -> bytes:
+    if not is_map:
+        return b"[" + b",".join([entry] * count) + b"]"
+    return b"{" + b",".join([b'"%d":%s' % (index, entry) for index in range(count)]) + b"}"
 
 
 def places_of(struct: type[msgspec.Struct], put: Put, left_out: frozenset[str] = frozenset()) -> Iterator[Place]:

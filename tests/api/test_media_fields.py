@@ -256,7 +256,7 @@ def _roomy(context):
 def test_a_hundred_thousand_placeholder_ids_are_refused_before_anything_is_loaded(app, monkeypatch):
     monkeypatch.setattr(app.state.media, "load", None)
     error = _error(app, **_body(None, CAT, input_ids=[IMAGE] * 100_000))
-    assert error["code"] == "image_placeholder_mismatch"
+    assert error["code"] == "prompt_too_long"
 
 
 @pytest.mark.parametrize("kind", ["app", "splitting_app"])

@@ -89,11 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     packed_cache: Annotated[
-        bool,
-        _meta(
-            "model",
-            "Keep weights that --quantization made for the native kernels in --download-dir, for the next start.",
-        ),
+        bool, _meta("model", "Keep weights that --quantization made for native kernels in --download-dir, for later.")
     ] = True
     kernels: Annotated[
         Literal["auto", "native", "torch"],
@@ -101,9 +97,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
-        _meta(
-            "model", "NAME=PATH, adapters that requests may ask for by name; or PATH, which is the name then. Several."
-        ),
+        _meta("model", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."),
     ] = ()
     model_impl: Annotated[
         Literal["auto", "transformers"],
@@ -190,18 +184,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     watchdog_timeout_s: Annotated[
         float,
-        _meta(
-            "server",
-            "The engine counts as hung, and is replaced, after this long without finishing a step; only time counts in "
-            "which it could run.",
-            gt=0,
-        ),
+        _meta("server", "The engine is hung, and replaced, after so long without a step, where it could run.", gt=0),
     ] = 300.0
     freeze_grace_s: Annotated[
         float,
-        _meta(
-            "server", "An engine's process that is stopped, or does not get to run, is replaced after so long.", ge=0
-        ),
+        _meta("server", "An engine process that is stopped or does not get to run is replaced after so long.", ge=0),
     ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (

@@ -302,3 +302,13 @@ def test_others_prompts_make_no_deadline_of_a_client_unreachable():
     world = World({0: heavy, 40: list(late.values())}, step_s=0.5, token_budget=16).run()
     assert world.finish("heavy").code == "deadline_unreachable"
     assert world.finish("light").code is None
+
+
+def test_a_resumed_request_keeps_its_deadline_and_has_had_its_first_token():
+    """A deadline that has passed meanwhile is its end, not a refusal; the one for the first token was met."""
+    late = request("late", max_new_tokens=9, deadline_ms=1000, resumed=(65, 65))
+    going = request("going", max_new_tokens=9, ttft_deadline_ms=1000, resumed=(65, 65))
+    world = World({0: [Submit(late, 90.0), Submit(going, 90.0)]}).run()
+    assert (world.finish("late").type, world.finish("late").reason) == ("abort", "deadline")
+    assert world.finish("going").type == "length"
+    assert world.text("going") == "A" * 7

@@ -541,9 +541,11 @@ def test_a_call_is_done_by_the_next_engine_but_not_by_a_third():
         with pytest.raises(NotFound):
             await calls[1]
         unlucky = asyncio.create_task(world.client.call("stats"))
+        await world.settle()
+        world.faults = ["no memory", "ends"]  # what does not start, does nothing twice
         for _ in range(2):
-            await world.settle()
             world.host.lose("it was killed")
+            await world.settle()
         with pytest.raises(Unavailable) as lost:
             await unlucky
         assert lost.value.code == "engine_lost"

@@ -206,7 +206,8 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         """What is known of its output before it runs is there: it lines up, or ends."""
-        self._line_up(sequence)
+        if sequence not in self.replays:
+            self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
             self._ended.append(self._end(sequence, sequence.ended))
 
@@ -271,7 +272,8 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        delta = self._delta(sequence, reason)
+        only_end = OutputDelta(sequence.request.id, finish=reason)
+        delta = only_end if self.replays.lacks(sequence) else self._delta(sequence, reason)
         assert delta is not None
         self._forget(sequence)
         return delta

@@ -33,8 +33,12 @@ class Replays:
         """It waits no longer."""
         del self._waiting[sequence]
 
+    def lacks(self, sequence: Sequence) -> bool:
+        """It has not all of its output that was sent: nothing that it says of it may be sent."""
+        return sequence in self._waiting or sequence.num_output < len(sequence.request.resumed)
+
     def advance(self) -> list[Sequence]:
-        """Go on, first come first. Returns who waits no longer; `ended` says of them what else they wait for."""
+        """Go on, first come first. Returns who is through, and who has `ended` with an error: that one still waits."""
         done: list[Sequence] = []
         num_left = TOKENS_AT_ONCE
         for sequence, tokens in tuple(self._waiting.items()):
@@ -43,6 +47,8 @@ class Replays:
                     num_left -= 1
             except TureenError as error:
                 sequence.ended = finish.failed(error)
+                done.append(sequence)
+                continue
             if num_left <= 0:
                 break
             del self._waiting[sequence]

@@ -75,8 +75,11 @@ class ProcessHost:
         self._write_message(message)
 
     def sign(self) -> Sign:
+        assert self._child is not None
         has_answered, self._has_answered = self._has_answered, False
         self._write(PING)
+        if self._child.poll() is not None:  # though somebody may hold its end of the socket
+            asyncio.get_running_loop().call_soon(self._lose, _how_ended(self._child.returncode))
         return Sign(has_answered, processor_s(self.pid), _state(self.pid) in STOPPED)
 
     async def close(self, *, at_once: bool) -> None:
@@ -90,7 +93,8 @@ class ProcessHost:
         child.kill()
         await asyncio.to_thread(child.wait)
         if self._reading is not None:
-            await asyncio.gather(self._reading, return_exceptions=True)  # it ends with the child's last words
+            await asyncio.wait([self._reading], timeout=END_TIMEOUT_S)  # it ends with the child's last words
+            self._reading.cancel()
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError):

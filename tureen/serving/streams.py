@@ -42,6 +42,9 @@ Watch = Callable[[int], None]
 MERGE_AT = 64
 """So many pieces that a reader has not taken become one."""
 
+MOST_SENT = 2
+"""A control operation is not given to more engines: it may be what they die of."""
+
 Send = Callable[[ToEngine], None]
 Refuse = Callable[[], errors.TureenError]
 
@@ -108,7 +111,7 @@ class _Call(NamedTuple):
 
     message: Call
     future: asyncio.Future[Any]
-    is_repeated: bool = False
+    num_sent: int = 0  # to so many engines
 
 
 class Streams:
@@ -192,7 +195,7 @@ class Streams:
         call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future())
         self._calls[self._num_calls] = call
         if self._send is not None:
-            self._send(call.message)
+            self._ask(call, self._send)
         return await call.future
 
     async def restore(self, send: Send, info: EngineInfo) -> None:
@@ -200,10 +203,8 @@ class Streams:
 
         async def do(op: str, **args: Any) -> object:
             self._num_calls += 1
-            call = self._calls[self._num_calls] = _Call(
-                Call(self._num_calls, op, args), asyncio.get_running_loop().create_future(), is_repeated=True
-            )
-            send(call.message)
+            call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future(), MOST_SENT)
+            self._ask(call, send)
             return await call.future
 
         await self.journal.replay(do, info)
@@ -212,8 +213,8 @@ class Streams:
         """An engine is ready: what waits begins, or goes on, in it."""
         self._send, self.refuse, self.is_suspect = send, None, False
         self._reports_before = self.num_reports
-        for call in self._calls.values():
-            send(call.message)
+        for call in list(self._calls.values()):
+            self._ask(call, send)
         self._submit_waiting()
 
     def cut(self, reason: str, *, is_suspicious: bool) -> None:
@@ -221,10 +222,8 @@ class Streams:
         self._send = None
         self.stats = self._before = _totals(self.stats, len(self._streams))
         for number, call in list(self._calls.items()):
-            if call.is_repeated or call.future.done():
-                self._end_call(number, _lost(f"{reason}, twice while it did this"))
-            else:
-                self._calls[number] = call._replace(is_repeated=True)
+            if call.num_sent >= MOST_SENT or call.future.done():
+                self._end_call(number, _lost(f"{reason}, and so was the one before it"))
         suspects = [one for one, stream in self._streams.items() if stream.live.is_submitted and not stream.has_ended]
         for stream in self._streams.values():
             stream.live.is_submitted = False
@@ -305,6 +304,10 @@ class Streams:
     def _leave_trial(self, request_id: str) -> None:
         if self._trials.ended(request_id):
             self._submit_waiting()
+
+    def _ask(self, call: _Call, send: Send) -> None:
+        self._calls[call.message.number] = call._replace(num_sent=call.num_sent + 1)
+        send(call.message)
 
     def _answer(self, result: CallResult) -> None:
         call = self._calls.get(result.number)

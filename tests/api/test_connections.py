@@ -6,13 +6,14 @@ import concurrent.futures
 import contextlib
 import io
 import json
+import re
 import socket
 import struct
 
 import httpx
 import pytest
 import requests
-from app_under_test import LiveServer, parse_events
+from app_under_test import LiveServer, parse_events, parse_metrics
 from patience import PATIENCE_S, wait_until
 
 LONG = {"max_new_tokens": 1900}
@@ -167,6 +168,39 @@ def test_a_client_that_leaves_while_its_request_waits_is_taken_from_the_queue(se
         wait_until(lambda: server.metric("num_aborted_requests_total") == before + 100, "the end of what waited")
         wait_until(lambda: server.stats.num_queued < 10, "an empty queue")
     check_idle(server)
+
+
+def num_gone(server: LiveServer) -> float:
+    """Answers whose client left."""
+    return parse_metrics(httpx.get(f"{server.url}/metrics").text).get("http_responses_total[499]", 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_left_is_in_the_log_and_the_metrics_as_that_with_the_tokens_that_were_made_for_it(
+    server, caplog, stream
+):
+    caplog.set_level("INFO", logger="tureen.http")
+    gone, made = num_gone(server), server.metric("generation_tokens_total")
+    before = server.stats.total_output_tokens
+    with connect(server) as connection:
+        connection.sendall(message(text="abc", stream=stream, sampling_params=LONG))
+        wait_until(lambda: server.stats.total_output_tokens >= before + 5, "some tokens")
+    wait_until(lambda: num_gone(server) == gone + 1, "the note")
+    check_idle(server)
+    (line,) = [record.getMessage() for record in caplog.records if "client gone" in record.getMessage()]
+    num_tokens = int(re.search(r" /generate client gone after (\d+) tokens, \d+ ms", line)[1])
+    assert 0 < num_tokens < LONG["max_new_tokens"]
+    assert num_tokens <= server.metric("generation_tokens_total") - made
+
+
+def test_a_stream_that_was_read_to_its_end_is_no_client_that_left(server, caplog):
+    caplog.set_level("INFO", logger="tureen.http")
+    gone = num_gone(server)
+    body = {"text": "say:abc", "stream": True}
+    assert httpx.post(f"{server.url}/generate", json=body).status_code == 200
+    check_idle(server)
+    assert num_gone(server) == gone
+    assert "client gone" not in caplog.text
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server, caplog):

@@ -231,6 +231,9 @@ def test_the_cache_is_flushed_only_when_nothing_runs():
     assert cached >= 2
     assert world.engine.call("flush_cache") == cached
     assert world.engine.call("flush_cache") == 0
+    world.add(make_request("again", token_ids=range(9)))  # what was stored of these is gone
+    world.drain()
+    world.check_answers()
 
 
 def test_unknown_operations_are_not_found():

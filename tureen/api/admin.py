@@ -17,6 +17,7 @@ from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.config import Config
+from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 
 HEALTH_TIMEOUT_S = 20.0
@@ -124,6 +125,7 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 def _control_routes(state: ServerState) -> list[Entry]:
     async def flush_cache(_: Request) -> Response:
         num_pages = await state.client.call("flush_cache")
+        await asyncio.to_thread(trim)
         return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
 
     async def abort_request(request: Request) -> Response:

@@ -38,7 +38,7 @@ from tureen.api import (
 )
 from tureen.api.dialect import ClientGone, Dialect, Entry
 from tureen.api.errors import rendered
-from tureen.api.middleware import Gate, Limiter
+from tureen.api.middleware import CLIENT_GONE_STATUS, Gate, Limiter
 from tureen.api.reporter import report_forever
 from tureen.api.state import ServerState, make_context
 from tureen.config import Config
@@ -50,7 +50,6 @@ from tureen.metrics import Metrics
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
 
-CLIENT_GONE_STATUS = 499
 DIALECTS: tuple[Dialect, ...] = (
     generate.routes,
     sglang.routes,

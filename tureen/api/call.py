@@ -18,6 +18,7 @@ class Call:
         self.account = account  # who pays
         self.names: set[str] = set()  # what the client calls what runs for it
         self.has_failed = False
+        self.num_tokens = 0  # of all outputs, so far
         self._ahead: Hold | None = None  # what its runs may use that have not begun
 
     def begin(self, num_tokens: int) -> None:

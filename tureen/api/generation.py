@@ -240,6 +240,7 @@ class Run:
             if num_new:
                 hold.pay(num_prompt + num_new)
                 num_prompt = 0
+            self._call.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)

@@ -39,6 +39,8 @@ BODY_GRACE_S = 30.0
 MIN_BODY_RATE = 16 << 10
 """Bytes a second that a client must send after the grace. What the server itself takes is not counted."""
 MAX_BODY_S = 600.0
+CLIENT_GONE_STATUS = 499
+"""In the log and the metrics only: nobody is there to see it."""
 
 log = get_logger("http")
 
@@ -94,7 +96,8 @@ class Gate:
         return self._state.quotas.visit(who_calls(scope), scope["limits"])
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        self._state.metrics.count_response(status or 499)
+        is_gone = scope.get("client_left", False) or status in (0, CLIENT_GONE_STATUS)
+        self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return
         left_out = self._bad_requests.admit() if 400 <= status < 500 else 0
@@ -102,8 +105,13 @@ class Gate:
             more = f" ({left_out} like it left out)" if left_out else ""
             path = scope["path"][:80] if scope["path"].isprintable() else "?"
             who = f" by {scope['client_name']}" if scope.get("client_name") else ""
-            shown = status or "client gone"
+            shown = f"client gone after {_num_tokens(scope)} tokens," if is_gone else status
             log.info("%s %s %s %s %.0f ms%s%s", request_id, scope["method"], path, shown, seconds * 1e3, who, more)
+
+
+def _num_tokens(scope: Scope) -> int:
+    """That were made for it, whether or not they were sent."""
+    return scope["call"].num_tokens if "call" in scope else 0
 
 
 class Limiter:

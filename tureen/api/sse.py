@@ -16,8 +16,8 @@ def event(payload: bytes) -> bytes:
 
 
 class Parts:
-    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone. `head`: its first
-    message."""
+    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone; `client_left` in
+    the scope says whether it was. `head`: its first message."""
 
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head
@@ -28,6 +28,7 @@ class Parts:
         leaving = asyncio.ensure_future(until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            scope["client_left"] = not sending.done()
         finally:
             leaving.cancel()
             sending.cancel()

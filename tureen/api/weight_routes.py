@@ -17,6 +17,7 @@ from tureen.api.body import refuse_unknown
 from tureen.api.dialect import Docs, Entry, read_body, unless_gone
 from tureen.api.state import ServerState
 from tureen.config import cache_dir
+from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, StartupError, echo
 from tureen.log import get_logger
 from tureen.sampling.params import JsonObject
@@ -143,7 +144,9 @@ def _memory_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"success": True, "tags": sorted(set(tags))})
 
     async def release(request: Request) -> Response:
-        return await change(request, "release_memory")
+        answer = await change(request, "release_memory")
+        await asyncio.to_thread(trim)
+        return answer
 
     async def resume(request: Request) -> Response:
         return await change(request, "resume_memory")

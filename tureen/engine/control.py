@@ -97,12 +97,17 @@ class Control:
         self._is_held = self._scheduler.is_held = False
 
     def flush_cache(self) -> int:
-        """Forget all cached prefixes; returns the number of pages freed. Raises InvalidRequest while requests run."""
+        """Forget all cached prefixes, and give their memory back to the system; returns the number of pages freed.
+
+        Raises InvalidRequest while requests run.
+        """
         if self._scheduler.running:
             raise InvalidRequest(
                 f"the cache cannot be flushed while {len(self._scheduler.running)} requests run; wait until they end"
             )
-        return self._clear()
+        num_pages = self._clear()
+        self._runner.call("forget")  # nobody who does not run holds a page
+        return num_pages
 
     def update_weights(self, **source: Any) -> int:
         """Compute with other weights from now on. Returns how many requests have begun and are paused: they go on with

@@ -116,6 +116,9 @@ class FakeRunner:
             size = self._capacity.num_pages * self._capacity.page_size * WIDTH
             self._kv = bytearray(size if op == "resume_memory" else 0)
             return None
+        if op == "forget":
+            self._kv = bytearray(len(self._kv))
+            return None
         raise NotFound(f"unknown operation '{op}'")
 
     def close(self) -> None:

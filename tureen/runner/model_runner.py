@@ -58,6 +58,7 @@ class ModelRunner:
             "update_weights": self._update_weights,
             "release_memory": self._release_memory,
             "resume_memory": self._resume_memory,
+            "forget": self._forget,
             "weight": self._weight,
             "start_profile": self._start_profile,
             "stop_profile": self._profiler.stop,
@@ -182,6 +183,13 @@ class ModelRunner:
         self._forward = None
         parts.release(tags)
         self._assemble(parts)
+
+    def _forget(self) -> None:
+        """Nothing that was computed is used again. Where the cache cannot be exchanged its memory stays."""
+        if self._parts is not None and self._profiler.trace is None:
+            self._forward = None
+            self._parts.renew_cache()
+            self._assemble(self._parts)
 
     def _resume_memory(self, tags: list[Tag]) -> None:
         """Raises Conflict, InvalidRequest."""

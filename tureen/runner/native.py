@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
+from tureen.devices.cpu import trim
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
@@ -102,7 +103,8 @@ class NativeKit:
         return values
 
     def trim(self) -> None:
-        """Weights and cache are mapped, and were the system's at once."""
+        """Weights and cache are mapped, and were the system's at once; what requests left behind is not."""
+        trim()
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:

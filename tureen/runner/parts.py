@@ -96,6 +96,13 @@ class Parts:
         if "kv_cache" in tags:
             self._cache = None
 
+    def renew_cache(self) -> None:
+        """A cache that is there is exchanged for an empty one, whose memory is taken as it is written. What `assemble`
+        made must not be held any more."""
+        if self._cache is not None:
+            self._cache = None
+            self._cache = self._kit.make_cache()
+
     def resume(self, tags: Collection[Tag]) -> None:
         """The weights come from the files again. Raises Conflict where these have changed, InvalidRequest where they
         cannot be loaded."""

@@ -26,6 +26,7 @@ from tureen.media.loader import MediaLoader
 from tureen.registry import declared, declaring
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
+from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -181,6 +182,9 @@ def _text_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
+    if runner.processors is not None:
+        engine.allow_code(runner.processors)
+    engine.share(MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config))))
     _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()

@@ -207,7 +207,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     enable_custom_logit_processor: Annotated[
-        bool, _meta("sampling", "Run logit processors that clients send as code, each in a jailed process.")
+        bool, _meta("sampling", "Run logit processors that clients send as code, each in a sandboxed process.")
     ] = False
     logit_processor: Annotated[
         tuple[str, ...],
@@ -243,6 +243,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     max_total_tokens: Annotated[
         Positive | None, _meta("scheduling", "Size of the KV cache in tokens. Default: computed from free memory.")
+    ] = None
+    helper_memory_mib: Annotated[
+        Positive | None,
+        _meta(
+            "scheduling",
+            "Most MiB of memory of all helper processes together: client processors, grammars, pictures, checks. "
+            "Default: a quarter of the machine's, or of the control group's.",
+        ),
     ] = None
     mem_fraction_static: Annotated[
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)

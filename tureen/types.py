@@ -142,6 +142,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_grammar_ms: float = 0.0  # from the request for a compilation to its end
     total_pictures: int = 0  # in prompts, as far as there are embeddings for them
     total_pictures_encoded: int = 0
+    helpers_down: tuple[str, ...] = ()  # helper processes that are being replaced, in words
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

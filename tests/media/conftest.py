@@ -8,11 +8,11 @@ import io
 from pathlib import Path
 
 import pytest
-from darkroom_double import PlainFamily
+from decode_double import PlainFamily
 
 from tureen.media.loader import MediaLoader
 
-DOUBLE = str(Path(__file__).with_name("darkroom_double.py"))
+DOUBLE = str(Path(__file__).with_name("decode_double.py"))
 
 
 def stored(picture, kind="PNG", **options):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output
 from tureen.engine.adapters import Adapters
+from tureen.engine.client_code import ClientCode
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
 from tureen.engine.fairness import LeastServedFirst
@@ -30,6 +31,8 @@ from tureen.grammar.compiler import Compiler
 from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
+from tureen.sampling.processor_pool import ProcessorPool
+from tureen.sandbox.budget import MemoryBudget
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
@@ -66,6 +69,7 @@ class Engine:
         )
         self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
         self.encoders = Encoders(runner, rank)
+        self.client_code = ClientCode(None, queue.order)
         self._runner = runner
         self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
@@ -79,14 +83,25 @@ class Engine:
         sequences = self._sequences.values()
         self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
 
+    def allow_code(self, pool: ProcessorPool) -> None:
+        """Take requests that use code of their clients; these processes run it."""
+        self.client_code = ClientCode(pool, self.scheduler.queue.order)
+        self.scheduler.rests = self.client_code.rests
+
+    def share(self, budget: MemoryBudget) -> None:
+        """Helper processes count for this budget."""
+        self.grammars.share(budget)
+        self.client_code.share(budget)
+
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (len(self._sequences) > len(self.grammars) and self.control.may_step)
+        num_waiting = len(self.grammars) + len(self.client_code)
+        return bool(self._ended) or (len(self._sequences) > num_waiting and self.control.may_step)
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar; `prepare` must be called often."""
-        return len(self.grammars) > 0
+        """Requests wait for their grammar, or their client's code; `prepare` must be called often."""
+        return len(self.grammars) > 0 or len(self.client_code) > 0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -94,7 +109,7 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
         _check_length(request, self._context_len)
-        num_waiting = len(self.scheduler.queue) + len(self.grammars) + len(self.encoders)
+        num_waiting = len(self.scheduler.queue) + len(self.grammars) + len(self.client_code) + len(self.encoders)
         if num_waiting - self.scheduler.num_free_slots >= self._max_queued:
             raise Unavailable(
                 f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
@@ -106,10 +121,15 @@ class Engine:
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
-        if request.grammar is None:
-            self._line_up(sequence)
-        else:
-            self.grammars.add(sequence, request.grammar)
+        self.client_code.acquire(sequence)
+        try:
+            if request.grammar is None:
+                self._line_up(sequence)
+            else:
+                self.grammars.add(sequence, request.grammar)
+        except TureenError:
+            self.client_code.release(sequence)
+            raise
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -119,7 +139,13 @@ class Engine:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar has become ready, and end those whose grammar was refused."""
+        """Queue the requests whose grammar and code have become ready, and end those for which they were refused."""
+        for sequence, error in self.client_code.take_ready():
+            if error is None:
+                self._line_up(sequence)
+            else:
+                self.scheduler.queue.add(sequence)
+                self._ended.append(self._end(sequence, finish.row_failed(error)))
         for sequence, error in self.grammars.take_ready():
             self._line_up(sequence)
             try:
@@ -148,6 +174,7 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
+        self.client_code.charge(self._sequences.values())
         if self.encoders:
             self._encode(after_step=True)
         return deltas
@@ -177,8 +204,11 @@ class Engine:
             step_ms=step_ms,
             is_paused=self.control.is_paused,
             num_encoding=len(self.encoders),
-            more={**self.grammars.stats(), **self.encoders.stats()},
+            more={**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self._helpers_down()},
         )
+
+    def _helpers_down(self) -> tuple[str, ...]:
+        return tuple(one.name for one in (self.grammars.supervisor, self.client_code.supervisor) if one and one.is_down)
 
     def _clear(self) -> int:
         """Forget what is cached and not in use; returns the number of pages freed."""
@@ -190,7 +220,9 @@ class Engine:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """It may run, once its pictures are encoded."""
+        """It may run, once its client's code is loaded and its pictures are encoded."""
+        if self.client_code.must_wait(sequence):
+            return
         if not sequence.request.media or self.encoders.add(sequence):
             self.scheduler.queue.add(sequence)
 
@@ -263,8 +295,12 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
+        is_loading = sequence in self.client_code
+        self.client_code.release(sequence)
         if sequence in self.grammars:
             self.grammars.remove(sequence)
+        elif is_loading:
+            pass  # it was nowhere else
         elif sequence in self.encoders:
             self.encoders.remove(sequence)
         else:

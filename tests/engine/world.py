@@ -270,7 +270,8 @@ class World:
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
-        preparing = (*self.engine.grammars._waiting, *self.engine.encoders._waiting)
+        engine = self.engine
+        preparing = (*engine.grammars._waiting, *engine.client_code._waiting, *engine.encoders._waiting)
         in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
         assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))

@@ -60,7 +60,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def make(monkeypatch, clock):
-    """Makes compilers, whose forge is the double."""
+    """Makes compilers, whose fork server is the double."""
     backends, made = [], []
 
     def find_backend(name):
@@ -155,7 +155,7 @@ def test_what_the_child_translated_is_loaded_in_the_engine(make):
     assert got.error is None
 
 
-def test_nothing_waits_for_a_forge_that_never_gets_ready(make, monkeypatch):
+def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch):
     deaf = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # until the engine closes it
     monkeypatch.setattr(compile_pool, "PROGRAM", ("-c", deaf))
     tokens = tuple(b"token %d" % i for i in range(50_000))
@@ -381,7 +381,7 @@ def test_a_waiting_child_that_is_killed_is_replaced(make, tmp_path):
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
 
 
-def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_forge(make):
+def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make):
     one = make()
     settled(one, one.submit(spec("ok")))
     (pid,) = fork_servers()
@@ -392,7 +392,7 @@ def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_forge(make):
     assert fork_servers() == [pid]
 
 
-def test_a_forge_killed_while_idle_is_replaced(make):
+def test_a_fork_server_killed_while_idle_is_replaced(make):
     one = make()
     settled(one, one.submit(spec("ok")))
     (pid,) = fork_servers()
@@ -401,7 +401,7 @@ def test_a_forge_killed_while_idle_is_replaced(make):
     assert pid not in fork_servers()
 
 
-def test_what_a_killed_forge_was_compiling_is_compiled_by_the_next(make, tmp_path):
+def test_what_a_killed_fork_server_was_compiling_is_compiled_by_the_next(make, tmp_path):
     one = make()
     got = one.submit(spec(f"until {tmp_path}/a"))
     child = pid_in(tmp_path / "a", one)
@@ -412,7 +412,7 @@ def test_what_a_killed_forge_was_compiling_is_compiled_by_the_next(make, tmp_pat
     wait_for(lambda: not is_running(child))
 
 
-def test_after_two_lost_forges_the_client_is_asked_to_try_again(make, tmp_path):
+def test_after_two_lost_fork_servers_the_client_is_asked_to_try_again(make, tmp_path):
     one = make()
     text = f"until {tmp_path}/a"
     got = one.submit(spec(text))
@@ -425,11 +425,17 @@ def test_after_two_lost_forges_the_client_is_asked_to_try_again(make, tmp_path):
     assert settled(one, one.submit(spec(text))).state == "ready"
 
 
-def test_a_forge_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch):
-    monkeypatch.setattr(compile_pool, "PROGRAM", ("-c", "raise SystemExit(1)"))
+def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):
+    (tmp_path / "broken").touch()
+    (tmp_path / "program.py").write_text(
+        f"import os, runpy, sys\nif os.path.exists({str(tmp_path / 'broken')!r}): sys.exit(1)\n"
+        f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(compile_pool, "PROGRAM", (str(tmp_path / "program.py"),))
     one = make()
     assert settled(one, one.submit(spec("ok"))).error.code == "grammar_compiler_lost"
-    monkeypatch.setattr(compile_pool, "PROGRAM", (DOUBLE,))
+    (tmp_path / "broken").unlink()
+    assert one.supervisor.wait_ready(PATIENCE_S)
     assert settled(one, one.submit(spec("ok"))).state == "ready"
 
 
@@ -487,7 +493,7 @@ def test_descriptors_are_given_back(make):
     before = len(os.listdir("/proc/self/fd"))
     for text in ("ok 1", "refuse", "crash", "ok 2"):
         settled(one, one.submit(spec(text)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_ids=(256,), size=257)
@@ -520,7 +526,7 @@ def test_a_real_backend_is_made_ready(real):
     assert first_bytes(got.compiled) == {*b"abc", 256}
 
 
-def test_a_real_forge_has_one_thread_so_that_it_can_fork(real):
+def test_a_real_fork_server_has_one_thread_so_that_it_can_fork(real):
     settled(real, real.submit(spec("x")))
     assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1
 

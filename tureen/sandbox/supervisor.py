@@ -119,6 +119,7 @@ class Supervisor:
                     socket.send_fds(server.control, [FORK], [theirs.fileno(), *descriptors])
                 except OSError:
                     ours.close()
+                    self._condition = "suspect"  # until the watching thread knows more
                     raise Lost(f"the process that starts {self.name} does not answer", is_blameless=True) from None
             worker = Worker(ours, self._limits, lambda: not server.is_alive)
             self._workers.add(worker)

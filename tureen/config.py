@@ -180,9 +180,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
-    drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
-        30.0
-    )
+    drain_timeout_s: Annotated[float, _meta("server", "Running requests may go on so long after SIGTERM.", ge=0)] = 30.0
     engine: Annotated[
         Literal["auto", "thread", "process"],
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
@@ -191,9 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
     ] = 300.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
-    session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
-        3600.0
-    )
+    session_timeout_s: Annotated[float, _meta("server", "A session that is unused so long is closed.", gt=0)] = 3600.0
     resume_grace_s: Annotated[
         float, _meta("server", "So long a stream without its client goes on.", alias="--resume-grace", ge=0)
     ] = 0.0
@@ -245,12 +241,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None, _meta("scheduling", "Size of the KV cache in tokens. Default: computed from free memory.")
     ] = None
     helper_memory_mib: Annotated[
-        Positive | None,
-        _meta(
-            "scheduling",
-            "Most MiB of memory of all helper processes together: client processors, grammars, pictures, checks. "
-            "Default: a quarter of the machine's, or of the control group's.",
-        ),
+        Positive | None, _meta("scheduling", "Most MiB of all helper processes together. Default: a quarter of memory.")
     ] = None
     mem_fraction_static: Annotated[
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)

@@ -22,6 +22,7 @@ from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
+from tureen.sandbox.supervisor import helpers_down
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
@@ -152,8 +153,8 @@ class ServerState:
     def helpers_down(self) -> tuple[str, ...]:
         """Helper processes that are being replaced, in words; those of the engine as of its last report."""
         owners = (self._checker, self.media)
-        own = [one.supervisor for one in owners if one is not None]
-        return (*self.client.stats.helpers_down, *(one.name for one in own if one.is_down))
+        own = helpers_down(*(one.supervisor for one in owners if one is not None))
+        return (*self.client.stats.helpers_down, *own)
 
     @property
     def num_unverified(self) -> int:

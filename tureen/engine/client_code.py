@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
-from tureen.engine.queue import Order
+from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
+from tureen.errors import TureenError
 from tureen.runner.base import RowError
 from tureen.sampling.custom import load_failed
 from tureen.sampling.processor_pool import Lease, ProcessorPool
@@ -16,10 +18,10 @@ from tureen.sandbox.supervisor import Supervisor
 class ClientCode:
     """Sequences whose processor is a client's code, from their arrival to their end."""
 
-    def __init__(self, pool: ProcessorPool | None, order: Order) -> None:
-        """order: where waits are charged."""
-        self._pool = pool
-        self._order = order
+    def __init__(self, scheduler: Scheduler) -> None:
+        """No code is taken before `allow`."""
+        self._pool: ProcessorPool | None = None
+        self._scheduler = scheduler
         self._leases: dict[Sequence, Lease] = {}
         self._waiting: dict[Sequence, None] = {}
 
@@ -29,6 +31,11 @@ class ClientCode:
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._waiting
+
+    def allow(self, pool: ProcessorPool) -> None:
+        """Take requests that use code; these processes run it."""
+        self._pool = pool
+        self._scheduler.rests = self.rests
 
     @property
     def supervisor(self) -> Supervisor | None:
@@ -40,13 +47,19 @@ class ClientCode:
         if self._pool is not None:
             self._pool.supervisor.share(budget)
 
-    def acquire(self, sequence: Sequence) -> None:
-        """Have its code loaded, if it uses any. Raises TooManyRequests, Unavailable."""
+    @contextlib.contextmanager
+    def acquired(self, sequence: Sequence) -> Iterator[None]:
+        """Have its code loaded, if it uses any, unless the block raises. Raises TooManyRequests, Unavailable."""
         if self._pool is not None and sequence.request.processor.startswith("{"):
             self._leases[sequence] = self._pool.acquire(sequence.request.client, sequence.request.processor)
+        try:
+            yield
+        except TureenError:
+            self.release(sequence)
+            raise
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether its code is still being loaded: it waits from now on, for take_ready."""
+        """Whether its code is not loaded: it waits from now on, for take_ready, or for its end."""
         lease = self._leases.get(sequence)
         if lease is None or (lease.is_settled.is_set() and lease.error is None):
             return False
@@ -60,12 +73,14 @@ class ClientCode:
             del self._waiting[one]
         return [(one, None if (error := self._leases[one].error) is None else load_failed(error)) for one in done]
 
-    def release(self, sequence: Sequence) -> None:
-        """It has ended."""
+    def release(self, sequence: Sequence) -> bool:
+        """It has ended. Whether it still waited for its code."""
+        was_waiting = sequence in self._waiting
         self._waiting.pop(sequence, None)
         lease = self._leases.pop(sequence, None)
         if lease is not None and self._pool is not None:
             self._pool.release(lease)
+        return was_waiting
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
         """After a step: what these sequences, all that there are, waited for code of others among their clients."""
@@ -79,7 +94,7 @@ class ClientCode:
             if self._pool is not None and is_shared:
                 self._pool.charges.add(client, seconds)
                 if own is not None:
-                    self._order.held_up(own, seconds)
+                    self._scheduler.queue.order.held_up(own, seconds)
 
     def rests(self, sequence: Sequence) -> bool:
         """Whether it sits out a step, because code of its client made others wait."""

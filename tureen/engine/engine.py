@@ -31,8 +31,7 @@ from tureen.grammar.compiler import Compiler
 from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
-from tureen.sampling.processor_pool import ProcessorPool
-from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import helpers_down
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
@@ -69,8 +68,7 @@ class Engine:
         )
         self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
         self.encoders = Encoders(runner, rank)
-        self.client_code = ClientCode(None, queue.order)
-        self._runner = runner
+        self.client_code = ClientCode(self.scheduler)
         self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
@@ -82,16 +80,6 @@ class Engine:
         self._totals = Totals()
         sequences = self._sequences.values()
         self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
-
-    def allow_code(self, pool: ProcessorPool) -> None:
-        """Take requests that use code of their clients; these processes run it."""
-        self.client_code = ClientCode(pool, self.scheduler.queue.order)
-        self.scheduler.rests = self.client_code.rests
-
-    def share(self, budget: MemoryBudget) -> None:
-        """Helper processes count for this budget."""
-        self.grammars.share(budget)
-        self.client_code.share(budget)
 
     @property
     def has_work(self) -> bool:
@@ -121,15 +109,11 @@ class Engine:
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
-        self.client_code.acquire(sequence)
-        try:
+        with self.client_code.acquired(sequence):
             if request.grammar is None:
                 self._line_up(sequence)
             else:
                 self.grammars.add(sequence, request.grammar)
-        except TureenError:
-            self.client_code.release(sequence)
-            raise
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -141,10 +125,8 @@ class Engine:
     def prepare(self) -> None:
         """Queue the requests whose grammar and code have become ready, and end those for which they were refused."""
         for sequence, error in self.client_code.take_ready():
-            if error is None:
-                self._line_up(sequence)
-            else:
-                self.scheduler.queue.add(sequence)
+            self._line_up(sequence)
+            if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
         for sequence, error in self.grammars.take_ready():
             self._line_up(sequence)
@@ -204,11 +186,12 @@ class Engine:
             step_ms=step_ms,
             is_paused=self.control.is_paused,
             num_encoding=len(self.encoders),
-            more={**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self._helpers_down()},
+            more={
+                **self.grammars.stats(),
+                **self.encoders.stats(),
+                "helpers_down": helpers_down(self.grammars.supervisor, self.client_code.supervisor),
+            },
         )
-
-    def _helpers_down(self) -> tuple[str, ...]:
-        return tuple(one.name for one in (self.grammars.supervisor, self.client_code.supervisor) if one and one.is_down)
 
     def _clear(self) -> int:
         """Forget what is cached and not in use; returns the number of pages freed."""
@@ -295,15 +278,12 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        is_loading = sequence in self.client_code
-        self.client_code.release(sequence)
+        was_loading = self.client_code.release(sequence)
         if sequence in self.grammars:
             self.grammars.remove(sequence)
-        elif is_loading:
-            pass  # it was nowhere else
         elif sequence in self.encoders:
             self.encoders.remove(sequence)
-        else:
+        elif not was_loading:
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
 

@@ -41,7 +41,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
-        self.rests: Callable[[Sequence], bool] = lambda _: False  # who sits out a step, where others run
+        self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
         self._cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
@@ -68,7 +68,7 @@ class Scheduler:
         plan = Plan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
-        resting = [sequence for sequence in self.running if self.rests(sequence)]
+        resting = [] if self.rests is None else list(filter(self.rests, self.running))
         if len(resting) == len(self.running):
             resting = []
         for sequence in tuple(self.running):

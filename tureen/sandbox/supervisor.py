@@ -222,6 +222,11 @@ class Supervisor:
             return before
 
 
+def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
+    """In words, those that are being replaced."""
+    return tuple(one.name for one in supervisors if one is not None and one.is_down)
+
+
 class _Server:
     """One process. Closing the control socket ends it."""
 

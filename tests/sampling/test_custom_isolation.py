@@ -6,13 +6,14 @@ import os
 import select
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from arithmetics import make_array, make_rows, make_sampler
 from test_custom_processors import VOCAB, applied, load, run_steps, sent, state, steps
 
-from tureen.errors import Unavailable
+from tureen.errors import TooManyRequests, Unavailable
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.sampling import processor_pool
 from tureen.sampling.custom import CustomProcessors, load_registered
@@ -303,3 +304,66 @@ def test_a_preempted_sequence_of_one_client_is_not_resumed_as_another_s(processo
     assert sampler.sample(make_rows(np.zeros((1, VOCAB))), [0], [4])[0].token_id == 1
     for lease in leases:
         processors.pool.release(lease)
+
+
+def test_a_worker_that_no_request_needs_ends_after_a_while_and_its_memory_comes_back():
+    clock = SimpleNamespace(now_s=0.0)
+    pool = ProcessorPool(1, VOCAB, clock=lambda: clock.now_s)
+    try:
+        needed, idle = pool.acquire("alice", ONLY), pool.acquire("bob", ONLY)
+        assert needed.is_settled.wait(120)
+        assert idle.is_settled.wait(120)
+        end = os.pidfd_open(idle.processor.worker.pid)
+        pool.release(idle)
+        clock.now_s += processor_pool.IDLE_S - 1
+        pool.end_idle()
+        assert len(pool.supervisor.workers) == 2
+        clock.now_s += 2
+        pool.end_idle()
+        assert select.select([end], [], [], 120)[0]
+        os.close(end)
+        assert pool.supervisor.workers == [needed.processor.worker]
+        pool.release(needed)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_step_waits_for_a_fork_server_that_is_gone_and_its_clients_are_not_to_blame(number):
+    pool = ProcessorPool(1, VOCAB)
+    processors = CustomProcessors({}, pool)
+    try:
+        lease = pool.acquire("alice", ONLY)
+        assert lease.is_settled.wait(120)
+        end = os.pidfd_open(lease.processor.worker.pid)
+        os.kill(pool.supervisor.pid, number)
+        assert select.select([end], [], [], 120)[0]  # its workers end with it
+        os.close(end)
+        one = state(0, ONLY, client="alice", params={"token_id": 3})
+        [[row]] = run_steps(processors, [one], 1)
+        assert row.error.status == 500
+        pool.charges.check("alice")
+        again = pool.acquire("alice", ONLY)
+        assert again.is_settled.wait(120)
+        [[row]] = run_steps(processors, [one], 1)
+        assert row.token_id == 3
+        for each in (lease, again):
+            pool.release(each)
+    finally:
+        processors.close()
+
+
+def test_a_call_that_hangs_suspends_its_client_alone(monkeypatch):
+    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 0.5)
+    pool = ProcessorPool(2, VOCAB)
+    processors = CustomProcessors({}, pool)
+    try:
+        steps(processors, [state(0, hanging("__call__", 0), client="alice")], 1)
+        for index in range(3):
+            with pytest.raises(TooManyRequests, match="did not return"):
+                pool.acquire("alice", hanging("__call__", index))
+        lease = pool.acquire("bob", ONLY)
+        assert pool.take_waits()["alice"] >= 0.5
+        pool.release(lease)
+    finally:
+        processors.close()

@@ -161,6 +161,7 @@ class Supervisor:
             except OSError as error:
                 log.error("the process that starts %s cannot be started: %s", self.name, error.strerror)
             finally:
+                was_ready = self._enter("starting") in ("ready", "suspect")  # first: nobody forks from what has ended
                 self._server = None
                 if server is not None:
                     server.reap(is_orderly=self._closing.is_set())
@@ -168,7 +169,6 @@ class Supervisor:
                 break
             self.num_replaced += 1
             log.warning("the process that starts %s ended; another one is started", self.name)
-            was_ready = self._enter("starting") in ("ready", "suspect")
             pause_s = 0.0 if was_ready else min(2 * max(pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             if pause_s:
                 select.select([self._wake_read], [], [], pause_s)

@@ -82,7 +82,11 @@ def minilm_source() -> ModelSource:
 
 
 @pytest.fixture
-def patient_jail(monkeypatch):
+def patient_sandbox(monkeypatch):
     """Client code that does not hang gets all the time it needs, however slow the machine is."""
-    for name in ("jail.pool.LOAD_TIMEOUT_S", "jail.pool.CALL_TIMEOUT_S", "sampling.custom.CALL_TIMEOUT_S"):
+    for name in (
+        "sampling.processor_pool.LOAD_TIMEOUT_S",
+        "sampling.processor_pool.CALL_TIMEOUT_S",
+        "sampling.custom.CALL_TIMEOUT_S",
+    ):
         monkeypatch.setattr(f"tureen.{name}", 120.0)

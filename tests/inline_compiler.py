@@ -23,6 +23,7 @@ class InlineCompiler:
         self._backend_name, self._backend = backend, None
         self._pending = []
         self.stats = SimpleNamespace(compiles=0, hits=0, failures=0, timeouts=0, compile_ms=0.0)
+        self.supervisor = None  # it has no processes
 
     def submit(self, spec):
         made = SimpleNamespace(spec=spec, state="pending", compiled=None, error=None)

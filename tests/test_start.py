@@ -26,10 +26,10 @@ UNNEEDED = (
     "importlib.metadata",
     "tureen.bench",
     "tureen.grammar.check",
-    "tureen.grammar.forge",
+    "tureen.grammar.compile_worker",
     "tureen.grammar.frontends",
     "tureen.grammar.schema",
-    "tureen.media.darkroom",
+    "tureen.media.decode_worker",
     "tureen.runner.torch_forward",
 )
 MOST_MODULES = 725

@@ -27,6 +27,7 @@ from tureen.registry import declared, declaring
 from tureen.runner.load import load_runner
 from tureen.runner.loading import architecture_of
 from tureen.runner.parts import files_of
+from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
@@ -183,6 +184,11 @@ def _text_engine(
         schedule=Schedule(config.schedule_policy, config.enable_priority_scheduling),
         prefix_cache=not config.disable_radix_cache,
     )
+    if runner.processors is not None:
+        engine.client_code.allow(runner.processors)
+    budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
+    engine.grammars.share(budget)
+    engine.client_code.share(budget)
     _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()

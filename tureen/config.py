@@ -175,9 +175,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     max_body_bytes: Annotated[int, _meta("server", "Largest request body; a larger one gets 413.", ge=1024)] = 32 << 20
-    drain_timeout_s: Annotated[float, _meta("server", "After SIGTERM, how long running requests may go on.", ge=0)] = (
-        30.0
-    )
+    drain_timeout_s: Annotated[float, _meta("server", "Running requests may go on so long after SIGTERM.", ge=0)] = 30.0
     engine: Annotated[
         Literal["auto", "thread", "process"],
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
@@ -191,9 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "An engine process that is stopped or does not get to run is replaced after so long.", ge=0),
     ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
-    session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
-        3600.0
-    )
+    session_timeout_s: Annotated[float, _meta("server", "A session that is unused so long is closed.", gt=0)] = 3600.0
     resume_grace_s: Annotated[
         float, _meta("server", "So long a stream without its client goes on.", alias="--resume-grace", ge=0)
     ] = 0.0
@@ -207,7 +203,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     enable_custom_logit_processor: Annotated[
-        bool, _meta("sampling", "Run logit processors that clients send as code, each in a jailed process.")
+        bool, _meta("sampling", "Run logit processors that clients send as code, each in a sandboxed process.")
     ] = False
     logit_processor: Annotated[
         tuple[str, ...],
@@ -243,6 +239,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     max_total_tokens: Annotated[
         Positive | None, _meta("scheduling", "Size of the KV cache in tokens. Default: computed from free memory.")
+    ] = None
+    helper_memory_mib: Annotated[
+        Positive | None, _meta("scheduling", "Most MiB of all helper processes together. Default: a quarter of memory.")
     ] = None
     mem_fraction_static: Annotated[
         float, _meta("scheduling", "Share of free device memory the KV cache may take.", gt=0, lt=1)

@@ -149,6 +149,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_pictures: int = 0  # in prompts, as far as there are embeddings for them
     total_pictures_encoded: int = 0
     seconds_per_end: float = 1.0  # expected until the next request ends, at least 1
+    helpers_down: tuple[str, ...] = ()  # helper processes that are being replaced, in words
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):

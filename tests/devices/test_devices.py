@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tureen.devices import base, cpu, cuda, dtypes
+from tureen.devices import base, cgroups, cpu, cuda, dtypes
 from tureen.devices.base import resolve_device
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import StartupError
@@ -36,21 +36,12 @@ def test_cpu_facts_are_plausible():
     ],
 )
 def test_there_are_as_many_threads_as_processors_that_the_control_group_grants(tmp_path, monkeypatch, quota, threads):
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path)
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "missing")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     if quota is not None:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert cpu.num_threads() == threads
-
-
-def test_a_control_group_limits_free_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("3000\n")
-    (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
-    assert cpu.free_bytes() == 2500
-    (tmp_path / "memory.max").write_text("max\n")
-    assert cpu.free_bytes() > 1 << 20
 
 
 def test_torch_is_asked_for_cuda_only_where_there_is_a_driver(tmp_path, monkeypatch):

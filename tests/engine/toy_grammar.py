@@ -100,6 +100,8 @@ class ToyCompilation:
 class ToyCompiler:
     """Takes a random number of polls for each grammar."""
 
+    supervisor = None  # it has no processes
+
     def __init__(self, vocab_size, eos_ids, seed=0):
         self.make = lambda text: ToyGrammar(text, vocab_size, eos_ids)
         self.rng = random.Random(seed)

@@ -306,10 +306,12 @@ class World:
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
+        engine = self.engine
         preparing = (
-            *self.engine.grammars._waiting,
-            *self.engine.replays._waiting,
-            *self.engine.encoders._waiting,
+            *engine.grammars._waiting,
+            *engine.replays._waiting,
+            *engine.client_code._waiting,
+            *engine.encoders._waiting,
         )
         in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)

@@ -11,7 +11,7 @@ import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
 
 from tureen.errors import StartupError
-from tureen.grammar import forge
+from tureen.grammar import compile_worker
 from tureen.grammar.backends import llguidance as llguidance_backend
 from tureen.grammar.backends.registry import BACKENDS, find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
@@ -29,6 +29,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
+from tureen.grammar.orders import Setup
 
 VOCABULARY = vocabulary()
 
@@ -227,7 +228,7 @@ def test_what_could_not_be_followed_past_its_forced_beginning_is_refused_where_i
     doubling = [f"r{index} ::= r{index + 1} r{index + 1}" for index in range(60)]
     text = "\n".join(["root ::= r0", *doubling, 'r60 ::= "a"'])
     tokens = tuple(bytes([byte]) for byte in range(256))
-    compile_ = forge.compile_with(forge.Setup("llguidance", Vocabulary(tokens, (256,), 257), 10.0))
+    compile_ = compile_worker.compile_with(Setup("llguidance", Vocabulary(tokens, (256,), 257)))
     with pytest.raises(GrammarError, match="gave up"):
         compile_(GrammarSpec("ebnf", text))
     assert compile_(GrammarSpec("regex", "a{1000}"))

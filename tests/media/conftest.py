@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from darkroom_double import PlainFamily
+from decode_double import PlainFamily
 
 from tureen.media.loader import MediaLoader
 
-DOUBLE = str(Path(__file__).with_name("darkroom_double.py"))
+DOUBLE = str(Path(__file__).with_name("decode_double.py"))
 
 
 class Studio:

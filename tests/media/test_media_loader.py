@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import darkroom_double as double
+import decode_double as double
 import msgspec
 import numpy as np
 import pytest
@@ -162,12 +162,12 @@ def test_a_picture_that_ends_its_process_fails_alone(studio, width):
 
 def test_a_fault_of_the_family_is_an_internal_error_without_what_it_says(studio):
     error = failure(studio, encoded(double.FAULT), error=RequestFailed)
-    assert "KeyError in darkroom_double.py:" in error.message
+    assert "KeyError in decode_double.py:" in error.message
     assert "no place in this model" in failure(studio, encoded(double.REFUSE)).message
 
 
 def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
-    failure(studio, encoded(double.LIE), error=RequestFailed)
+    failure(studio, encoded(double.LIE))
     assert studio.load(encoded(40))
 
 
@@ -198,61 +198,32 @@ def test_a_reply_that_makes_no_sense_is_none(reply):
 def test_nothing_is_left_of_large_pictures(make_studio):
     studio = make_studio()
     assert studio.load(encoded(40))
-    darkroom = studio.loader._darkroom._process.pid
-    wait_until(lambda: not children_of(darkroom), "a process outlives its picture")
-    before, files = resident_bytes(darkroom), len(os.listdir(f"/proc/{darkroom}/fd"))
+    fork_server = studio.loader.supervisor.pid
+    wait_until(lambda: not children_of(fork_server), "a process outlives its picture")
+    before, files = resident_bytes(fork_server), len(os.listdir(f"/proc/{fork_server}/fd"))
     large = base64_of(stored(Image.new("RGB", (3000, 2000), "red")))
     for _ in range(3):
         assert studio.load(large)[0].layout == (3000, 2000)
         failure(studio, encoded(double.CRASH))
-    wait_until(lambda: not children_of(darkroom), "a process outlives its picture")
-    assert resident_bytes(darkroom) < before + (4 << 20)
-    assert len(os.listdir(f"/proc/{darkroom}/fd")) == files
+    wait_until(lambda: not children_of(fork_server), "a process outlives its picture")
+    assert resident_bytes(fork_server) < before + (4 << 20)
+    assert len(os.listdir(f"/proc/{fork_server}/fd")) == files
 
 
-def test_a_darkroom_that_is_killed_costs_no_request(make_studio):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio, number):
     studio = make_studio()
     assert studio.load(encoded(40))
     for _ in range(2):
-        killed = studio.loader._darkroom._process
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        before = studio.loader.supervisor.pid
+        os.kill(before, number)
         assert studio.load(encoded(40))[0].layout == (40, 20)
+        until(lambda pid=before: not is_alive(pid), "it is not replaced")
 
 
-@pytest.mark.parametrize("num_failures", [1, 2])
-def test_a_process_that_does_not_begin_ends_no_other_prompts_decoding(make_studio, monkeypatch, num_failures):
-    studio = make_studio()
-    assert studio.load(encoded(40))
-    darkroom, develop = studio.loader._darkroom, loader_module.Darkroom.develop
-    left = [loader_module.Lost(has_begun=False)] * num_failures
-
-    async def fail_first(self, job, sources):
-        if left:
-            raise left.pop()
-        return await develop(self, job, sources)
-
-    monkeypatch.setattr(loader_module.Darkroom, "develop", fail_first)
-    if num_failures == 1:
-        assert studio.load(encoded(40))[0].layout == (40, 20)
-    else:
-        failure(studio, encoded(40), error=RequestFailed)
-    assert studio.loader._darkroom is darkroom
-    assert darkroom.is_alive()
-
-
-def test_a_darkroom_that_hangs_is_replaced(make_studio, monkeypatch):
-    studio = make_studio()
-    assert studio.load(encoded(40))
-    hung = studio.loader._darkroom
-    os.kill(hung._process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(loader_module, "REPLY_TIMEOUT_S", 1.5)
-    assert studio.load(encoded(40))[0].layout == (40, 20)
-    assert studio.loader._darkroom is not hung
-
-
-def test_a_darkroom_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):
+def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):
     monkeypatch.setattr(loader_module, "PROGRAM", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(loader_module, "START_TIMEOUT_S", 1.0)
     assert "no process" in failure(make_studio(), encoded(40), error=RequestFailed).message
 
 
@@ -262,7 +233,7 @@ def test_a_client_that_goes_away_frees_no_place_before_its_process_has_ended(mak
 
     async def leave_and_come_back():
         loads = [asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "a")) for _ in range(2)]
-        await until(lambda: studio.loader._darkroom and len(children_of(studio.loader._darkroom._process.pid)) == 2)
+        await until(lambda: studio.loader.supervisor.pid and len(children_of(studio.loader.supervisor.pid)) == 2)
         for one in loads:
             one.cancel()
         with pytest.raises(Unavailable) as error:
@@ -289,9 +260,9 @@ def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
 
     async def close_amid():
         load = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
-        await until(lambda: studio.loader._darkroom and children_of(studio.loader._darkroom._process.pid))
-        process = studio.loader._darkroom._process
-        pids = [process.pid, *children_of(process.pid)]
+        await until(lambda: studio.loader.supervisor.pid and children_of(studio.loader.supervisor.pid))
+        pid = studio.loader.supervisor.pid
+        pids = [pid, *children_of(pid)]
         await studio.loader.close()
         [error] = await asyncio.gather(load, return_exceptions=True)
         return pids, error
@@ -302,7 +273,7 @@ def test_closing_ends_all_processes_and_what_is_under_way(make_studio):
 
 
 def test_the_front_needs_no_pillow_and_starts_nothing_before_the_first_picture(make_studio):
-    assert make_studio().loader._darkroom is None
+    assert make_studio().loader.supervisor.condition == "off"
     code = "import sys, tureen.media.loader; sys.exit(any(name in sys.modules for name in ('PIL', 'torch', 'av')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -313,7 +284,7 @@ def test_families_of_the_house_work_where_no_file_can_be_opened(tmp_path, make_s
     hf = json.loads((tmp_path / "config.json").read_text())
     preprocessor = tiny_llava.PREPROCESSORS[variant]
     pictures = [picture_of(90, 70) for _ in range(1 if modality == "image" else 3)]
-    monkeypatch.setattr(loader_module, "PROGRAM", ("-m", "tureen.media.darkroom"))
+    monkeypatch.setattr(loader_module, "PROGRAM", ("-m", "tureen.media.decode_worker"))
     monkeypatch.setattr(loader_module, "find_family", find_family)
     found = make_studio(hf=hf, preprocessor=preprocessor).load(
         *map(base64_of, map(stored, pictures)), modality=modality

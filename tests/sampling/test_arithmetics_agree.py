@@ -119,7 +119,7 @@ import sys
 import numpy as np
 from tureen.kernels.cpu import _native as native
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.jail.pool import Jail
+from tureen.sampling.processor_pool import ProcessorPool
 from tureen.runner.base import SlotState
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.native_arithmetic import NativeArithmetic
@@ -135,12 +135,14 @@ class Mine(CustomLogitProcessor):
 def state(slot, processor="", logprobs=None, **params):
     return SlotState(slot, SamplingParams(**params), 0, (1, 2), (), (3,), logprobs, processor)
 
-custom = CustomProcessors(load_registered(()), Jail(4, 64) if sys.argv[1] == "jail" else None)
+custom = CustomProcessors(load_registered(()), ProcessorPool(4, 64) if sys.argv[1] == "code" else None)
+if custom.pool is not None:
+    custom.pool.acquire("", Mine.to_str()).is_settled.wait()
 sampler = Sampler(4, 64, NativeArithmetic(native.Pool(2)), custom)
 sampler.set_slot(state(0, temperature=0.0))
 sampler.set_slot(state(1, top_p=0.9, frequency_penalty=1.0, min_new_tokens=2, logprobs=LogprobSpec(top=3, mode="raw")))
 sampler.set_slot(state(2, logprobs=LogprobSpec(top=3, token_ids=(5,))))
-chosen = {"jail": Mine.to_str(), "none": "", "registered": "disallowed_tokens"}[sys.argv[1]]
+chosen = {"code": Mine.to_str(), "none": "", "registered": "disallowed_tokens"}[sys.argv[1]]
 sampler.set_slot(state(3, chosen, temperature=0.0, custom_params={"token_ids": [5]}))
 logits = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
 logits[3, 5] = 50.0
@@ -152,7 +154,7 @@ print(outputs[3].token_id, "torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(("processor", "imports_torch"), [("none", False), ("jail", False), ("registered", True)])
+@pytest.mark.parametrize(("processor", "imports_torch"), [("none", False), ("code", False), ("registered", True)])
 def test_torch_is_imported_only_for_a_registered_processor(processor, imports_torch):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, processor], capture_output=True, text=True, timeout=200, check=False
@@ -160,5 +162,5 @@ def test_torch_is_imported_only_for_a_registered_processor(processor, imports_to
     assert done.returncode == 0, done.stderr
     others = np.random.default_rng(0).normal(size=(4, 64))[3]
     others[5] = -np.inf
-    expected = {"none": 5, "jail": 9, "registered": int(others.argmax())}
+    expected = {"none": 5, "code": 9, "registered": int(others.argmax())}
     assert done.stdout.split() == [str(expected[processor]), str(imports_torch)]

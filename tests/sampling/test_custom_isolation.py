@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from arithmetics import make_array, make_rows, make_sampler
-from patience import wait_until
-from test_custom_processors import VOCAB, another, applied, sent, state, steps
+from test_custom_processors import VOCAB, another, applied, load, run_steps, sent, state, steps
 
-from tureen.jail import pool
-from tureen.jail.pool import Jail
+from tureen.errors import TooManyRequests, Unavailable
 from tureen.logit_processor import CustomLogitProcessor
+from tureen.sampling import processor_pool
 from tureen.sampling.custom import CustomProcessors, load_registered
+from tureen.sampling.processor_pool import ProcessorPool
 
-pytestmark = pytest.mark.usefixtures("patient_jail", "each_arithmetic")
+pytestmark = pytest.mark.usefixtures("patient_sandbox", "each_arithmetic")
 
 ONLY = sent("""
 logits[:, :] = -float("inf")
@@ -35,7 +37,8 @@ return logits
 
 @pytest.fixture(scope="module")
 def processors():
-    made = CustomProcessors(load_registered(()), Jail(20, VOCAB))
+    made = CustomProcessors(load_registered(()), ProcessorPool(20, VOCAB))
+    made.pool.charges.suspend = lambda client, why: None  # what comes of a charge is tested elsewhere
     yield made
     made.close()
 
@@ -78,17 +81,17 @@ def test_integers_of_any_size_reach_the_processor(processors):
 
 def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(processors, monkeypatch):
     assert only(processors, 10) == 10
-    start = pool.Worker.start
+    start = processor_pool.Processor.start
 
-    def break_off(worker, logits, sequences):
+    def break_off(processor, logits, sequences, until_s):
         if len(sequences) == 2:
             raise RuntimeError
-        start(worker, logits, sequences)
+        start(processor, logits, sequences, until_s)
 
     other = sent("return logits")
     rows = [state(0, ONLY, params={"token_id": 11}), state(1, other), state(2, other)]
     with monkeypatch.context() as patch:
-        patch.setattr(pool.Worker, "start", break_off)
+        patch.setattr(processor_pool.Processor, "start", break_off)
         with pytest.raises(RuntimeError):
             steps(processors, rows, 1)
     assert [only(processors, token_id) for token_id in (20, 21, 22)] == [20, 21, 22]
@@ -97,10 +100,12 @@ def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(pro
 def test_a_reply_made_up_beforehand_ends_the_worker(processors):
     body = """
 import os
-from tureen.jail import wire
+from tureen.sampling import processor_messages as messages
+from tureen.sandbox.framing import HEADER
 for descriptor in range(64):
     for number in range(10):
-        try: os.write(descriptor, wire.reply(number, wire.DONE))
+        made = messages.reply(number, messages.DONE)
+        try: os.write(descriptor, HEADER.pack(len(made)) + made)
         except OSError: pass
 return logits
 """
@@ -120,39 +125,48 @@ def hanging(where, index):
     return scope["Mine"].to_str()
 
 
-@pytest.mark.parametrize("where", ["__init__", "__call__"])
-def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatch, where):
+def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatch):
     waited = []
-    await_reply = pool.Worker._await
+    finish = processor_pool.Processor.finish
 
-    def noting(worker, until_s, late):
+    def noting(processor, num_rows, until_s):
         waited.append(until_s)
-        await_reply(worker, until_s, late)
+        return finish(processor, num_rows, until_s)
 
-    monkeypatch.setattr(pool.Worker, "_await", noting)
-    monkeypatch.setattr(pool, "LOAD_TIMEOUT_S", 2.0 if where == "__init__" else 120.0)
-    monkeypatch.setattr(pool, "CALL_TIMEOUT_S", 1.0)
-    [found] = steps(processors, [state(index, hanging(where, index)) for index in range(4)], 1)
+    monkeypatch.setattr(processor_pool.Processor, "finish", noting)
+    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 1.0)
+    [found] = steps(processors, [state(index, hanging("__call__", index)) for index in range(4)], 1)
     assert all("within" in row.error.message for row in found)
-    assert len(set(waited)) == (1 if where == "__init__" else 2)  # one moment for all loads, one for all calls
+    assert len(set(waited)) == 1  # one moment for all calls
 
 
-def test_the_processors_that_run_already_stay_when_there_are_too_many(processors):
-    sampler = make_sampler(17, VOCAB, processors)
-    codes = [sent(f"marker = {index}\n{COUNT}") for index in range(17)]
-    for index in range(16):
-        sampler.set_slot(state(index, codes[index]))
-    for step in range(2):
-        found = sampler.sample(make_rows(np.zeros((16, VOCAB))), range(16), [3 + step] * 16)
-        assert [row.token_id for row in found] == [1 + step] * 16
-    sampler.set_slot(state(16, codes[16]))
-    newcomer, *running = sampler.sample(make_rows(np.zeros((17, VOCAB))), [16, *range(16)], [3] + [5] * 16)
-    assert "the most there may be" in newcomer.error.message
-    assert [row.token_id for row in running] == [3] * 16
+def test_code_that_hangs_while_it_is_loaded_holds_up_no_step(processors, monkeypatch):
+    monkeypatch.setattr(processor_pool, "LOAD_CPU_S", 0.2)
+    lease = processors.pool.acquire("", hanging("__init__", 0))
+    assert only(processors, 10) == 10
+    assert lease.is_settled.wait(120)
+    assert "not loaded within" in str(lease.error)
+    assert lease.error.is_rejected
+    processors.pool.release(lease)
+
+
+def test_the_processors_that_requests_need_stay_when_there_are_too_many(processors):
+    pool = processors.pool
+    leases = [pool.acquire("", sent(f"marker = {index}\n{COUNT}")) for index in range(16)]
+    with pytest.raises(Unavailable, match="the most there may be") as caught:
+        pool.acquire("", sent(f"marker = 16\n{COUNT}"))
+    assert caught.value.code == "custom_logit_processor_queue_full"
+    pool.release(leases.pop())
+    late = pool.acquire("", sent(f"marker = 16\n{COUNT}"))
+    for lease in (late, *leases):
+        assert lease.is_settled.wait(120)
+        assert lease.error is None
+        pool.release(lease)
 
 
 def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):
     code = sent(f"marker = 'preempted'\n{COUNT}")
+    load(processors, [state(0, code)])
     sampler = make_sampler(2, VOCAB, processors)
 
     def draw(slot, position):
@@ -176,6 +190,7 @@ logits[0, 10 * p["calls"] + len(p["__req__"].output_ids)] = 0.0
 return logits
 """
     code = sent(f"marker = 'forced'\n{body}")
+    load(processors, [state(0, code)])
     sampler = make_sampler(2, VOCAB, processors)
 
     def draw(position):
@@ -198,31 +213,40 @@ return logits
 )
 def test_numpy_and_printing_work_in_the_jail(processors, body):
     logits = make_rows(np.zeros((1, VOCAB)))
-    assert applied(processors, logits, [processors.start(state(0, sent(body)))]) == {}
+    one = state(0, sent(body))
+    [lease] = load(processors, [one])
+    assert applied(processors, logits, [processors.start(one)]) == {}
+    processors.pool.release(lease)
     assert np.array_equal(make_array(logits), np.ones((1, VOCAB)))
 
 
 def test_a_worker_cannot_compute_on_when_its_call_is_over(processors):
     body = """
 import os, signal
-from tureen.jail import wire
+from tureen.sampling import processor_messages as messages
+from tureen.sandbox.framing import HEADER
+made = messages.reply(1, messages.DONE)
 for number in (signal.SIGXCPU, signal.SIGPROF):
     try: signal.signal(number, signal.SIG_IGN)
     except OSError: pass
 try: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
 except OSError: pass
 for descriptor in range(64):
-    try: os.write(descriptor, wire.reply(1, wire.DONE))
+    try: os.write(descriptor, HEADER.pack(len(made)) + made)
     except OSError: pass
 while True: pass
 """
-    steps(processors, [state(0, sent(f"marker = {next(another)}\n{body}"))], 1)
-    [*_, worker] = processors._jail._workers.values()
-    wait_until(lambda: not _is_alive(worker.pid), "the worker's end")
+    one = state(0, sent(body))
+    [lease] = load(processors, [one])
+    end = os.pidfd_open(lease.processor.worker.pid)
+    run_steps(processors, [one], 1)
+    assert select.select([end], [], [], 120)[0]  # at the limit of its processor time
+    os.close(end)
+    processors.pool.release(lease)
 
 
 def test_a_processor_that_is_used_for_long_gets_the_time_it_needs():
-    made = CustomProcessors({}, Jail(1, VOCAB))
+    made = CustomProcessors({}, ProcessorPool(1, VOCAB))
     body = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nreturn logits"
     try:
         found = steps(made, [state(0, sent(body))], 14)  # 7 s; 5 are allowed at first
@@ -232,21 +256,113 @@ def test_a_processor_that_is_used_for_long_gets_the_time_it_needs():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_stops_the_server_does_not_stop_the_jail_before_it(processors, number):
-    zygote = processors._jail._zygote.pid
-    assert os.getpgid(zygote) != os.getpgid(0)
-    os.kill(zygote, number)
-    for worker in processors._jail._workers.values():
-        os.kill(worker.pid, number)
-    fresh = sent(f"marker = {next(another)}\nlogits[:, :] = -float('inf')\nlogits[0, 9] = 0.0\nreturn logits")
-    [[row]] = steps(processors, [state(0, fresh)], 1)
-    assert row.token_id == 9
+def test_what_stops_the_server_does_not_stop_the_workers_before_it(processors, number):
     assert only(processors, 7) == 7
+    pid = processors.pool.supervisor.pid
+    assert os.getpgid(pid) != os.getpgid(0)
+    for one in (pid, *(worker.pid for worker in processors.pool.supervisor.workers)):
+        os.kill(one, number)
+    assert only(processors, 7) == 7
+    assert processors.pool.supervisor.pid == pid
 
 
-def _is_alive(pid: int) -> bool:
+TELLS = sent("""
+me = type(self)
+me.seen = getattr(me, "seen", [])
+me.seen += [one["__req__"].origin_input_ids[0] for one in custom_param_list]
+logits[:, :] = -float("inf")
+for row in range(len(custom_param_list)):
+    logits[row, me.seen[0]] = 0.0
+return logits
+""")
+"""It draws the first token of the first prompt that it ever saw."""
+
+
+def test_two_clients_that_send_the_same_string_share_no_process_and_no_memory(processors):
+    alice = [state(0, TELLS, client="alice", prompt=(11,)), state(1, TELLS, client="alice", prompt=(12,))]
+    bob = [state(2, TELLS, client="bob", prompt=(13,))]
+    leases = load(processors, alice + bob)
+    assert leases[0] is leases[1]
+    assert leases[0].processor.worker.pid != leases[2].processor.worker.pid
+    [together] = run_steps(processors, alice + bob, 1)
+    assert [row.token_id for row in together] == [11, 11, 13]
+    [alone] = run_steps(processors, [state(0, TELLS, client="bob", prompt=(14,))], 1)
+    assert alone[0].token_id == 13
+    for lease in leases:
+        processors.pool.release(lease)
+
+
+def test_a_preempted_sequence_of_one_client_is_not_resumed_as_another_s(processors):
+    code = sent(f"marker = 'whose'\n{COUNT}")
+    leases = load(processors, [state(0, code, client=client) for client in ("alice", "bob")])
+    sampler = make_sampler(1, VOCAB, processors)
+    sampler.set_slot(state(0, code, client="alice"))
+    drawn = sampler.sample(make_rows(np.zeros((1, VOCAB))), [0], [3])[0].token_id
+    sampler.set_slot(state(0))
+    sampler.set_slot(state(0, code, client="bob", output=(drawn,)))
+    assert sampler.sample(make_rows(np.zeros((1, VOCAB))), [0], [4])[0].token_id == 1
+    for lease in leases:
+        processors.pool.release(lease)
+
+
+def test_a_worker_that_no_request_needs_ends_after_a_while_and_its_memory_comes_back():
+    clock = SimpleNamespace(now_s=0.0)
+    pool = ProcessorPool(1, VOCAB, clock=lambda: clock.now_s)
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(") ", 1)[1][0] != "Z"
-    except OSError:
-        return False
+        needed, idle = pool.acquire("alice", ONLY), pool.acquire("bob", ONLY)
+        assert needed.is_settled.wait(120)
+        assert idle.is_settled.wait(120)
+        end = os.pidfd_open(idle.processor.worker.pid)
+        pool.release(idle)
+        clock.now_s += processor_pool.IDLE_S - 1
+        pool.end_idle()
+        assert len(pool.supervisor.workers) == 2
+        clock.now_s += 2
+        pool.end_idle()
+        assert select.select([end], [], [], 120)[0]
+        os.close(end)
+        assert pool.supervisor.workers == [needed.processor.worker]
+        pool.release(needed)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_step_waits_for_a_fork_server_that_is_gone_and_its_clients_are_not_to_blame(number):
+    pool = ProcessorPool(1, VOCAB)
+    processors = CustomProcessors({}, pool)
+    try:
+        lease = pool.acquire("alice", ONLY)
+        assert lease.is_settled.wait(120)
+        end = os.pidfd_open(lease.processor.worker.pid)
+        os.kill(pool.supervisor.pid, number)
+        assert select.select([end], [], [], 120)[0]  # its workers end with it
+        os.close(end)
+        one = state(0, ONLY, client="alice", params={"token_id": 3})
+        [[row]] = run_steps(processors, [one], 1)
+        assert row.error.status == 500
+        pool.charges.check("alice")
+        again = pool.acquire("alice", ONLY)
+        assert again.is_settled.wait(120)
+        [[row]] = run_steps(processors, [one], 1)
+        assert row.token_id == 3
+        for each in (lease, again):
+            pool.release(each)
+    finally:
+        processors.close()
+
+
+def test_a_call_that_hangs_suspends_its_client_alone(monkeypatch):
+    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 0.5)
+    pool = ProcessorPool(2, VOCAB)
+    processors = CustomProcessors({}, pool)
+    try:
+        steps(processors, [state(0, hanging("__call__", 0), client="alice")], 1)
+        for index in range(3):
+            with pytest.raises(TooManyRequests, match="did not return"):
+                pool.acquire("alice", hanging("__call__", index))
+        lease = pool.acquire("bob", ONLY)
+        assert pool.take_waits()["alice"] >= 0.5
+        pool.release(lease)
+    finally:
+        processors.close()

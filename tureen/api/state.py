@@ -22,6 +22,8 @@ from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
+from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
+from tureen.sandbox.supervisor import helpers_down
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
@@ -131,6 +133,9 @@ class ServerState:
         self.recordings = Recordings(context.config)
         self.is_draining = False
         self._checker: Checker | None = None
+        self._budget = MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config)))
+        if media is not None:
+            media.supervisor.share(self._budget)
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
         self._num_requests = 0
@@ -143,7 +148,15 @@ class ServerState:
             from tureen.grammar.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
 
             self._checker = Checker()
+            self._checker.supervisor.share(self._budget)
         return self._checker
+
+    @property
+    def helpers_down(self) -> tuple[str, ...]:
+        """Helper processes that are being replaced, in words; those of the engine as of its last report."""
+        owners = (self._checker, self.media)
+        own = helpers_down(*(one.supervisor for one in owners if one is not None))
+        return (*self.client.stats.helpers_down, *own)
 
     @property
     def num_unverified(self) -> int:

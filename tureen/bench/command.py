@@ -90,7 +90,7 @@ def _add_own_share(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--step-shares", action="store_true", help="native code, runner and engine in a decode step")
     own.add_argument("--engine-overhead", action="store_true", help="the engine's Python a step")
     own.add_argument("--http-overhead", action="store_true", help="latency that HTTP adds to a request")
-    own.add_argument("--processor-overhead", action="store_true", help="what a jailed logit processor adds to a step")
+    own.add_argument("--processor-overhead", action="store_true", help="what a client's logit processor adds to a step")
 
 
 def run(options: argparse.Namespace) -> int:

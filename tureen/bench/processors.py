@@ -1,4 +1,4 @@
-"""What a custom logit processor in the jail adds to a step: one worker, one row."""
+"""What a custom logit processor adds to a step: one worker, one row."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from tureen.bench.report import Spread, spread
-from tureen.jail.pool import Jail
 from tureen.kernels.cpu import native
 from tureen.runner.base import SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.sampling.params import SamplingParams
+from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.sampler import Sampler
 
 VOCAB_SIZE = 49152
@@ -50,10 +50,13 @@ class ProcessorOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processor_overhead() -> list[ProcessorOverhead]:
-    """Raises StartupError where there is no jail."""
+    """Raises StartupError where there is no sandbox."""
     arithmetic = _arithmetic()
-    processors = CustomProcessors({}, Jail(1, VOCAB_SIZE))
+    pool = ProcessorPool(1, VOCAB_SIZE)
+    processors = CustomProcessors({}, pool)
     try:
+        for body in CLASSES.values():
+            pool.acquire("", _payload(body)).is_settled.wait()
         return [_measure(arithmetic, processors, name, body) for name, body in CLASSES.items()]
     finally:
         processors.close()

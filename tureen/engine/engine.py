@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tureen.cache.manager import CacheManager
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
+from tureen.engine.client_code import ClientCode
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
 from tureen.engine.fairness import LeastServedFirst
@@ -32,6 +33,7 @@ from tureen.grammar.compiler import Compiler
 from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
+from tureen.sandbox.supervisor import helpers_down
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
@@ -75,7 +77,7 @@ class Engine:
         self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
         self.replays = Replays()
         self.encoders = Encoders(runner, rank)
-        self._runner = runner
+        self.client_code = ClientCode(self.scheduler)
         self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
@@ -90,13 +92,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        num_preparing = len(self.grammars) + len(self.replays)
+        num_preparing = len(self.grammars) + len(self.replays) + len(self.client_code)
         return bool(self._ended) or (len(self._sequences) > num_preparing and self.control.may_step)
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar, or for what was sent of their output; `prepare` must be called often."""
-        return len(self.grammars) + len(self.replays) > 0
+        """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
+        called often."""
+        return len(self.grammars) + len(self.replays) + len(self.client_code) > 0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -107,19 +110,19 @@ class Engine:
         if request.resumed:
             replays.check(request, self._limits.vocab_size)
         else:
-            num_waiting = len(self.scheduler.queue) + len(self.grammars) + len(self.replays) + len(self.encoders)
-            _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
+            _check_room(self._num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
         request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
-        if request.grammar is not None:
-            self.grammars.add(sequence, request.grammar)
-        elif request.resumed:
-            self.replays.add(sequence, self._limits.context_len)
-        else:
-            self._line_up(sequence)
+        with self.client_code.acquired(sequence):
+            if request.grammar is not None:
+                self.grammars.add(sequence, request.grammar)
+            elif request.resumed:
+                self.replays.add(sequence, self._limits.context_len)
+            else:
+                self._line_up(sequence)
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -129,8 +132,12 @@ class Engine:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar has become ready, and those that have gone through what was sent of them;
-        end those whose grammar was refused."""
+        """Queue the requests whose grammar and code have become ready, and those that have gone through what was sent
+        of them; end those for which one was refused."""
+        for sequence, error in self.client_code.take_ready():
+            self._line_up(sequence)
+            if error is not None:
+                self._ended.append(self._end(sequence, finish.row_failed(error)))
         for sequence, error in self.grammars.take_ready():
             if error is None and sequence.request.resumed:
                 self.replays.add(sequence, self._limits.context_len)
@@ -163,6 +170,7 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
+        self.client_code.charge(self._sequences.values())
         if self.encoders:
             self._encode(after_step=True)
         return deltas
@@ -191,9 +199,18 @@ class Engine:
             self.cache,
             step_ms=step_ms,
             is_paused=self.control.is_paused,
-            num_held_back=len(self.encoders) + len(self.replays),
-            more={**self.grammars.stats(), **self.encoders.stats()},
+            num_held_back=len(self.encoders) + len(self.replays) + len(self.client_code),
+            more={
+                **self.grammars.stats(),
+                **self.encoders.stats(),
+                "helpers_down": helpers_down(self.grammars.supervisor, self.client_code.supervisor),
+            },
         )
+
+    @property
+    def _num_waiting(self) -> int:
+        parts = (self.scheduler.queue, self.grammars, self.replays, self.client_code, self.encoders)
+        return sum(len(part) for part in parts)
 
     def _clear(self) -> int:
         """Forget what is cached and not in use; returns the number of pages freed."""
@@ -212,7 +229,9 @@ class Engine:
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """It may run, once its pictures are encoded."""
+        """It may run, once its client's code is loaded and its pictures are encoded."""
+        if self.client_code.must_wait(sequence):
+            return
         if not sequence.request.media or self.encoders.add(sequence):
             self.scheduler.queue.add(sequence)
 
@@ -286,13 +305,14 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
+        was_loading = self.client_code.release(sequence)
         if sequence in self.grammars:
             self.grammars.remove(sequence)
         elif sequence in self.replays:
             self.replays.remove(sequence)
         elif sequence in self.encoders:
             self.encoders.remove(sequence)
-        else:
+        elif not was_loading:
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
 

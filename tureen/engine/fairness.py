@@ -13,6 +13,7 @@ from tureen.engine.sequence import Sequence
 
 PROMPT_COST = 1  # of a prompt token that had to be computed; counted when its request is admitted
 OUTPUT_COST = 2  # of an output token, as in the paper
+WAIT_COST = 1000  # of a second that others waited for a client's code: about what they could have had in it
 
 
 class LeastServedFirst(Order):
@@ -61,9 +62,12 @@ class LeastServedFirst(Order):
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
         self._charge(sequence, OUTPUT_COST * num_tokens)
 
+    def held_up(self, sequence: Sequence, seconds: float) -> None:
+        self._charge(sequence, WAIT_COST * seconds)
+
     def _counter(self, client: str) -> float:
         return self._served.get(client, 0.0)
 
-    def _charge(self, sequence: Sequence, cost: int) -> None:
+    def _charge(self, sequence: Sequence, cost: float) -> None:
         client = sequence.request.client
         self._served[client] = self._counter(client) + cost / sequence.request.client_weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,8 @@ from tureen.grammar.base import GrammarSpec
 from tureen.grammar.compiler import Compilation, Compiler
 from tureen.grammar.masks import MaskThread, PendingMasks
 from tureen.runner.base import Row, RowError
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import Supervisor
 
 
 class Grammars:
@@ -37,11 +38,20 @@ class Grammars:
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
         self._waiting[sequence] = self._compiler.submit(spec)
 
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """The one of the processes that compile, once there are some."""
+        return None if self._compiler is None else self._compiler.supervisor
+
+    def share(self, budget: MemoryBudget) -> None:
+        """These processes count for the budget."""
+        if self._compiler is not None:
+            self._compiler.share(budget)
+
     def prepare(self) -> None:
         """Begin what the first constraint would wait for."""
         if self._compiler is not None:
-            with contextlib.suppress(OSError):  # the first constraint tries again, and says so
-                self._compiler.prepare()
+            self._compiler.prepare()
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""

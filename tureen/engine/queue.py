@@ -49,6 +49,9 @@ class Order:
     def admitted(self, sequence: Sequence) -> None:
         """It runs for the first time."""
 
+    def held_up(self, sequence: Sequence, seconds: float) -> None:
+        """Code of its client made others wait so long."""
+
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
         """So many more tokens of its output are sent."""
 

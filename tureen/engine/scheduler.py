@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
@@ -40,6 +41,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
+        self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
         self._cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
@@ -66,7 +68,12 @@ class Scheduler:
         plan = Plan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
+        resting = [] if self.rests is None else list(filter(self.rests, self.running))
+        if len(resting) == len(self.running):
+            resting = []
         for sequence in tuple(self.running):
+            if sequence in resting:
+                continue
             if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
                 break
             num_tokens = min(budget, sequence.num_needed - sequence.num_computed)

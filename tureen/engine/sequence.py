@@ -167,6 +167,7 @@ class Sequence:
             end_token_ids=tuple(sorted(self.terms.end_token_ids)),
             logprobs=self.request.logprobs,
             processor=self.request.processor,
+            client=self.request.client,
         )
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:

@@ -1,19 +1,14 @@
 """Whether a finished output fits its constraint, judged by libraries that had no part in making it.
 
-`python -I -m tureen.grammar.check SOCKET` judges in a process of its own: a client's schema or pattern can make any
+`python -I -m tureen.grammar.check` is a fork server whose workers judge: a client's schema or pattern can make any
 judge compute for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
-import signal
-import socket
-import struct
-import subprocess
 import sys
 import threading
 import time
@@ -27,8 +22,12 @@ import msgspec
 import regex
 
 from tureen.errors import echo
-from tureen.grammar import helper
 from tureen.grammar.base import GrammarSpec
+from tureen.sandbox import fork_server
+from tureen.sandbox.fork_server import Program
+from tureen.sandbox.limits import Limits
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost, Worker
 
 PROGRAM = ("-m", "tureen.grammar.check")
 ANY_JSON = "$$ANY$$"
@@ -39,14 +38,8 @@ START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 2.0  # for the checks of other outputs
 SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not judged again ...
 MAX_SLOW = 64  # ... and so many are remembered
-ALARM_S = 30.0  # after which the process ends by itself, should nobody be left to end it
-MEMORY_BYTES = 512 << 20
+LIMITS = Limits(memory_bytes=512 << 20, cpu_s=30)  # beyond CHECK_TIMEOUT_S, should nobody be left to end it
 MAX_VALIDATORS = 32
-
-HEADER = struct.Struct("<I")
-"""Length of the message that follows."""
-
-READY = b"r"
 
 FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded,
@@ -164,22 +157,11 @@ def _complaint(validator: jsonschema_rs.Validator, value: Any) -> str | None:
     return None
 
 
-def main(descriptor: int) -> None:
-    """Judge what comes until the other side is gone, one at a time."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)  # the server decides when to stop; its end is the end of the socket
-    connection = socket.socket(fileno=descriptor)
+def program(_: bytes) -> Program:
     sys.set_int_max_str_digits(0)
     warnings.simplefilter("ignore")
-    helper.confine(MEMORY_BYTES)
     decoder = msgspec.msgpack.Decoder(tuple[GrammarSpec, str])
-    with contextlib.suppress(OSError):  # nobody waits any more
-        connection.sendall(READY)
-        while message := _receive(connection):
-            signal.setitimer(signal.ITIMER_REAL, ALARM_S)  # its default action works in a library's code too
-            verdict = _judge(*decoder.decode(message))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            _send(connection, msgspec.msgpack.encode(verdict))
+    return Program(LIMITS, lambda _: lambda message: msgspec.msgpack.encode(_judge(*decoder.decode(message))))
 
 
 def _judge(spec: GrammarSpec, text: str) -> Verdict:
@@ -191,26 +173,6 @@ def _judge(spec: GrammarSpec, text: str) -> Verdict:
         return Verdict(type(error).__name__, is_verified=False)
 
 
-def _send(connection: socket.socket, message: bytes) -> None:
-    connection.sendall(HEADER.pack(len(message)) + message)
-
-
-def _receive(connection: socket.socket) -> bytes:
-    """The next message; empty when the other side is gone."""
-    size = HEADER.unpack(header)[0] if (header := _receive_exactly(connection, HEADER.size)) else 0
-    return _receive_exactly(connection, size)
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return bytes(data)
-
-
 class Checker:
     """Checks in another process, for at most `CHECK_TIMEOUT_S`. Any thread may call it; calls wait for each other.
 
@@ -218,14 +180,15 @@ class Checker:
     """
 
     def __init__(self) -> None:
-        """Does not wait until the process runs. Raises OSError."""
+        """Does not wait until the process runs."""
         self._lock = threading.Lock()
         self._turns = ThreadPoolExecutor(1, "check-grammar")
         self._slow: dict[GrammarSpec, float] = {}  # until when they are not judged
         self._is_closed = False
-        self._is_ready = False
+        self._worker: Worker | None = None
         self.unverified = 0  # outputs that could not be judged
-        self._start()
+        self.supervisor = Supervisor("the workers that check outputs", PROGRAM, LIMITS)
+        self.supervisor.start()
 
     def check(self, spec: GrammarSpec, text: str) -> str | None:
         """What does not fit; None when all does, and also, but counted, when that could not be told in time."""
@@ -255,40 +218,44 @@ class Checker:
             return None
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the processes."""
         self._turns.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        self.supervisor.close()
         with self._lock:
-            self._is_closed = True
-            self._stop()
+            self._end_worker()
 
     def _ask(self, spec: GrammarSpec, text: str) -> Verdict:
         if self._is_closed:
             return Verdict("closed", is_verified=False)
         if self._slow.get(spec, 0.0) > time.monotonic():
             return Verdict("it took too long before", is_verified=False)
-        answer = b""
         try:
-            answer = self._exchange(msgspec.msgpack.encode((spec, text)))
-        except TimeoutError:
-            if self._is_ready:
-                self._remember_slow(spec)
-        except OSError:
-            pass  # the process has ended
-        if answer:
+            answer = self._ready_worker().call(msgspec.msgpack.encode((spec, text)), timeout_s=CHECK_TIMEOUT_S)
             return msgspec.msgpack.decode(answer, type=Verdict)
-        self._stop()
-        with contextlib.suppress(OSError):  # the next check tries again
-            self._start()
+        except Lost as lost:
+            if lost.has_begun and lost.is_late:
+                self._remember_slow(spec)
+        except msgspec.DecodeError:
+            pass
+        self._end_worker()
         return Verdict("it took too long, or too much memory", is_verified=False)
 
-    def _exchange(self, question: bytes) -> bytes:
-        """The answer, empty when the process has ended. Raises OSError, where it takes too long TimeoutError."""
-        if not self._is_ready:
-            self._connection.settimeout(START_TIMEOUT_S)
-            self._is_ready = self._connection.recv(1) == READY
-        self._connection.settimeout(CHECK_TIMEOUT_S)
-        _send(self._connection, question)
-        return _receive(self._connection)
+    def _ready_worker(self) -> Worker:
+        """The one that there is, where it still runs, or a new one. Raises Lost."""
+        if self._worker is not None and not self._worker.is_alive:
+            self._end_worker()
+        if self._worker is None:
+            if not self.supervisor.wait_ready(START_TIMEOUT_S):
+                raise Lost("no worker could be started")
+            self._worker = self.supervisor.fork()
+            self._worker.begin(time.monotonic() + START_TIMEOUT_S)
+        return self._worker
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self.supervisor.end(self._worker)
+            self._worker = None
 
     def _remember_slow(self, spec: GrammarSpec) -> None:
         self._slow.pop(spec, None)
@@ -296,17 +263,6 @@ class Checker:
         if len(self._slow) > MAX_SLOW:
             del self._slow[next(iter(self._slow))]
 
-    def _start(self) -> None:
-        self._is_ready = False
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            self._process: subprocess.Popen[bytes] = helper.start(PROGRAM, [theirs.fileno()])
-
-    def _stop(self) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.wait()
-
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    fork_server.main(program)

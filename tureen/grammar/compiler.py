@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import os
-import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import msgspec
 
-from tureen.grammar import helper, orders
+from tureen.grammar import orders
 from tureen.grammar.backends.registry import check_backend, find_backend
 from tureen.grammar.base import Backend, Compiled, Encode, GrammarSpec, Vocabulary
 from tureen.grammar.cache import Cache, Result
+from tureen.grammar.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.orders import Failure, Reply
 from tureen.log import get_logger
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import Supervisor
 
-PROGRAM = ("-m", "tureen.grammar.forge")
-START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 30.0  # in the queue, behind others
-MAX_ATTEMPTS = 2  # a helper process that dies is none of the client's doing
+MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing
 MAX_SLOW = 4
 """So many compiles of lowered priority may run beside the others: a slow one holds up no quick one."""
 
@@ -71,105 +68,30 @@ class CompilerStats(msgspec.Struct):
     pending: int = 0
 
 
-class Task:
-    """One compile in the helper process."""
-
-    __slots__ = ("_memory", "_pipe", "has_begun", "number", "reply", "started_s")
-
-    def __init__(self, number: int, memory: int, pipe: int) -> None:
-        self.number = number
-        self.started_s = time.monotonic()
-        self.has_begun = False
-        self.reply: Reply | None = None
-        self._memory = memory
-        self._pipe = pipe
-
-    def is_over(self) -> bool:
-        """Ended: with a reply, or without one because the process died."""
-        try:
-            said = os.read(self._pipe, 2)
-        except BlockingIOError:
-            return False
-        self.has_begun = True
-        if orders.DONE in said:
-            self.reply = msgspec.msgpack.decode(helper.contents(self._memory), type=Reply)
-        return said != orders.BEGUN
-
-    def close(self) -> None:
-        os.close(self._memory)
-        os.close(self._pipe)
-
-
-class Forge:
-    """The helper process. What is sent to it never waits: a socket that is full is as bad as a closed one."""
-
-    def __init__(self, setup: int) -> None:
-        self._numbers = itertools.count()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
-        self._process = helper.start(PROGRAM, [theirs.fileno(), setup])
-        theirs.close()
-        self._until_s = time.monotonic() + START_TIMEOUT_S
-        self.is_ready = False
-
-    def is_alive(self) -> bool:
-        """Also notices when it is ready."""
-        try:
-            said = self._control.recv(1)
-        except BlockingIOError:
-            return self.is_ready or time.monotonic() < self._until_s
-        except OSError:
-            return False
-        self.is_ready = self.is_ready or said == orders.READY
-        return said == orders.READY
-
-    def compile(self, spec: bytes) -> Task:
-        """A GrammarSpec, encoded. Raises OSError."""
-        number = next(self._numbers)
-        with contextlib.ExitStack() as undo:
-            memory = helper.memory_with(spec)
-            undo.callback(os.close, memory)
-            ours, theirs = os.pipe()
-            undo.callback(os.close, ours)
-            with open(theirs, "wb", buffering=0):
-                socket.send_fds(self._control, [orders.MESSAGE.pack(orders.COMPILE, number)], [memory, theirs])
-            os.set_blocking(ours, False)
-            undo.pop_all()
-        return Task(number, memory, ours)
-
-    def end(self, task: Task) -> None:
-        """The child of this task, if it still runs."""
-        task.close()
-        with contextlib.suppress(OSError):  # then all its children have ended
-            self._control.send(orders.MESSAGE.pack(orders.END, task.number))
-
-    def kill(self) -> None:
-        """With all its children."""
-        self._process.kill()
-        self._process.wait()
-        self._control.close()
-
-    def close(self) -> None:
-        """It ends and buries its children first."""
-        self._control.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-
 class Job:
     """A constraint that is being compiled, for all who wait for it: queued, then a task, then loaded."""
 
-    __slots__ = ("attempts", "encoded", "load", "queued_s", "source_bytes", "spec", "started_s", "task", "waiters")
+    __slots__ = (
+        "attempts",
+        "encoded",
+        "load",
+        "num_replaced",
+        "queued_s",
+        "source_bytes",
+        "spec",
+        "started_s",
+        "task",
+        "waiters",
+    )
 
-    def __init__(self, spec: GrammarSpec, encoded: bytes) -> None:
+    def __init__(self, spec: GrammarSpec, encoded: bytes, num_replaced: int) -> None:
         self.spec = spec
         self.encoded = encoded
         self.waiters: list[Compilation] = []
         self.queued_s = time.monotonic()
         self.started_s: float | None = None
         self.attempts = 0
+        self.num_replaced = num_replaced  # of fork servers, when it came
         self.source_bytes = 0
         self.task: Task | None = None
         self.load: Future[Compiled] | None = None
@@ -199,17 +121,30 @@ class Compiler:
         self._timeout_s = timeout_s
         self._max_parallel = max_parallel
         self._cache = Cache(cache_bytes)
+        self._budget: MemoryBudget | None = None
         self._jobs: dict[GrammarSpec, Job] = {}
         self._queue: deque[Job] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
-        self._setup: BinaryIO | None = None
         self._backend: Future[Backend] | None = None
-        self._forge: Forge | None = None
+        self._pool: CompilePool | None = None
 
     def prepare(self) -> None:
-        """Begin what the first constraint would wait for. Raises OSError."""
-        self._open_forge()
+        """Begin what the first constraint would wait for."""
+        self._open_pool()
+
+    def share(self, budget: MemoryBudget) -> None:
+        """The processes that compile count for this budget, once there are some."""
+        self._budget = budget
+
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """The one of the processes that compile, once there are some."""
+        return None if self._pool is None else self._pool.supervisor
+
+    @property
+    def _num_replaced(self) -> int:
+        return 0 if self._pool is None else self._pool.supervisor.num_replaced
 
     def submit(self, spec: GrammarSpec) -> Compilation:
         """Its state may be settled at once: what is known, also a failure, is not compiled again."""
@@ -225,7 +160,7 @@ class Compiler:
             job.waiters.append(compilation)
             return compilation
         try:
-            job = Job(spec, msgspec.msgpack.encode(spec))
+            job = Job(spec, msgspec.msgpack.encode(spec), self._num_replaced)
         except UnicodeEncodeError:
             compilation.settle(
                 orders.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
@@ -249,6 +184,8 @@ class Compiler:
                 self._follow_task(job, job.task)
             elif job.spec in self._jobs and now_s - job.queued_s > MAX_WAIT_S:
                 self._fail(job, _too_busy())
+            elif self._num_replaced - job.num_replaced >= MAX_ATTEMPTS:
+                self._fail(job, _lost())
         self._advance_queue()
 
     def release(self, compilation: Compilation) -> None:
@@ -270,24 +207,26 @@ class Compiler:
         self._cache.clear()
 
     def close(self) -> None:
-        """End the helper process with its children."""
+        """End the processes that compile."""
         for job in list(self._jobs.values()):
             self._end(job)
-        if self._forge is not None:
-            self._forge.close()
-            self._forge = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         self._loader.shutdown(wait=False, cancel_futures=True)
-        if self._setup is not None:
-            self._setup.close()
 
     def _follow_task(self, job: Job, task: Task) -> None:
-        if task.is_over():
-            if task.reply is not None:
-                self._take(job, task.reply)
-            elif self._is_forge_alive():
-                self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
-        elif self._check_deadline(job) and not task.has_begun:  # the forge itself is stuck
-            self._bury_forge()
+        if not task.is_over:
+            self._check_deadline(job)
+        elif task.reply is not None:
+            self._take(job, task.reply)
+        elif not task.is_blameless:
+            self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
+        elif job.attempts >= MAX_ATTEMPTS:
+            self._fail(job, _lost())
+        else:
+            self._end_task(job)
+            self._queue.appendleft(job)
 
     def _check_deadline(self, job: Job) -> bool:
         """True when it has passed: the job has failed."""
@@ -348,65 +287,36 @@ class Compiler:
             self._queue.remove(job)
 
     def _end_task(self, job: Job) -> None:
-        if job.task is not None and self._forge is not None:
-            self._forge.end(job.task)
+        if job.task is not None:
+            job.task.end()
         job.task = None
 
     def _advance_queue(self) -> None:
         """Begin queued compiles as far as there is room for them."""
-        while self._queue and self._has_room():
-            try:
-                forge = self._open_forge()
-                if not self._is_forge_alive() or not forge.is_ready:
-                    return
-                task = forge.compile(self._queue[0].encoded)
-            except OSError:
-                self._bury_forge()
-                return
+        pool = self._open_pool() if self._queue else None
+        while pool is not None and pool.is_ready and self._queue and self._has_room():
             job = self._queue.popleft()
-            job.task = task
-            job.started_s = task.started_s
+            job.attempts += 1
+            job.task = pool.compile(job.encoded)
+            job.started_s = time.monotonic()
 
-    def _open_forge(self) -> Forge:
-        """The one that there is, or a new one. Raises OSError."""
-        if self._setup is None:
+    def _open_pool(self) -> CompilePool:
+        """The one that there is, or a new one."""
+        if self._pool is None:
             vocabulary = self._make_vocabulary()
-            setup = orders.Setup(self._backend_name, vocabulary, self._timeout_s)
-            self._setup = os.fdopen(helper.memory_with(msgspec.msgpack.encode(setup)), "rb")
+            setup = msgspec.msgpack.encode(orders.Setup(self._backend_name, vocabulary))
+            self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
+            if self._budget is not None:
+                self._pool.supervisor.share(self._budget)
             # nobody waits for it before the first load
             self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
-        if self._forge is None:
-            self._forge = Forge(self._setup.fileno())
-        return self._forge
+        return self._pool
 
     def _has_room(self) -> bool:
         now_s = time.monotonic()
-        running = [job.task for job in self._jobs.values() if job.task is not None]
-        quick = [task for task in running if now_s - task.started_s < 2 * orders.LOWER_AFTER_S]
+        running = [job for job in self._jobs.values() if job.task is not None]
+        quick = [job for job in running if now_s - (job.started_s or now_s) < 2 * LOWER_AFTER_S]
         return len(quick) < self._max_parallel and len(running) < self._max_parallel + MAX_SLOW
-
-    def _is_forge_alive(self) -> bool:
-        """A dead one is buried."""
-        if self._forge is not None and self._forge.is_alive():
-            return True
-        self._bury_forge()
-        return False
-
-    def _bury_forge(self) -> None:
-        """What it was to do is tried once more, with the next one."""
-        log.warning("the process that compiles constraints ended; another one is started when it is needed")
-        for job in reversed(list(self._jobs.values())):
-            if job.load is not None:
-                continue
-            if job.task is not None:
-                self._end_task(job)
-                self._queue.appendleft(job)
-            job.attempts += 1
-            if job.attempts >= MAX_ATTEMPTS:
-                self._fail(job, _lost())
-        if self._forge is not None:
-            self._forge.kill()
-            self._forge = None
 
 
 def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:

@@ -1,34 +1,26 @@
-"""What the engine and the process that compiles its constraints say to each other."""
+"""What the engine and the workers that compile its constraints say to each other."""
 
 from __future__ import annotations
 
 import os
-import struct
 
 import msgspec
 
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
+from tureen.sandbox.limits import Limits
 
-MESSAGE = struct.Struct("<BI")
-"""To the forge: what to do, and the number of the compile that it is about."""
+LIMITS = Limits(memory_bytes=1 << 30, cpu_s=600)
+"""Of a worker that compiles. Its processor time is bounded by the engine, which ends it at the deadline."""
 
-COMPILE = 0  # comes with two descriptors: memory with the constraint, where the reply is put too, and a pipe's end
-END = 1  # a compile is over for the engine: its child is ended if it still runs
-READY, BEGUN, DONE = b"r", b"b", b"d"
-"""What the forge says once; what a child says when it has begun, and when its reply is complete."""
-
-MEMORY_BYTES = 1 << 30  # that a child may take on top of what it is born with
-LOWER_AFTER_S = 0.05
-"""A child that takes more processor time gets only what nobody else wants from then on."""
+MAX_REPLY_BYTES = 64 << 20
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """What the forge is started with."""
+    """What the fork server is started with."""
 
     backend: str
     vocabulary: Vocabulary
-    timeout_s: float
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +32,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What a child has to say: what to load, or why there is nothing."""
+    """What a worker answers to a GrammarSpec: what to load, or why there is nothing."""
 
     source: bytes = b""
     failure: Failure | None = None

@@ -1,4 +1,4 @@
-"""A picture's bytes become RGB. Runs in a process of its own: see darkroom.py."""
+"""A picture's bytes become RGB. Runs in a process of its own: see decode_worker.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From the strings of `image_data` and `video_data` to pixels as the model's encoder takes them.
 
 The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
-(darkroom.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
+(decode_worker.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import socket
-import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,16 @@ import msgspec
 import numpy as np
 
 from tureen.errors import Forbidden, InvalidRequest, RequestFailed, Unavailable
-from tureen.grammar import helper
-from tureen.log import get_logger
 from tureen.media.base import Modality, Prepared
 from tureen.media.families import find_family
 from tureen.media.fetch import Fetcher
 from tureen.media.files import read_below
 from tureen.media.references import MAX_BYTES, Inline, Reference, Remote, parse_reference
-from tureen.media.wire import BEGUN, MAX_REPLY_BYTES, SIZE, Item, Job, Refusal, Reply, Setup
+from tureen.media.wire import LIMITS, SIZE, Item, Job, Refusal, Reply, Setup
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost
 
-PROGRAM = ("-m", "tureen.media.darkroom")
+PROGRAM = ("-m", "tureen.media.decode_worker")
 MAX_REFERENCES = 64
 MAX_PROMPT_BYTES = 64 << 20
 """Of all pictures of a prompt together, as they are stored."""
@@ -39,15 +39,13 @@ MAX_FETCHES = 8
 
 MAX_WAIT_S = 30.0
 MAX_GATHER_S = 20.0
-REPLY_TIMEOUT_S = 90.0  # longer than a process of the darkroom lives
+REPLY_TIMEOUT_S = 90.0  # longer than a worker lives
 MAX_TOKENS = 1 << 20
 MAX_MESSAGE_CHARS = 400
-PIECE_BYTES = 256 << 10
-MAX_ATTEMPTS = 2  # a darkroom that ends is none of the client's doing
-RETRY_S = 0.1  # one that is about to end has ended then
+MAX_ATTEMPTS = 3  # a fork server that ends is none of the client's doing
+START_TIMEOUT_S = 60.0
 
 _reply = msgspec.msgpack.Decoder(Reply)
-log = get_logger("media")
 
 
 class Source(NamedTuple):
@@ -55,76 +53,6 @@ class Source(NamedTuple):
 
     data: bytes
     is_base64: bool
-
-
-class Lost(Exception):
-    """No reply. `has_begun`: a process was there for it; `is_hung`: there was none for a long time."""
-
-    def __init__(self, *, has_begun: bool, is_hung: bool = False) -> None:
-        super().__init__("no reply")
-        self.has_begun = has_begun
-        self.is_hung = is_hung
-
-
-class Darkroom:
-    """The helper process, as the front sees it."""
-
-    def __init__(self, setup: Setup) -> None:
-        """Raises OSError. Does not wait."""
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
-        with theirs, open(helper.memory_with(msgspec.msgpack.encode(setup)), "rb") as memory:
-            self._process = helper.start(PROGRAM, [theirs.fileno(), memory.fileno()])
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    async def develop(self, job: Job, sources: Sequence[Source]) -> bytes:
-        """The reply of a process for this job, not to be trusted. Raises Lost."""
-        has_begun = False
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S), self._child() as (reader, writer):
-                has_begun = await reader.readexactly(len(BEGUN)) == BEGUN
-                message = msgspec.msgpack.encode(job)
-                for data in (SIZE.pack(len(message)), message, *(source.data for source in sources)):
-                    for start in range(0, len(data), PIECE_BYTES):
-                        writer.write(data[start : start + PIECE_BYTES])
-                        await writer.drain()
-                size = SIZE.unpack(await reader.readexactly(SIZE.size))[0]
-                return await reader.readexactly(size) if size <= MAX_REPLY_BYTES else b""
-        except TimeoutError:
-            raise Lost(has_begun=has_begun, is_hung=not has_begun) from None
-        except (OSError, EOFError):
-            raise Lost(has_begun=has_begun) from None
-
-    async def close(self) -> None:
-        """Its children end with it."""
-        self._control.close()
-        try:
-            await asyncio.to_thread(self._process.wait, 5)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-
-    @contextlib.asynccontextmanager
-    async def _child(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                socket.send_fds(self._control, [b" "], [theirs.fileno()])
-                reader, writer = await asyncio.open_unix_connection(sock=ours)
-            except BaseException:
-                ours.close()
-                raise
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
 
 
 class MediaLoader:
@@ -140,10 +68,11 @@ class MediaLoader:
     ) -> None:
         """config.json and preprocessor_config.json of the model; see files.media_root. Raises StartupError."""
         self.family = find_family(hf, preprocessor)
-        self._setup = Setup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor))
+        setup = msgspec.msgpack.encode(Setup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
+        self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)
         self._root = media_path
         self._fetcher = Fetcher(allowed_domains)
-        self._darkroom: Darkroom | None = None
+        self._threads = ThreadPoolExecutor(MAX_DECODES, "decode")
         self._decodes = asyncio.Semaphore(MAX_DECODES)
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._tasks: set[asyncio.Task[list[Prepared]]] = set()
@@ -173,13 +102,12 @@ class MediaLoader:
             return await asyncio.shield(task)  # a client that goes away frees no place before its process has ended
 
     async def close(self) -> None:
-        """End the helper process. What is under way fails."""
+        """End the processes. What is under way fails."""
         self._is_closed = True
-        if self._darkroom is not None:
-            await self._darkroom.close()
-            self._darkroom = None
+        await asyncio.to_thread(self.supervisor.close)
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._threads.shutdown()
 
     def _check(self, count: int, modality: Modality, field: str) -> None:
         if not 1 <= count <= MAX_REFERENCES:
@@ -227,42 +155,42 @@ class MediaLoader:
         return Source(data, is_base64=False)
 
     async def _decode(self, sources: Sequence[Source], modality: Modality, field: str) -> list[Prepared]:
-        job = Job(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
-        has_begun = False
-        for _ in range(MAX_ATTEMPTS):
-            darkroom = self._open()
-            try:
-                data = await darkroom.develop(job, sources)
-            except Lost as lost:
-                has_begun = lost.has_begun
-                if not has_begun:
-                    await asyncio.sleep(RETRY_S)
-                if lost.is_hung or not darkroom.is_alive():  # one that lives may be decoding for others
-                    self._bury(darkroom)
-                elif has_begun:
-                    break
-            else:
-                return await asyncio.to_thread(_checked, data, modality, field, len(sources))
-        if has_begun:
+        job = msgspec.msgpack.encode(
+            Job(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
+        )
+        parts = (SIZE.pack(len(job)), job, *(one.data for one in sources))
+        ask = partial(self._ask, parts)
+        try:
+            data = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except Lost as lost:
+            if self._is_closed:
+                raise Unavailable("the server is closing") from None
+            if lost.is_blameless or not lost.has_begun:
+                raise RequestFailed(f"{field} could not be decoded: no process could be started for it") from None
             raise InvalidRequest(
                 f"{field} took too much time or memory, or broke its decoder; make it smaller, or save it anew",
                 field=field,
                 code="invalid_image",
-            )
-        raise RequestFailed(f"{field} could not be decoded: no process could be started for it", field=field)
+            ) from None
+        return await asyncio.to_thread(_checked, data, modality, field, len(sources))
 
-    def _open(self) -> Darkroom:
-        if self._is_closed:
-            raise Unavailable("the server is closing")
-        if self._darkroom is None:
-            self._darkroom = Darkroom(self._setup)
-        return self._darkroom
-
-    def _bury(self, darkroom: Darkroom) -> None:
-        if self._darkroom is darkroom:
-            log.warning("the process that decodes pictures ended; another one is started")
-            darkroom.kill()
-            self._darkroom = None
+    def _ask(self, parts: Sequence[bytes]) -> bytes:
+        """The reply of a worker for these pictures alone, not to be trusted. Raises Lost."""
+        for attempt in range(MAX_ATTEMPTS):
+            if not self.supervisor.wait_ready(START_TIMEOUT_S):
+                break
+            try:
+                worker = self.supervisor.fork()
+            except Lost:
+                continue
+            try:
+                return worker.call(*parts, timeout_s=REPLY_TIMEOUT_S)
+            except Lost as lost:
+                if not lost.is_blameless or attempt == MAX_ATTEMPTS - 1:
+                    raise
+            finally:
+                self.supervisor.end(worker)
+        raise Lost("no fork server", is_blameless=True)
 
     def _end(self, task: asyncio.Task[list[Prepared]]) -> None:
         self._decodes.release()

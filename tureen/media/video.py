@@ -1,4 +1,4 @@
-"""A film's bytes become some of its frames, in RGB. Runs in a process of its own: see darkroom.py.
+"""A film's bytes become some of its frames, in RGB. Runs in a process of its own: see decode_worker.py.
 
 Animated GIF, WEBP and PNG are read by Pillow; MP4 and WebM by PyAV, where the operator has installed it.
 """

@@ -1,4 +1,4 @@
-"""What the front and the processes that decode say to each other. These are not trusted: the front checks all of it."""
+"""What the front and the workers that decode say to each other. These are not trusted: the front checks all of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import struct
 
 import msgspec
 
-SIZE = struct.Struct("<I")
-"""Before a message: its length in bytes."""
+from tureen.sandbox.limits import Limits
 
-BEGUN = b"b"
-"""What a process says when it is locked in; from then on, its end is the fault of what it was sent."""
+LIMITS = Limits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
+"""Of a worker, for all pictures of a prompt. One that waits longer than that does not compute."""
+
+SIZE = struct.Struct("<I")
+"""A message to a worker: the length of the Job, the Job, the bytes of its pictures."""
 
 MAX_REPLY_BYTES = 256 << 20
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """What the darkroom is started with, as JSON objects."""
+    """What the fork server is started with, as JSON objects."""
 
     hf: bytes  # config.json
     preprocessor: bytes  # preprocessor_config.json
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """The pictures of one prompt. Their bytes come after it, one after the other."""
+    """The pictures of one prompt. Their bytes come after it."""
 
     modality: str
     sizes: tuple[int, ...]  # bytes that come

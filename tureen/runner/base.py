@@ -24,6 +24,7 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
     end_token_ids: tuple[int, ...]  # EOS (unless ignored) and stop token ids: not to be drawn before min_new_tokens
     logprobs: LogprobSpec | None = None
     processor: str = ""
+    client: str = ""  # who sent the processor, where that is code
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from tureen.errors import StartupError
 from tureen.log import get_logger
 from tureen.models.config import ModelConfig
 from tureen.runner.base import Capacity
+from tureen.sandbox.budget import helper_bytes
 
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens
 GIB = 1 << 30
@@ -69,7 +70,10 @@ def _fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int,
                 field="max_total_tokens",
             )
         return pages
-    pages = int(free * config.mem_fraction_static) // (size * token_bytes)
+    usable = int(free * config.mem_fraction_static)
+    if device.type == "cpu":  # half of the free memory at least: helper processes rarely take all that they may
+        usable = min(usable, max(free - helper_bytes(config), free // 2))
+    pages = usable // (size * token_bytes)
     if pages < 1:
         raise StartupError(
             f"{where}: not enough for one page of the KV cache ({size * token_bytes / GIB:.2g} GiB) at "

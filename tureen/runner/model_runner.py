@@ -13,7 +13,6 @@ import numpy as np
 
 from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
-from tureen.jail.pool import Jail
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
@@ -23,6 +22,7 @@ from tureen.runner.parts import Parts, Tag
 from tureen.runner.trace import Profiler, TraceOptions
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.custom import CustomProcessors, load_registered
+from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.sampler import Sampler, outputs_of
 from tureen.types import MediaItem, PositionLogprobs
 from tureen.weights.source import ModelSource
@@ -92,6 +92,11 @@ class ModelRunner:
 
     def capacity(self) -> Capacity:
         return self._capacity
+
+    @property
+    def processors(self) -> ProcessorPool | None:
+        """The workers of client processors, where clients may send some."""
+        return self._sampler.processors
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """See Runner.encode. Raises RequestFailed."""
@@ -233,8 +238,8 @@ class ModelRunner:
 def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sampler:
     """Raises StartupError for a --logit-processor that cannot be loaded."""
     registered = load_registered(config.logit_processor)
-    jail = Jail(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
-    return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, jail))
+    pool = ProcessorPool(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
+    return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, pool))
 
 
 def _cannot(what: str) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""The stage of custom logit processors: registered ones run here, those that clients sent as code in the jail."""
+"""The stage of custom logit processors: registered ones run here, those that clients sent as code in workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.errors import InvalidRequest, StartupError, echo
-from tureen.jail.pool import CALL_TIMEOUT_S, Batch, Jail, JailError, Raised, Tracked, digest_of
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.runner.base import RowError, SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
+from tureen.sampling.processor_pool import (
+    CALL_TIMEOUT_S,
+    Batch,
+    Key,
+    ProcessorError,
+    ProcessorPool,
+    Raised,
+    Tracked,
+    key_of,
+)
 from tureen.types import NO_TOKEN
 
 if TYPE_CHECKING:
@@ -45,7 +54,7 @@ class CustomState:
     def __init__(self, state: SlotState, number: int) -> None:
         self.processor = state.processor
         self.seed = state.seed
-        self.digest = digest_of(state.processor) if state.processor.startswith("{") else None  # of code; None = a name
+        self.code = key_of(state.client, state.processor) if state.processor.startswith("{") else None  # None = a name
         self.prompt_ids = state.prompt_ids
         known = [token_id for token_id in state.prompt_ids if token_id != NO_TOKEN]
         given = state.params.custom_params or {}
@@ -54,8 +63,8 @@ class CustomState:
         self.params: dict[str, Any] = given | {"__req__": request}
 
     @property
-    def key(self) -> str | bytes:
-        return self.digest or self.processor
+    def key(self) -> str | Key:
+        return self.code or self.processor
 
     def goes_on_as(self, state: SlotState) -> bool:
         """Whether the sequence that this is about is the one in `state`, or one that cannot be told from it.
@@ -64,7 +73,7 @@ class CustomState:
         """
         known = self.tracked.output_ids
         return (
-            self.processor == state.processor
+            self.key == (key_of(state.client, state.processor) if self.code else state.processor)
             and self.seed == state.seed
             and self.prompt_ids == state.prompt_ids
             and self.tracked.params == (state.params.custom_params or {})
@@ -73,11 +82,11 @@ class CustomState:
 
 
 class CustomProcessors:
-    """Registered processors by name, and the jail where there is one."""
+    """Registered processors by name, and the workers of those that clients send as code, where that is allowed."""
 
-    def __init__(self, registered: Mapping[str, CustomLogitProcessor], jail: Jail | None = None) -> None:
+    def __init__(self, registered: Mapping[str, CustomLogitProcessor], pool: ProcessorPool | None = None) -> None:
         self._registered = registered
-        self._jail = jail
+        self.pool = pool
         self._numbers = count()
         self._left: deque[CustomState] = deque()  # out of their slots: ended, or preempted
 
@@ -96,8 +105,8 @@ class CustomProcessors:
         self._left.append(state)
         if len(self._left) > MAX_LEFT:
             oldest = self._left.popleft()
-            if self._jail is not None and oldest.digest is not None:
-                self._jail.drop(oldest.tracked.number)
+            if self.pool is not None and oldest.code is not None:
+                self.pool.drop(oldest.code, oldest.tracked.number)
 
     def apply(
         self, arithmetic: Arithmetic, logits: Logits, peaks: Peaks, states: Sequence[CustomState | None]
@@ -107,7 +116,7 @@ class CustomProcessors:
         `peaks` are kept right. Rows with the same processor are one call; where it raises, each row is called again by
         itself, so that only those at fault fail. Returns the rows that failed, which stay as they were.
         """
-        groups: dict[str | bytes, Group] = {}
+        groups: dict[str | Key, Group] = {}
         for row, state in enumerate(states):
             if state is not None:
                 groups.setdefault(state.key, []).append((row, state))
@@ -127,35 +136,34 @@ class CustomProcessors:
         return failures
 
     def close(self) -> None:
-        if self._jail is not None:
-            self._jail.close()
+        if self.pool is not None:
+            self.pool.close()
 
     def _run(self, arithmetic: Arithmetic, logits: Logits, groups: list[Group]) -> list[Changed | Fault]:
-        """The result of each group; those in the jail run at the same time."""
+        """The result of each group; those in workers run at the same time."""
         batches = [
             Batch(
-                first.digest,
-                first.processor,
+                code,
                 [arithmetic.host_row(logits, row) for row, _ in group],
                 [one.tracked for _, one in group],
             )
             for group in groups
-            if (first := group[0][1]).digest is not None
+            if (code := group[0][1].code) is not None
         ]
-        jailed = iter(self._run_in_jail(batches) if batches else ())
+        elsewhere = iter(self._run_in_workers(batches) if batches else ())
         return [
-            self._run_here(arithmetic, logits, group) if group[0][1].digest is None else next(jailed)
+            self._run_here(arithmetic, logits, group) if group[0][1].code is None else next(elsewhere)
             for group in groups
         ]
 
-    def _run_in_jail(self, batches: list[Batch]) -> Sequence[Changed | Fault]:
-        if self._jail is None:
+    def _run_in_workers(self, batches: list[Batch]) -> Sequence[Changed | Fault]:
+        if self.pool is None:
             return [Fault(RowError(REJECTED, "the server runs no code of clients", 400, FIELD))] * len(batches)
         return [
             _fault(str(result), is_rejected=result.is_rejected, may_be_one_row=isinstance(result, Raised))
-            if isinstance(result, JailError)
+            if isinstance(result, ProcessorError)
             else result
-            for result in self._jail.run(batches)
+            for result in self.pool.run(batches)
         ]
 
     def _run_here(self, arithmetic: Arithmetic, logits: Logits, group: Group) -> Changed | Fault:
@@ -176,6 +184,11 @@ class CustomProcessors:
             if not isinstance(result, torch.Tensor) or result.shape != given.shape:
                 return _fault("it did not return a tensor of the shape it was given")
             return result.to(given)
+
+
+def load_failed(error: ProcessorError) -> RowError:
+    """Why a request cannot run whose code was not loaded."""
+    return _fault(str(error), is_rejected=error.is_rejected).error
 
 
 def _fault(what: str, *, is_rejected: bool = False, may_be_one_row: bool = False) -> Fault:

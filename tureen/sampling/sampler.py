@@ -13,6 +13,7 @@ from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.filtered import draw_filtered
+from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.slots import Slot, start_slot
 from tureen.types import LogprobsMode, LogprobSpec, PositionLogprobs
 
@@ -97,6 +98,11 @@ class Sampler:
             else RowOutput(token_id=tokens[row], logprobs=reports.get(row))
             for row in range(len(batch))
         ]
+
+    @property
+    def processors(self) -> ProcessorPool | None:
+        """The workers of client processors."""
+        return self._custom.pool
 
     def close(self) -> None:
         """End the processes of custom logit processors."""

@@ -1,4 +1,4 @@
-"""Whatever a client sends in place of a processor: nothing outside the jail hears of it, and the pool goes on."""
+"""Whatever a client sends in place of a processor: nothing outside the sandbox hears of it, and the pool goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from tureen.jail.pool import Batch, Jail, JailError, Tracked, digest_of
 from tureen.logit_processor import CustomLogitProcessor
+from tureen.sampling.processor_pool import Batch, ProcessorError, ProcessorPool, Tracked, key_of
 
-pytestmark = pytest.mark.usefixtures("patient_jail")
+pytestmark = pytest.mark.usefixtures("patient_sandbox")
 
 ROWS, VOCAB = 4, 50
 
@@ -46,12 +46,24 @@ def payload(data: bytes) -> str:
 
 
 def batch(text: str, logits: np.ndarray, number: int = 0, params: dict | None = None) -> Batch:
-    return Batch(digest_of(text), text, logits, [Tracked(number, params or {}, [1], [])])
+    return Batch(key_of("", text), logits, [Tracked(number, params or {}, [1], [])])
+
+
+def run(pool, text, logits, sequences=None):
+    """Load it, as the engine does before a request runs, and call it once."""
+    lease = pool.acquire("", text)
+    assert lease.is_settled.wait(120)
+    try:
+        [result] = pool.run([batch(text, logits) if sequences is None else Batch(lease.key, logits, sequences)])
+        return result
+    finally:
+        pool.release(lease)
 
 
 @pytest.fixture(scope="module")
-def jail():
-    running = Jail(ROWS, VOCAB)
+def pool():
+    running = ProcessorPool(ROWS, VOCAB)
+    running.charges.suspend = lambda client, why: None  # what comes of a charge is tested elsewhere
     yield running
     running.close()
 
@@ -136,20 +148,20 @@ NAMES = list(corpus("x", 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hostile_payload_touches_nothing_and_the_next_one_works(jail, traps, name, monkeypatch):
+def test_a_hostile_payload_touches_nothing_and_the_next_one_works(pool, traps, name, monkeypatch):
     if name == "loop":
-        monkeypatch.setattr("tureen.jail.pool.LOAD_TIMEOUT_S", 2.0)
+        monkeypatch.setattr("tureen.sampling.processor_pool.LOAD_CPU_S", 1.0)
     file, listener = traps
     data = corpus(file, listener.getsockname()[1])[name]
     logits = np.arange(VOCAB, dtype=np.float32)[None]
-    [result] = jail.run([batch(payload(data), logits)])
-    assert isinstance(result, JailError)
+    result = run(pool, payload(data), logits)
+    assert isinstance(result, ProcessorError)
     assert result.is_rejected
     assert len(str(result)) < 300
     assert not os.path.lexists(file)
     with pytest.raises(TimeoutError):
         listener.accept()
-    [good] = jail.run([batch(sent(ADD_ONE), logits)])
+    good = run(pool, sent(ADD_ONE), logits)
     assert np.array_equal(good, logits + 1)
 
 
@@ -157,19 +169,19 @@ def test_there_are_enough_of_them():
     assert len(NAMES) >= 20
 
 
-def test_nothing_is_unpickled_on_this_side(jail):
+def test_nothing_is_unpickled_on_this_side(pool):
     seen = []
     active = [True]
 
     import sys
 
     sys.addaudithook(lambda event, _: seen.append(event) if active[0] and event.startswith("pickle.") else None)
-    jail.run([batch(payload(text_gadget("os", "system", "true")), np.zeros((1, VOCAB), dtype=np.float32))])
+    run(pool, payload(text_gadget("os", "system", "true")), np.zeros((1, VOCAB), dtype=np.float32))
     active[0] = False
     assert seen == []
 
 
-def test_an_unpickled_name_of_sglang_s_is_our_base_class(jail, tmp_path):
+def test_an_unpickled_name_of_sglang_s_is_our_base_class(pool, tmp_path):
     """What a client's script sends that has SGLang's class: made in a process where that module exists."""
     import subprocess
     import sys
@@ -195,20 +207,20 @@ def test_an_unpickled_name_of_sglang_s_is_our_base_class(jail, tmp_path):
     made = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     logits = np.zeros((2, VOCAB), dtype=np.float32)
     sequences = [Tracked(0, {"token_id": 7}, [], []), Tracked(1, {"token_id": 9}, [], [])]
-    [result] = jail.run([Batch(digest_of(made.stdout), made.stdout.strip(), logits, sequences)])
+    result = run(pool, made.stdout.strip(), logits, sequences)
     assert isinstance(result, np.ndarray), str(result)
     assert result.argmax(axis=1).tolist() == [7, 9]
     assert np.isfinite(result).sum(axis=1).tolist() == [1, 1]
 
 
-def test_a_reply_that_is_garbage_fails_the_request_alone(jail):
-    [result] = jail.run([batch(sent(LIE), np.zeros((1, VOCAB), dtype=np.float32))])
-    assert isinstance(result, JailError)
-    [good] = jail.run([batch(sent(ADD_ONE), np.zeros((1, VOCAB), dtype=np.float32))])
+def test_a_reply_that_is_garbage_fails_the_request_alone(pool):
+    result = run(pool, sent(LIE), np.zeros((1, VOCAB), dtype=np.float32))
+    assert isinstance(result, ProcessorError)
+    good = run(pool, sent(ADD_ONE), np.zeros((1, VOCAB), dtype=np.float32))
     assert np.array_equal(good, np.ones((1, VOCAB)))
 
 
 def test_struct_sizes_on_the_wire_are_what_the_pool_reads():
-    from tureen.jail import wire
+    from tureen.sampling import processor_messages as wire
 
     assert wire.REPLY.size == struct.calcsize("<IBB200s") == len(wire.reply(7, wire.DONE, "x" * 5000))

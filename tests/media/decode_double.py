@@ -1,4 +1,4 @@
-"""A darkroom whose family does what a picture's width says, and else takes pictures as they are."""
+"""A fork server for pictures whose family does what a picture's width says, and else takes pictures as they are."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tureen.errors import InvalidRequest
-from tureen.media import darkroom
+from tureen.media import decode_worker
 from tureen.media.base import Prepared
+from tureen.sandbox import fork_server
 
 SPIN, SLEEP, CRASH, EXIT, TAKE_MEMORY, FAULT, REFUSE, LIE, ESCAPE = range(901, 910)
 
@@ -101,7 +103,6 @@ ACTIONS = {
 
 
 if __name__ == "__main__":
-    assert Path(sys.argv[0]).name == "darkroom_double.py"
-    darkroom.CPU_S, darkroom.WALL_S = 1, 3
-    darkroom.MEMORY_BYTES = 256 << 20
-    darkroom.main(int(sys.argv[1]), int(sys.argv[2]), lambda setup: PlainFamily())
+    assert Path(sys.argv[0]).name == "decode_double.py"
+    decode_worker.LIMITS = decode_worker.LIMITS._replace(cpu_s=1, alarm_s=10.0, memory_bytes=256 << 20)
+    fork_server.main(partial(decode_worker.program, lambda setup: PlainFamily()))

@@ -1,4 +1,4 @@
-"""A forge whose compiler does what a constraint's text says: `sleep /a/file` writes its process id there first."""
+"""A fork server whose compiler does what a constraint says: `sleep /a/file` writes its process id there first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import ctypes
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from tureen.grammar import forge
+from tureen.grammar import compile_worker
 from tureen.grammar.expression import GrammarError
+from tureen.sandbox import fork_server
 
-forge.MEMORY_BYTES = 64 << 20
+compile_worker.LIMITS = compile_worker.LIMITS._replace(memory_bytes=64 << 20)
 
 
 class Panic(BaseException):
@@ -46,8 +48,6 @@ def fault():
 
 
 def make_compile(setup):
-    if setup.backend == "patient":
-        forge.LOWER_AFTER_S = forge.MAX_QUICK_S = 1000.0  # however slow the machine is, no child is slow
     actions = {
         "sleep": lambda: time.sleep(1000),
         "spin": spin,
@@ -79,5 +79,5 @@ def make_compile(setup):
 
 
 if __name__ == "__main__":
-    assert Path(sys.argv[0]).name == "forge_double.py"
-    forge.main(int(sys.argv[1]), int(sys.argv[2]), make_compile)
+    assert Path(sys.argv[0]).name == "compile_double.py"
+    fork_server.main(partial(compile_worker.program, make_compile))

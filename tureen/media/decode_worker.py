@@ -1,46 +1,35 @@
-"""Started once: `python -I -m tureen.media.darkroom CONTROL SETUP`. Has Pillow and the family in memory, and forks.
+"""`python -I -m tureen.media.decode_worker`: a fork server that has Pillow and the model's family in memory.
 
-It reads nothing that a client sent: the pictures of a prompt are decoded by a child of their own, which has given up
-all rights before, and ends with its reply. So one that breaks its decoder meets no other client's pictures.
+The pictures of a prompt are decoded by a worker of their own, which has given up all rights before, and ends with its
+reply. So one that breaks its decoder meets no other client's pictures.
 """
 
 from __future__ import annotations
 
 import binascii
-import contextlib
-import gc
 import io
 import os
-import resource
-import signal
-import socket
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 from PIL import Image, JpegImagePlugin, MpoImagePlugin, TiffImagePlugin
 
 from tureen.errors import TureenError
-from tureen.grammar import helper
-from tureen.jail import seccomp
 from tureen.media import video
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.decode import MAX_PIXELS, ORIENTATION, Refused, decode
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
-from tureen.media.wire import BEGUN, SIZE, Item, Job, Refusal, Reply, Setup
-
-MEMORY_BYTES = 1536 << 20
-"""That the pictures of one prompt may take."""
+from tureen.media.wire import LIMITS, SIZE, Item, Job, Refusal, Reply, Setup
+from tureen.sandbox import fork_server
+from tureen.sandbox.fork_server import Program
 
 MAX_PROMPT_PIXELS = 2 * MAX_PIXELS
-CPU_S = 15
-WALL_S = 60
-"""For all pictures of a prompt. Who waits longer than that does not compute."""
 
 PRELOADED = (JpegImagePlugin, MpoImagePlugin, TiffImagePlugin)
-"""That Pillow loads when it first meets a file that needs them: no file opens in the jail."""
+"""That Pillow loads when it first meets a file that needs them: workers open no files."""
 
 _job = msgspec.msgpack.Decoder(Job)
 
@@ -53,24 +42,21 @@ class At(Exception):
         self.index = index
 
 
-def main(control: int, setup: int, make_family: Callable[[Setup], Family]) -> None:
-    """Serve until the front is gone. Descriptors: a socket, and memory with a Setup."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)  # the server decides when to stop; its end is the end of the socket
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave nothing to bury
-    front = socket.socket(fileno=control)
-    family = make_family(msgspec.msgpack.decode(helper.contents(setup), type=Setup))
-    os.close(setup)
+def program(make_family: Callable[[Setup], Family], setup: bytes) -> Program:
+    family = make_family(msgspec.msgpack.decode(setup, type=Setup))
     warm_up(family)
-    gc.collect()
-    gc.freeze()
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(front, 1, 1)
-        if not data:
-            break
-        with contextlib.suppress(OSError):  # no room for a child: the connection closes, and the front knows
-            _fork(family, front, descriptors[0])
-        os.close(descriptors[0])
+    return Program(LIMITS, lambda _: partial(_handle, family))
+
+
+def _handle(family: Family, message: bytes) -> bytes:
+    """A Job with the pictures behind it."""
+    start = SIZE.size + SIZE.unpack_from(message)[0]
+    job = _job.decode(message[SIZE.size : start])
+    sources = []
+    for size in job.sizes:
+        sources.append(message[start : start + size])
+        start += size
+    return msgspec.msgpack.encode(decode_all(family, job, sources))
 
 
 def family_of(setup: Setup) -> Family:
@@ -92,7 +78,7 @@ def warm_up(family: Family) -> None:
     family.prepare([picture], "image")
 
 
-def develop(family: Family, job: Job, sources: Sequence[bytes]) -> Reply:
+def decode_all(family: Family, job: Job, sources: Sequence[bytes]) -> Reply:
     """Decode and prepare."""
     try:
         modality: Modality = job.modality  # type: ignore[assignment]
@@ -103,7 +89,9 @@ def develop(family: Family, job: Job, sources: Sequence[bytes]) -> Reply:
     except TureenError as error:
         return Reply(refusal=Refusal(error.message))
     except MemoryError:
-        return Reply(refusal=Refusal(f"takes more than {MEMORY_BYTES >> 20} MiB of memory to decode; make it smaller"))
+        return Reply(
+            refusal=Refusal(f"takes more than {LIMITS.memory_bytes >> 20} MiB of memory to decode; make it smaller")
+        )
     except Exception as error:  # noqa: BLE001 - a fault of ours: its words may hold what a client sent
         return Reply(refusal=Refusal(f"could not be prepared: internal error ({_place(error)})", is_ours=True))
 
@@ -156,57 +144,5 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} in {where}"
 
 
-def _fork(family: Family, front: socket.socket, descriptor: int) -> None:
-    """Raises OSError."""
-    parent = os.getpid()
-    if os.fork() == 0:
-        try:
-            front.detach()  # closed with all others
-            connection = socket.socket(fileno=descriptor)
-            _lock_in(descriptor, parent)
-            connection.sendall(BEGUN)
-            job = _job.decode(_receive(connection, SIZE.unpack(_receive(connection, SIZE.size))[0]))
-            reply = develop(family, job, [_receive(connection, size) for size in job.sizes])
-            data = msgspec.msgpack.encode(reply)
-            connection.sendall(SIZE.pack(len(data)))
-            connection.sendall(data)
-        finally:
-            os._exit(0)
-
-
-def _lock_in(keep: int, parent: int) -> None:
-    """Give up all rights, and all time but some. The filter leaves no way to stop the clock, or what it does."""
-    seccomp.control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    helper.confine(MEMORY_BYTES)
-    os.environ.clear()
-    os.closerange(0, keep)
-    os.closerange(keep + 1, 1 << 16)
-    for limit, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, keep + 1), (resource.RLIMIT_NPROC, 0)):
-        resource.setrlimit(limit, (value, value))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    signal.setitimer(signal.ITIMER_REAL, WALL_S)  # its signal ends the process
-    if not seccomp.is_supported():
-        return
-    seccomp.control(seccomp.PR_SET_DUMPABLE, 0)
-    seccomp.lock_in()
-    with contextlib.suppress(PermissionError):
-        os.open("/", os.O_RDONLY)
-        os._exit(1)  # a filter that does not hold: nothing of a client may be decoded here
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Ends the process when the front is gone."""
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            os._exit(1)
-        view = view[count:]
-    return bytes(data)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), family_of)
+    fork_server.main(partial(program, family_of))

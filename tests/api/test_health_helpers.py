@@ -1,0 +1,44 @@
+"""/health names helper processes that are being replaced, and is well again when they are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from app_under_test import App
+
+
+class Down:
+    """In place of the supervisor of processes that are being replaced."""
+
+    name = "the workers that compile"
+    is_down = True
+
+    def share(self, budget):
+        pass
+
+
+@pytest.fixture
+def app():
+    with App() as made:
+        yield made
+
+
+def test_health_is_empty_while_all_is_well(app):
+    answer = app.request("GET", "/health")
+    assert (answer.status_code, answer.text) == (200, "")
+
+
+def test_health_names_what_the_front_is_replacing(app):
+    app.state._checker = SimpleNamespace(supervisor=Down(), close=lambda: None, unverified=0)
+    answer = app.request("GET", "/health")
+    assert (answer.status_code, answer.text) == (200, "being replaced: the workers that compile\n")
+    app.state._checker.supervisor.is_down = False
+    assert app.request("GET", "/health").text == ""
+
+
+def test_health_names_what_the_engine_is_replacing_also_while_it_is_idle(app, monkeypatch):
+    monkeypatch.setattr("tureen.engine.grammars.Grammars.supervisor", Down())
+    assert app.request("GET", "/health").text == "being replaced: the workers that compile\n"
+    monkeypatch.setattr("tureen.engine.grammars.Grammars.supervisor", None)
+    assert app.request("GET", "/health").text == ""

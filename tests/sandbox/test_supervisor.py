@@ -1,0 +1,350 @@
+"""Fork servers and their workers, real ones: limits hold, and whatever dies or stops is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sandbox_double import LIMITS
+
+from tureen.sandbox import seccomp
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost
+
+DOUBLE = str(Path(__file__).with_name("sandbox_double.py"))
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make_supervisor(kind="open", program=(DOUBLE,), **options):
+        one = Supervisor("doubles", program, LIMITS[kind], setup=f"{kind} words".encode(), **options)
+        made.append(one)
+        return one
+
+    yield make_supervisor
+    for one in made:
+        one.close()
+        for worker in one.workers:
+            one.end(worker)
+
+
+@pytest.fixture(scope="module", params=["open", "sealed"])
+def running(request):
+    one = Supervisor("doubles", (DOUBLE,), LIMITS[request.param], setup=f"{request.param} words".encode())
+    assert one.wait_ready(PATIENCE_S)
+    yield one
+    one.close()
+
+
+@contextlib.contextmanager
+def a_worker(supervisor, descriptors=()):
+    assert supervisor.wait_ready(PATIENCE_S)
+    worker = supervisor.fork(descriptors)
+    try:
+        worker.begin(time.monotonic() + PATIENCE_S)
+        yield worker
+    finally:
+        supervisor.end(worker)
+
+
+def ask(worker, text):
+    return worker.call(text.encode(), timeout_s=PATIENCE_S).decode()
+
+
+class Watched:
+    """A process whose end can be waited for."""
+
+    def __init__(self, pid):
+        self._end = os.pidfd_open(pid)
+
+    def has_ended(self):
+        """Waits for it."""
+        ended = bool(select.select([self._end], [], [], PATIENCE_S)[0])
+        os.close(self._end)
+        return ended
+
+
+def wait_replaced(supervisor, before):
+    """Until there is another fork server, which is ready."""
+    with supervisor._changed:
+        assert supervisor._changed.wait_for(
+            lambda: supervisor.condition == "ready" and supervisor.num_replaced > before, PATIENCE_S
+        )
+
+
+def test_a_worker_answers_message_after_message_and_large_ones(running):
+    with a_worker(running) as worker:
+        assert [ask(worker, f"echo {number}") for number in range(20)] == [str(number) for number in range(20)]
+        assert ask(worker, "echo " + "x" * (3 << 20)) == "x" * (3 << 20)
+        assert ask(worker, f"size {5 << 20}") == "x" * (5 << 20)
+
+
+def test_each_worker_is_a_process_of_its_own_that_knows_the_setup(running):
+    with a_worker(running) as one, a_worker(running) as other:
+        assert ask(one, "setup").endswith("words")
+        assert int(ask(one, "pid")) == one.pid != other.pid == int(ask(other, "pid"))
+        assert os.getpid() not in (one.pid, other.pid, running.pid)
+
+
+def test_descriptors_reach_the_worker_they_were_sent_to(make, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("from outside")
+    with file.open("rb") as opened, a_worker(make(), [opened.fileno()]) as worker:
+        assert ask(worker, "descriptor") == "from outside"
+
+
+def test_memory_past_the_limit_is_refused_and_below_it_given(running):
+    with a_worker(running) as worker:
+        assert ask(worker, f"memory {16 << 20}") == str(16 << 20)
+        assert ask(worker, f"memory {80 << 20}") == "MemoryError"
+        assert ask(worker, "echo on") == "on"
+
+
+def test_one_that_computes_past_its_limit_is_ended(running):
+    with a_worker(running) as worker:
+        watched = Watched(worker.pid)
+        with pytest.raises(Lost, match="ended its process") as caught:
+            ask(worker, "spin")
+        assert caught.value.has_begun
+        assert not caught.value.is_blameless
+        assert watched.has_ended()
+
+
+def test_one_that_does_not_answer_in_time_is_late_and_can_be_ended(running):
+    with a_worker(running) as worker:
+        with pytest.raises(Lost) as caught:
+            worker.call(b"sleep", timeout_s=0.05)
+        assert caught.value.is_late
+        watched = Watched(worker.pid)
+    assert watched.has_ended()
+
+
+FORBIDDEN = ("open", "dup", "socket", "fork", "exec", "kill", "raise a limit", "stop the alarm", "ignore the limit")
+
+
+@pytest.mark.skipif(not seccomp.is_supported(), reason="there is no seccomp filter for this system")
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_a_sealed_worker_has_no_rights(make, what):
+    supervisor = make("sealed")
+    with a_worker(supervisor) as worker:
+        assert ask(worker, f"attempt {what}") == "refused"
+        assert ask(worker, "environment") == "{}"
+
+
+def test_a_worker_hears_nothing_of_the_server_s_environment(make, monkeypatch):
+    monkeypatch.setenv("TUREEN_API_KEY", "secret")
+    with a_worker(make()) as worker:
+        assert "secret" not in ask(worker, "environment")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
+def test_a_fork_server_that_dies_or_stops_is_replaced_and_later_workers_work(make, number):
+    supervisor = make()
+    with a_worker(supervisor) as worker:
+        assert ask(worker, "echo before") == "before"
+        pid, before = supervisor.pid, supervisor.num_replaced
+        watched, workers = Watched(pid), Watched(worker.pid)
+        os.kill(pid, number)
+        assert watched.has_ended()
+        assert workers.has_ended()  # it dies with the one that it came from
+        wait_replaced(supervisor, before)
+        with pytest.raises(Lost) as caught:
+            ask(worker, "echo after")
+        assert caught.value.is_blameless
+    assert supervisor.pid != pid
+    with a_worker(supervisor) as worker:
+        assert ask(worker, "echo again") == "again"
+
+
+def test_who_waits_for_a_worker_whose_fork_server_dies_is_told(make):
+    supervisor = make()
+    with a_worker(supervisor) as worker:
+        caught = []
+
+        def wait():
+            with pytest.raises(Lost) as error:
+                ask(worker, "sleep")
+            caught.append(error.value)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        os.kill(supervisor.pid, signal.SIGKILL)
+        thread.join(PATIENCE_S)
+        assert len(caught) == 1
+
+
+def test_a_stopped_worker_is_ended_and_who_waits_is_told(make):
+    supervisor = make()
+    with a_worker(supervisor) as worker:
+        os.kill(worker.pid, signal.SIGSTOP)
+        with pytest.raises(Lost):
+            ask(worker, "echo on")
+    with a_worker(supervisor) as worker:
+        assert ask(worker, "echo on") == "on"
+    assert supervisor.num_replaced == 0
+
+
+def test_while_one_is_replaced_it_says_so_and_nothing_waits(make, tmp_path):
+    gate = tmp_path / "gate"
+    waits = tmp_path / "double.py"  # ready at once, and after that not before the gate opens
+    waits.write_text(
+        "import os, runpy, sys\n"
+        f"if os.path.exists({str(gate)!r}): open({str(gate)!r}).read()\n"
+        f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
+    )
+    supervisor = make(program=(str(waits),))
+    assert not supervisor.is_down
+    assert supervisor.wait_ready(PATIENCE_S)
+    os.mkfifo(gate)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    with supervisor._changed:
+        assert supervisor._changed.wait_for(lambda: supervisor.is_down, PATIENCE_S)
+    with pytest.raises(Lost, match="being replaced") as caught:
+        supervisor.fork()
+    assert caught.value.is_blameless
+    with open(gate, "w"):
+        pass
+    assert supervisor.wait_ready(PATIENCE_S)
+    assert not supervisor.is_down
+
+
+def test_one_that_cannot_start_is_tried_again_and_close_does_not_wait_for_it(make):
+    supervisor = make(program=("-c", "raise SystemExit(3)"))
+    supervisor.start()
+    with supervisor._changed:
+        assert supervisor._changed.wait_for(lambda: supervisor.num_replaced >= 2, PATIENCE_S)
+    assert supervisor.condition == "starting"
+    with pytest.raises(Lost):
+        supervisor.fork()
+
+
+def test_close_leaves_no_process(make):
+    supervisor = make()
+    with a_worker(supervisor) as one, a_worker(supervisor) as other:
+        watched = [Watched(pid) for pid in (supervisor.pid, one.pid, other.pid)]
+        supervisor.close()
+        assert all(each.has_ended() for each in watched)
+        with pytest.raises(Lost):
+            ask(one, "echo on")
+    supervisor.close()
+    assert supervisor.condition == "closed"
+
+
+ENGINE = """
+import sys, time
+from sandbox_double import LIMITS
+from tureen.sandbox.supervisor import Supervisor
+one = Supervisor("doubles", (sys.argv[1],), LIMITS["open"], setup=b"open")
+assert one.wait_ready(120)
+worker = one.fork()
+worker.begin(time.monotonic() + 120)
+worker.send(b"spin", until_s=time.monotonic() + 120)
+print(one.pid, worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_nothing_outlives_an_engine_that_is_killed(is_stopped):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, DOUBLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as engine:
+        pids = [int(word) for word in engine.stdout.readline().split()]
+        watched = [Watched(pid) for pid in pids]
+        if is_stopped:
+            os.kill(pids[0], signal.SIGSTOP)
+        engine.kill()
+        assert all(each.has_ended() for each in watched)
+
+
+def test_a_hundred_workers_leave_no_descriptor_behind(make):
+    supervisor = make()
+    with a_worker(supervisor) as worker:
+        ask(worker, "echo x")
+    before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{supervisor.pid}/fd"))
+    for number in range(100):
+        with a_worker(supervisor) as worker:
+            if number % 2:
+                with pytest.raises(Lost):
+                    ask(worker, "exit")
+            else:
+                assert ask(worker, "echo x") == "x"
+    assert (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{supervisor.pid}/fd"))) == before
+    assert supervisor.workers == []
+
+
+def test_a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make):
+    supervisor = make()
+    with a_worker(supervisor) as worker:
+        assert worker.memory_bytes < 64 << 20
+        budget = MemoryBudget(1)
+        supervisor.share(budget)
+        watched = Watched(worker.pid)
+        assert watched.has_ended()  # the watching thread enforces it
+        with pytest.raises(Lost):
+            ask(worker, "echo on")
+
+
+class FakeWorker:
+    def __init__(self, memory_bytes, idle_since_s=None):
+        self.memory_bytes = memory_bytes
+        self.idle_since_s = idle_since_s
+        self.is_killed = False
+
+    def kill(self):
+        self.is_killed = True
+
+
+class FakeOwner:
+    def __init__(self, *workers):
+        self.workers = list(workers)
+
+
+@pytest.mark.parametrize(
+    ("limit", "killed"),
+    [(1000, ""), (999, "b"), (900, "b"), (899, "bc"), (700, "bc"), (699, "bcd"), (399, "bcd"), (299, "abcd")],
+)
+def test_where_memory_is_short_the_longest_idle_go_first_then_the_largest(limit, killed):
+    workers = {"a": FakeWorker(300), "b": FakeWorker(100, 5.0), "c": FakeWorker(200, 7.0), "d": FakeWorker(400)}
+    budget = MemoryBudget(limit)
+    budget.add(FakeOwner(workers["a"], workers["b"]))
+    budget.add(FakeOwner(workers["c"], workers["d"]))
+    assert budget.used_bytes == 1000
+    budget.enforce()
+    assert "".join(name for name, worker in workers.items() if worker.is_killed) == killed
+
+
+def test_one_that_is_gone_counts_no_more():
+    owner = FakeOwner(FakeWorker(300))
+    budget = MemoryBudget(100)
+    budget.add(owner)
+    budget.discard(owner)
+    assert budget.used_bytes == 0
+
+
+def test_a_reply_that_is_too_large_is_not_read(running):
+    with a_worker(running) as worker:
+        worker.send(b"size 1000", until_s=time.monotonic() + PATIENCE_S)
+        with pytest.raises(Lost, match="1000 bytes"):
+            worker.receive(time.monotonic() + PATIENCE_S, 999)
+
+
+def test_the_environment_of_a_fork_server_is_its_own(make):
+    with a_worker(make()) as worker:
+        assert set(json.loads(ask(worker, "environment"))) <= {
+            "PATH", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "LC_CTYPE",
+        }  # fmt: skip

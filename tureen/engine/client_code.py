@@ -1,0 +1,105 @@
+"""Requests that use code of their clients: loaded before they run, and what it costs others charged to the client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from tureen.engine.scheduler import Scheduler
+from tureen.engine.sequence import Sequence
+from tureen.errors import TureenError
+from tureen.runner.base import RowError
+from tureen.sampling.custom import load_failed
+from tureen.sampling.processor_pool import Lease, ProcessorPool
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.supervisor import Supervisor
+
+
+class ClientCode:
+    """Sequences whose processor is a client's code, from their arrival to their end."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        """No code is taken before `allow`."""
+        self._pool: ProcessorPool | None = None
+        self._scheduler = scheduler
+        self._leases: dict[Sequence, Lease] = {}
+        self._waiting: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        """Those whose code is not loaded yet."""
+        return len(self._waiting)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._waiting
+
+    def allow(self, pool: ProcessorPool) -> None:
+        """Take requests that use code; these processes run it."""
+        self._pool = pool
+        self._scheduler.rests = self.rests
+
+    @property
+    def supervisor(self) -> Supervisor | None:
+        """The one of the processes that run it."""
+        return None if self._pool is None else self._pool.supervisor
+
+    def share(self, budget: MemoryBudget) -> None:
+        """These processes count for the budget."""
+        if self._pool is not None:
+            self._pool.supervisor.share(budget)
+
+    @contextlib.contextmanager
+    def acquired(self, sequence: Sequence) -> Iterator[None]:
+        """Have its code loaded, if it uses any, unless the block raises. Raises TooManyRequests, Unavailable."""
+        if self._pool is not None and sequence.request.processor.startswith("{"):
+            self._leases[sequence] = self._pool.acquire(sequence.request.client, sequence.request.processor)
+        try:
+            yield
+        except TureenError:
+            self.release(sequence)
+            raise
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether its code is not loaded: it waits from now on, for take_ready, or for its end."""
+        lease = self._leases.get(sequence)
+        if lease is None or (lease.is_settled.is_set() and lease.error is None):
+            return False
+        self._waiting[sequence] = None
+        return True
+
+    def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
+        """Sequences that wait no longer: their code is loaded, or this is why it is not."""
+        done = [one for one in self._waiting if self._leases[one].is_settled.is_set()]
+        for one in done:
+            del self._waiting[one]
+        return [(one, None if (error := self._leases[one].error) is None else load_failed(error)) for one in done]
+
+    def release(self, sequence: Sequence) -> bool:
+        """It has ended. Whether it still waited for its code."""
+        was_waiting = sequence in self._waiting
+        self._waiting.pop(sequence, None)
+        lease = self._leases.pop(sequence, None)
+        if lease is not None and self._pool is not None:
+            self._pool.release(lease)
+        return was_waiting
+
+    def charge(self, sequences: Iterable[Sequence]) -> None:
+        """After a step: what these sequences, all that there are, waited for code of others among their clients."""
+        waits = {} if self._pool is None or not self._leases else self._pool.take_waits()
+        for client, seconds in waits.items():
+            own = None
+            is_shared = False
+            for one in sequences:
+                own = one if one.request.client == client else own
+                is_shared = is_shared or one.request.client != client
+            if self._pool is not None and is_shared:
+                self._pool.charges.add(client, seconds)
+                if own is not None:
+                    self._scheduler.queue.order.held_up(own, seconds)
+
+    def rests(self, sequence: Sequence) -> bool:
+        """Whether it sits out a step, because code of its client made others wait."""
+        return (
+            self._pool is not None
+            and sequence in self._leases
+            and self._pool.charges.is_resting(sequence.request.client)
+        )

@@ -1,0 +1,87 @@
+"""What clients' code costs others: the time that steps waited for it, charged to its client whatever it sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tureen.errors import TooManyRequests
+
+LIMIT_S = 2.0
+"""Of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
+
+PAID_PER_S = 0.1
+"""A client's code may take a tenth of others' time for as long as it likes."""
+
+SUSPENDED_S = 60.0
+"""After code that did not return."""
+
+LONGEST_REST_S = 5.0
+MAX_CLIENTS = 4096
+
+
+class Account:
+    """One client's."""
+
+    def __init__(self, now_s: float) -> None:
+        self.debt_s = 0.0
+        self.paid_until_s = now_s
+        self.rests_until_s = -math.inf
+        self.suspended_until_s = -math.inf
+        self.why = ""
+
+
+class Charges:
+    """Accounts of the clients whose code made others wait. Any thread may call it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+
+    def add(self, client: str, seconds: float) -> None:
+        """Others waited so long: the client's requests that use code sit out as long, and it owes the time."""
+        now_s = self._clock()
+        account = self._account(client, now_s)
+        account.debt_s = self._debt(account, now_s) + seconds
+        account.paid_until_s = now_s
+        account.rests_until_s = now_s + min(LONGEST_REST_S, seconds)
+        if account.debt_s > LIMIT_S:
+            until_s = now_s + (account.debt_s - LIMIT_S / 2) / PAID_PER_S
+            self._suspend(account, until_s, f"it made others wait for {account.debt_s:.1f} s lately")
+
+    def suspend(self, client: str, why: str) -> None:
+        """Refuse its code for a while: some did not return."""
+        now_s = self._clock()
+        self._suspend(self._account(client, now_s), now_s + SUSPENDED_S, why)
+
+    def is_resting(self, client: str) -> bool:
+        account = self._accounts.get(client)
+        return account is not None and account.rests_until_s > self._clock()
+
+    def check(self, client: str) -> None:
+        """Raises TooManyRequests for a client that is suspended."""
+        account = self._accounts.get(client)
+        left_s = 0.0 if account is None else account.suspended_until_s - self._clock()
+        if account is not None and left_s > 0:
+            retry_after_s = math.ceil(left_s)
+            raise TooManyRequests(
+                f"custom_logit_processor: code of this client is refused for {retry_after_s} s, whatever it is: "
+                f"{account.why}",
+                field="custom_logit_processor",
+                code="custom_logit_processor_suspended",
+                retry_after_s=retry_after_s,
+            )
+
+    def _account(self, client: str, now_s: float) -> Account:
+        account = self._accounts.pop(client, None) or Account(now_s)
+        self._accounts[client] = account
+        while len(self._accounts) > MAX_CLIENTS:
+            del self._accounts[next(iter(self._accounts))]
+        return account
+
+    def _debt(self, account: Account, now_s: float) -> float:
+        return max(0.0, account.debt_s - PAID_PER_S * (now_s - account.paid_until_s))
+
+    def _suspend(self, account: Account, until_s: float, why: str) -> None:
+        account.suspended_until_s = max(account.suspended_until_s, until_s)
+        account.why = why

@@ -1,0 +1,392 @@
+"""The workers of client processors: one for each client and payload. Loading happens in threads, beside the steps."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.errors import StartupError, Unavailable, echo
+from tureen.sampling import processor_messages as messages
+from tureen.sampling.processor_charges import Charges
+from tureen.sandbox import seccomp
+from tureen.sandbox.supervisor import Supervisor
+from tureen.sandbox.worker import Lost, Worker
+
+PROGRAM = ("-m", "tureen.sampling.processor_worker")
+START_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 10.0  # of the clock on the wall: LOAD_CPU_S of the processor is what code may take to load
+LOAD_CPU_S = 2.0
+CALL_TIMEOUT_S = 1.0
+IDLE_S = 30.0
+"""So long a worker that no request needs any more is kept for the next one."""
+
+MAX_WORKERS = 16
+MAX_LOADS = 4
+
+Rows = NDArray[np.float32]
+
+
+class Key(NamedTuple):
+    """What a worker belongs to: two clients share none, whatever they send."""
+
+    client: str
+    digest: bytes  # of the payload
+
+
+class ProcessorError(Exception):
+    """A processor failed. `is_rejected`: it could not even be loaded."""
+
+    def __init__(self, message: str, *, is_rejected: bool = False) -> None:
+        super().__init__(message)
+        self.is_rejected = is_rejected
+
+
+class Raised(ProcessorError):
+    """The processor raised, or returned what is no logits; its worker goes on."""
+
+
+class Tracked:
+    """A sequence as workers know it. `output_ids` grows as tokens are drawn."""
+
+    __slots__ = ("number", "output_ids", "params", "prompt_ids")
+
+    def __init__(self, number: int, params: dict[str, Any], prompt_ids: list[int], output_ids: list[int]) -> None:
+        self.number = number
+        self.params = params
+        self.prompt_ids = prompt_ids
+        self.output_ids = output_ids
+
+
+def key_of(client: str, payload: str) -> Key:
+    return Key(client, hashlib.sha256(payload.encode()).digest())
+
+
+class Batch(NamedTuple):
+    """Rows of logits [vocabulary] of one client's sequences whose requests sent the same payload."""
+
+    key: Key
+    logits: Sequence[Rows]
+    sequences: Sequence[Tracked]
+
+
+class Processor:
+    """A client's code in its worker. Not trusted: replies have a fixed size, its memory is copied, then read."""
+
+    def __init__(self, worker: Worker, rows: Rows) -> None:
+        self.worker = worker
+        self._rows = rows
+        self._copies = np.empty_like(rows)  # out of the worker's reach; touched only as far as it is used
+        self._known: dict[int, int] = {}  # sequence -> how many output tokens the worker has heard of
+        self._dropped: list[int] = []
+        self._number = 0  # of the newest message; a reply names the one it answers
+
+    def load(self, payload: str) -> None:
+        """Raises ProcessorError, Lost."""
+        until_s = time.monotonic() + LOAD_TIMEOUT_S
+        self.worker.begin(time.monotonic() + START_TIMEOUT_S)
+        self.worker.send(msgspec.msgpack.encode(messages.Load(payload)), until_s=until_s)
+        while not self.worker.wait_readable(0.05):
+            if self.worker.cpu_s > LOAD_CPU_S or time.monotonic() > until_s:
+                raise Lost(f"it was not loaded within {LOAD_CPU_S:g} s", has_begun=True, is_late=True)
+        self._receive(until_s)
+
+    def start(self, logits: Sequence[Rows], sequences: Sequence[Tracked], until_s: float) -> None:
+        """Hand over rows of logits [vocabulary]. Raises Lost."""
+        for place, row in enumerate(logits):
+            self._rows[place] = row
+        rows, new = [], []
+        for one in sequences:
+            heard = self._known.get(one.number)
+            if heard is None:
+                params = msgspec.json.encode(one.params)
+                new.append(messages.Sequence(one.number, params, one.prompt_ids, one.output_ids))
+                heard = len(one.output_ids)
+            rows.append((one.number, one.output_ids[heard:]))
+            self._known[one.number] = len(one.output_ids)
+        self._number += 1
+        message = messages.Run(self._number, rows, new, self._dropped)
+        self._dropped = []
+        self.worker.send(msgspec.msgpack.encode(message), until_s=until_s)
+
+    def finish(self, num_rows: int, until_s: float) -> Rows:
+        """What became of the logits: a copy that the worker cannot reach, until the next call.
+
+        Raises ProcessorError, Lost.
+        """
+        self._receive(until_s)
+        copies = self._copies[:num_rows]
+        np.copyto(copies, self._rows[:num_rows])
+        return copies
+
+    def drop(self, number: int) -> None:
+        if self._known.pop(number, None) is not None:
+            self._dropped.append(number)
+
+    def _receive(self, until_s: float) -> None:
+        data = self.worker.receive(until_s, messages.REPLY.size)
+        statuses = (messages.DONE, messages.FAILED, messages.REJECTED)
+        number, status, length, text = messages.REPLY.unpack(data.ljust(messages.REPLY.size, b"\xff"))
+        if len(data) != messages.REPLY.size or number != self._number or status not in statuses:
+            raise Lost("it answered out of turn", has_begun=True)
+        if status != messages.DONE:
+            shown = echo(text[:length].decode(errors="replace"))[1:-1]
+            raise Raised(shown) if status == messages.FAILED else ProcessorError(shown, is_rejected=True)
+
+
+class Lease:
+    """A client's processor for as long as requests need it: being loaded, loaded, or failed."""
+
+    def __init__(self, key: Key, payload: str) -> None:
+        self.key = key
+        self.payload = payload
+        self.num_users = 0
+        self.idle_since_s = 0.0
+        self.processor: Processor | None = None
+        self.error: ProcessorError | None = None
+        self.is_settled = threading.Event()
+
+
+class ProcessorPool:
+    """All of them. The engine's thread calls it; loading and expiry happen in other threads."""
+
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts the fork server; returns when a worker could be sealed. Raises StartupError."""
+        if not seccomp.is_supported():
+            raise StartupError(
+                "--enable-custom-logit-processor needs Linux on x86-64 or aarch64: client code runs under seccomp"
+            )
+        self._shape = (max_rows, vocab_size)
+        self._clock = clock
+        self.charges = Charges(clock)
+        self._lock = threading.Lock()
+        self._leases: dict[Key, Lease] = {}
+        self._waits: dict[str, float] = {}
+        setup = msgspec.msgpack.encode(messages.Shape(*self._shape))
+        self.supervisor = Supervisor(
+            "the workers of client processors",
+            PROGRAM,
+            messages.LIMITS,
+            setup=setup,
+            tick=self.end_idle,
+        )
+        self._threads = ThreadPoolExecutor(MAX_LOADS, "load-processor")
+        if not self._can_seal():
+            self.close()
+            raise StartupError("--enable-custom-logit-processor: the sandbox for client code did not start")
+
+    def acquire(self, client: str, payload: str) -> Lease:
+        """Have a client's processor loaded, or share the one that it has; `release` it when the request has ended.
+
+        Does not wait. Raises TooManyRequests for a client whose code held up others too long, Unavailable.
+        """
+        self.charges.check(client)
+        key = key_of(client, payload)
+        with self._lock:
+            lease = self._leases.get(key)
+            if lease is None or lease.error is not None:
+                self._make_room()
+                lease = self._leases[key] = Lease(key, payload)
+                self._threads.submit(self._load, lease)
+            lease.num_users += 1
+            self._note_use(lease, None)
+            return lease
+
+    def release(self, lease: Lease) -> None:
+        """One request needs it no more."""
+        with self._lock:
+            lease.num_users -= 1
+            if lease.num_users == 0:
+                self._note_use(lease, self._clock())
+
+    def run(self, batches: Sequence[Batch]) -> list[Rows | ProcessorError]:
+        """Process the rows of all batches at once; no key comes twice, and each has been acquired.
+
+        Of each the result [rows, vocabulary], which holds until the next call, or why there is none. Takes at most the
+        time for one call, whatever the number of batches; `take_waits` tells how long it was.
+        """
+        results: dict[Key, Rows | ProcessorError] = {}
+        begun_s = self._clock()
+        until_s = time.monotonic() + CALL_TIMEOUT_S
+        waiting: dict[Processor, Batch] = {}
+        try:
+            for batch in batches:
+                with self._noting(batch.key, results, begun_s):
+                    processor = self._processor(batch.key)
+                    processor.start(batch.logits, batch.sequences, until_s)
+                    waiting[processor] = batch
+            while waiting:
+                for processor in _answering(list(waiting), until_s):
+                    batch = waiting.pop(processor)
+                    with self._noting(batch.key, results, begun_s):
+                        results[batch.key] = processor.finish(len(batch.logits), until_s)
+        except BaseException:  # replies that nobody has read must not be taken for later ones
+            for batch in batches:
+                self._fail(batch.key, ProcessorError("a step broke off"))
+            raise
+        return [results[batch.key] for batch in batches]
+
+    def drop(self, key: Key, number: int) -> None:
+        """This sequence has ended."""
+        lease = self._leases.get(key)
+        if lease is not None and lease.processor is not None:
+            lease.processor.drop(number)
+
+    def take_waits(self) -> dict[str, float]:
+        """Seconds that `run` has waited for each client's code since the last call."""
+        waits, self._waits = self._waits, {}
+        return waits
+
+    def end_idle(self) -> None:
+        """End the workers that nobody has needed for a while."""
+        with self._lock:
+            old_s = self._clock() - IDLE_S
+            for lease in list(self._leases.values()):
+                if lease.num_users == 0 and lease.is_settled.is_set():
+                    is_gone = lease.processor is None or not lease.processor.worker.is_alive
+                    if is_gone or lease.idle_since_s <= old_s:
+                        self._end(lease)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.supervisor.close()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self.supervisor.workers:
+            self.supervisor.end(worker)
+
+    def _processor(self, key: Key) -> Processor:
+        """Raises ProcessorError."""
+        lease = self._leases.get(key)
+        if lease is None or not lease.is_settled.is_set():
+            raise ProcessorError("it was not loaded")
+        if lease.error is not None:
+            raise lease.error
+        assert lease.processor is not None
+        return lease.processor
+
+    @contextlib.contextmanager
+    def _noting(self, key: Key, results: dict[Key, Rows | ProcessorError], begun_s: float) -> Iterator[None]:
+        """An error becomes the result, and the wait the client's. A worker that is lost ends."""
+        try:
+            yield
+        except ProcessorError as error:
+            results[key] = error
+        except Lost as lost:
+            why = f"it did not return within {CALL_TIMEOUT_S:g} s" if lost.is_late else str(lost)
+            results[key] = ProcessorError(why)
+            self._fail(key, results[key])  # type: ignore[arg-type]
+            if lost.is_late:
+                self.charges.suspend(key.client, why)
+        if key in results:
+            waited_s = self._clock() - begun_s
+            self._waits[key.client] = self._waits.get(key.client, 0.0) + waited_s
+
+    def _fail(self, key: Key, error: ProcessorError) -> None:
+        with self._lock:
+            lease = self._leases.get(key)
+            if lease is not None:
+                self._end(lease)
+                lease.error = error
+                self._leases[key] = lease  # who still needs it is told
+
+    def _load(self, lease: Lease) -> None:
+        """In a thread."""
+        try:
+            processor = self._start_worker()
+            try:
+                processor.load(lease.payload)
+            except BaseException:
+                self.supervisor.end(processor.worker)
+                raise
+            lease.processor = processor
+        except Lost as lost:
+            lease.error = ProcessorError(str(lost), is_rejected=not lost.is_blameless)
+            if lost.is_late and lost.has_begun:
+                self.charges.suspend(lease.key.client, str(lost))
+        except ProcessorError as error:
+            lease.error = error
+        except OSError as error:
+            lease.error = ProcessorError(f"no process could be started for it: {error.strerror}")
+        finally:
+            with self._lock:
+                self._note_use(lease, self._clock() if lease.num_users == 0 else None)
+                lease.is_settled.set()
+
+    def _start_worker(self) -> Processor:
+        """Raises Lost, OSError."""
+        if not self.supervisor.wait_ready(START_TIMEOUT_S):
+            raise Lost("no worker could be started", is_blameless=True)
+        rows, width = self._shape
+        memory = os.memfd_create("logits", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, rows * width * 4)
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            shared = mmap.mmap(memory, rows * width * 4)
+            worker = self.supervisor.fork([memory])
+        finally:
+            os.close(memory)
+        return Processor(worker, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
+
+    def _can_seal(self) -> bool:
+        """Whether this kernel holds a worker: one that could not be sealed ends before it answers."""
+        with contextlib.suppress(ProcessorError, Lost, OSError):
+            processor = self._start_worker()
+            try:
+                processor.worker.begin(time.monotonic() + START_TIMEOUT_S)
+                return True
+            finally:
+                self.supervisor.end(processor.worker)
+        return False
+
+    def _make_room(self) -> None:
+        """For one more worker. Raises Unavailable when requests need all that there are."""
+        held = [lease for lease in self._leases.values() if lease.error is None]
+        if len(held) < MAX_WORKERS:
+            return
+        idle = [lease for lease in held if lease.num_users == 0]
+        if not idle:
+            raise Unavailable(
+                f"{MAX_WORKERS} other processors run at this moment, the most there may be; try again",
+                field="custom_logit_processor",
+                code="custom_logit_processor_queue_full",
+            )
+        self._end(min(idle, key=lambda one: one.idle_since_s))
+
+    def _note_use(self, lease: Lease, idle_since_s: float | None) -> None:
+        lease.idle_since_s = idle_since_s or 0.0
+        if lease.processor is not None:
+            lease.processor.worker.idle_since_s = idle_since_s
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.key]
+        if lease.processor is not None:
+            self.supervisor.end(lease.processor.worker)
+            lease.processor = None
+
+
+def _answering(processors: list[Processor], until_s: float) -> list[Processor]:
+    """Those whose reply has come; past the time all of them."""
+    by_number = {one.worker.fileno(): one for one in processors}
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    ready = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+    return [by_number[number] for number, _ in ready] or processors

@@ -1,0 +1,58 @@
+"""Messages between a worker and its user: a length, then so many bytes. A worker is hostile: its user bounds both."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+
+HEADER = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 256 << 20
+PIECE_BYTES = 1 << 20
+
+
+class Oversized(OSError):
+    """The other side announces more than it may send."""
+
+
+def send(connection: socket.socket, *parts: bytes, until_s: float | None = None) -> None:
+    """Write one message, made of these parts. Raises OSError; TimeoutError past `until_s` of the monotonic clock."""
+    header = HEADER.pack(sum(map(len, parts)))
+    is_one = len(parts) == 1 and len(parts[0]) < PIECE_BYTES
+    for part in (header + parts[0],) if is_one else (header, *parts):
+        _limit(connection, until_s)
+        connection.sendall(part)
+
+
+def receive(
+    connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES, *, until_s: float | None = None
+) -> bytes | None:
+    """Read the next message; None when the other side is gone.
+
+    Raises OSError; TimeoutError past `until_s` of the monotonic clock, Oversized before any of it is read.
+    """
+    header = _receive_exactly(connection, HEADER.size, until_s)
+    if header is None:
+        return None
+    (size,) = HEADER.unpack(header)
+    if size > max_bytes:
+        raise Oversized(f"a message of {size} bytes; at most {max_bytes} are taken")
+    return _receive_exactly(connection, size, until_s)
+
+
+def _receive_exactly(connection: socket.socket, size: int, until_s: float | None) -> bytes | None:
+    pieces: list[bytes] = []
+    while size:
+        _limit(connection, until_s)
+        piece = connection.recv(min(size, PIECE_BYTES))
+        if not piece:
+            return None
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _limit(connection: socket.socket, until_s: float | None) -> None:
+    if until_s is not None:  # a sealed worker, which waits for ever, may not change its socket
+        connection.settimeout(None if until_s == math.inf else max(0.001, until_s - time.monotonic()))

@@ -1,0 +1,298 @@
+"""Keeps one fork server running: watches it from a thread of its own, and replaces it when it dies or stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from tureen.log import get_logger
+from tureen.sandbox.budget import MemoryBudget
+from tureen.sandbox.fork_server import FORK, PARENT, PING, READY
+from tureen.sandbox.limits import Limits
+from tureen.sandbox.pulse import Patience, Pulse
+from tureen.sandbox.worker import Lost, Worker
+
+TICK_S = 0.25
+STARTING = Patience(cpu_s=60.0, idle_s=120.0)  # it imports, on a machine that may be busy
+SERVING = Patience()
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""Before one is started again that never got ready: at first, and after many."""
+
+CLOSE_TIMEOUT_S = 5.0
+ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
+)
+"""A fork server must have no threads; libraries in a sealed worker that mean to start some would wait for them."""
+
+Condition = Literal["off", "starting", "ready", "suspect", "closed"]
+
+log = get_logger("sandbox")
+
+
+class Supervisor:
+    """One fork server, whichever process it is at the moment. Any thread may call it; only wait_ready waits."""
+
+    def __init__(
+        self,
+        name: str,
+        program: Sequence[str],
+        limits: Limits,
+        *,
+        setup: bytes = b"",
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """program: Python's arguments. limits: those of its workers. tick: called often, by the watching thread."""
+        self.name = name
+        self.num_replaced = 0
+        self._program = tuple(program)
+        self._limits = limits
+        self._setup = setup
+        self._budget: MemoryBudget | None = None
+        self._tick = tick
+        self._changed = threading.Condition()
+        self._condition: Condition = "off"
+        self._has_been_ready = False
+        self._closing = threading.Event()
+        self._server: _Server | None = None
+        self._workers: set[Worker] = set()
+        self._stopped: dict[Worker, float] = {}  # since when
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake = os.pipe()
+
+    @property
+    def condition(self) -> Condition:
+        return self._condition
+
+    @property
+    def is_down(self) -> bool:
+        """It was ready once, and is not now: it is being replaced, or does not answer."""
+        return self._has_been_ready and self._condition in ("starting", "suspect")
+
+    @property
+    def pid(self) -> int:
+        """The fork server's process; 0 = there is none at the moment."""
+        server = self._server
+        return 0 if server is None else server.process.pid
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers)
+
+    def start(self) -> None:
+        """Begin, where it has not begun."""
+        with self._changed:
+            if self._condition != "off":
+                return
+            self._condition = "starting"
+        self._thread = threading.Thread(target=self._run, name=f"watch-{self.name}", daemon=True)
+        self._thread.start()
+
+    def share(self, budget: MemoryBudget) -> None:
+        """Its workers count for this budget from now on."""
+        self._budget = budget
+        budget.add(self)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Start it if need be, and wait until it can fork."""
+        self.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._condition in ("ready", "closed"), timeout_s)
+            return self._condition == "ready"
+
+    def fork(self, descriptors: Sequence[int] = ()) -> Worker:
+        """A new worker, which gets these descriptors. Raises Lost where there is no fork server now."""
+        with self._changed:
+            server = self._server
+            if server is None or self._condition != "ready":
+                raise Lost(f"the process that starts {self.name} is being replaced; try again", is_blameless=True)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    socket.send_fds(server.control, [FORK], [theirs.fileno(), *descriptors])
+                except OSError:
+                    ours.close()
+                    self._condition = "suspect"  # until the watching thread knows more
+                    raise Lost(f"the process that starts {self.name} does not answer", is_blameless=True) from None
+            worker = Worker(ours, self._limits, lambda: not server.is_alive)
+            self._workers.add(worker)
+            return worker
+
+    def end(self, worker: Worker) -> None:
+        """Nobody needs it any more, and nobody waits for its reply."""
+        with self._changed:
+            self._workers.discard(worker)
+            self._stopped.pop(worker, None)
+        worker.close()
+
+    def close(self) -> None:
+        """End the fork server with all its workers. Who waits for a worker is told that it is lost."""
+        with self._changed:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._condition = "closed"
+            self._changed.notify_all()
+        for worker in self.workers:
+            worker.kill()
+        os.write(self._wake, b"x")
+        if self._thread is not None:
+            self._thread.join()
+        if self._budget is not None:
+            self._budget.discard(self)
+        os.close(self._wake)
+        os.close(self._wake_read)
+
+    def _run(self) -> None:
+        """The fork server ends with the thread that started it, so this one does all of it."""
+        pause_s = FIRST_PAUSE_S
+        while not self._closing.is_set():
+            server = None
+            try:
+                server = self._server = _Server(self._program, self._setup)
+                self._watch(server)
+            except OSError as error:
+                log.error("the process that starts %s cannot be started: %s", self.name, error.strerror)
+            finally:
+                was_ready = self._enter("starting") in ("ready", "suspect")  # first: nobody forks from what has ended
+                self._server = None
+                if server is not None:
+                    server.reap(is_orderly=self._closing.is_set())
+            if self._closing.is_set():
+                break
+            self.num_replaced += 1
+            log.warning("the process that starts %s ended; another one is started", self.name)
+            pause_s = 0.0 if was_ready else min(2 * max(pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            if pause_s:
+                select.select([self._wake_read], [], [], pause_s)
+
+    def _watch(self, server: _Server) -> None:
+        """Returns when it must be replaced, or at close."""
+        pulse = Pulse(STARTING)
+        asked_s = time.monotonic()
+        pulse.ask(asked_s, server.cpu_s)
+        while True:
+            control = server.control.fileno()
+            readable, _, _ = select.select([control, server.death, self._wake_read], [], [], TICK_S)
+            if self._closing.is_set() or server.death in readable:
+                return
+            if control in readable:
+                if not server.heard():
+                    return
+                pulse.answer()
+                if self._enter("ready") == "starting":
+                    pulse = Pulse(SERVING)
+            now_s = time.monotonic()
+            verdict = pulse.judge(now_s, server.cpu_s, is_stopped=is_stopped(server.process.pid))
+            if verdict == "hung":
+                return
+            if verdict == "suspect" and self._condition == "ready":
+                self._enter("suspect")
+            if not pulse.is_waiting and now_s - asked_s >= TICK_S and server.ask():
+                asked_s = now_s
+                pulse.ask(now_s, server.cpu_s)
+            self._look_after_workers(now_s)
+
+    def _look_after_workers(self, now_s: float) -> None:
+        """End those that are stopped, and those that there is no memory for; then the user's own tick."""
+        for worker in self.workers:
+            if not worker.pid or not is_stopped(worker.pid):
+                self._stopped.pop(worker, None)
+            elif now_s - self._stopped.setdefault(worker, now_s) >= SERVING.stopped_s:
+                worker.kill()
+        if self._budget is not None:
+            self._budget.enforce()
+        self._tick()
+
+    def _enter(self, condition: Condition) -> Condition:
+        """Returns the one before."""
+        with self._changed:
+            before = self._condition
+            if not self._closing.is_set():
+                self._condition = condition
+            self._has_been_ready = self._has_been_ready or condition == "ready"
+            self._changed.notify_all()
+            return before
+
+
+def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
+    """In words, those that are being replaced."""
+    return tuple(one.name for one in supervisors if one is not None and one.is_down)
+
+
+class _Server:
+    """One process. Closing the control socket ends it."""
+
+    def __init__(self, program: Sequence[str], setup: bytes) -> None:
+        """Raises OSError."""
+        with contextlib.ExitStack() as undo:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self.control.close)
+            undo.callback(theirs.close)
+            self.control.setblocking(False)
+            memory = os.memfd_create("tureen-setup")
+            undo.callback(os.close, memory)
+            with open(memory, "wb", closefd=False) as file:
+                file.write(setup)
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", *program, str(theirs.fileno()), str(memory)],
+                pass_fds=[theirs.fileno(), memory],
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=ENVIRONMENT | {PARENT: str(os.getpid())},
+                process_group=0,  # a Ctrl-C is for the server, which drains first
+            )
+            self.death = os.pidfd_open(self.process.pid)
+            undo.pop_all()
+        theirs.close()
+        os.close(memory)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None and not select.select([self.death], [], [], 0)[0]
+
+    @property
+    def cpu_s(self) -> float:
+        with contextlib.suppress(OSError):  # it has ended
+            return time.clock_gettime(~self.process.pid << 3 | 2)
+        return 0.0
+
+    def heard(self) -> bool:
+        """Whether it has something to say, and is not gone."""
+        with contextlib.suppress(OSError):
+            return self.control.recv(1) == READY
+        return False
+
+    def ask(self) -> bool:
+        with contextlib.suppress(OSError):  # it takes nothing: it will be looked at again
+            return self.control.send(PING) == 1
+        return False
+
+    def reap(self, *, is_orderly: bool) -> None:
+        """is_orderly: it may end its workers first."""
+        self.control.close()
+        try:
+            if not is_orderly:
+                self.process.kill()
+            self.process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        finally:
+            os.close(self.death)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b") ", 1)[1][:1] in b"Tt"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,162 @@
+"""A worker as its user sees it. It is not trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from tureen.sandbox import framing
+from tureen.sandbox.fork_server import BORN, READY
+from tureen.sandbox.limits import Limits
+
+OWN_BYTES = 16 << 20
+"""Memory that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
+
+
+class Lost(Exception):
+    """There is no reply, and the worker is of no use any more.
+
+    `has_begun`: it was there for the message. `is_late`: it took too long. `is_blameless`: the fork server went too, so
+    the message is not at fault.
+    """
+
+    def __init__(self, why: str, *, has_begun: bool = False, is_late: bool = False, is_blameless: bool = False) -> None:
+        super().__init__(why)
+        self.has_begun = has_begun
+        self.is_late = is_late
+        self.is_blameless = is_blameless
+
+
+class Worker:
+    """One process and the connection to it. One thread at a time sends and receives; any may `kill`."""
+
+    def __init__(self, connection: socket.socket, limits: Limits, is_orphan: Callable[[], bool]) -> None:
+        """is_orphan: whether the fork server that it comes from has ended."""
+        self.limits = limits
+        self.pid = 0  # until it is born
+        self.has_begun = False
+        self.idle_since_s: float | None = None  # its user needs it no more for now: where memory is short, it goes
+        self.is_killed = False
+        self._connection = connection
+        self._is_orphan = is_orphan
+        self._process = -1
+        self._born_bytes = 0
+
+    def begin(self, until_s: float) -> None:
+        """Wait until it is confined. Raises Lost."""
+        if self.has_begun:
+            return
+        try:
+            self._connection.settimeout(max(0.001, until_s - time.monotonic()))
+            said, descriptors, _, _ = socket.recv_fds(self._connection, BORN.size, 1)
+            if len(said) < BORN.size or not descriptors:
+                raise Lost("it was not started", is_blameless=True)
+            self._process = descriptors[0]
+            (self.pid,) = BORN.unpack(said)
+            self._born_bytes = _anonymous_bytes(self.pid)
+            if self.is_killed:
+                self.kill()
+            self._connection.settimeout(max(0.001, until_s - time.monotonic()))
+            self.has_begun = self._connection.recv(len(READY)) == READY
+        except OSError as error:
+            is_late = isinstance(error, TimeoutError)
+            raise Lost("it was not started in time", is_late=is_late, is_blameless=True) from None
+        if not self.has_begun:
+            raise Lost("it was not started", is_blameless=True)
+
+    def call(self, *parts: bytes, timeout_s: float) -> bytes:
+        """Send a message and wait for the reply. Raises Lost."""
+        until_s = time.monotonic() + timeout_s
+        self.begin(until_s)
+        self.send(*parts, until_s=until_s)
+        return self.receive(until_s)
+
+    def send(self, *parts: bytes, until_s: float) -> None:
+        """Hand over a message, with time to compute for it. Raises Lost."""
+        self._grant_cpu()
+        with self._losing():
+            framing.send(self._connection, *parts, until_s=until_s)
+
+    def receive(self, until_s: float, max_bytes: int = framing.MAX_MESSAGE_BYTES) -> bytes:
+        """Read the reply. Raises Lost."""
+        with self._losing():
+            reply = framing.receive(self._connection, max_bytes, until_s=until_s)
+        if reply is None:
+            raise self._lost("it ended its process, or took more memory or time than it may")
+        return reply
+
+    def fileno(self) -> int:
+        """The connection: it can be read when a reply comes."""
+        return self._connection.fileno()
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Whether a reply comes within this time, or the end."""
+        return bool(select.select([self._connection], [], [], timeout_s)[0])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has taken: its clock is clock_getcpuclockid(3)'s."""
+        with contextlib.suppress(OSError):  # it has ended
+            return time.clock_gettime(~self.pid << 3 | 2) if self.pid else 0.0
+        return 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """Until it has ended; one that is not born yet counts."""
+        return self._process < 0 or not select.select([self._process], [], [], 0)[0]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it has taken since its birth; what it shares with the fork server does not count."""
+        return OWN_BYTES + max(0, _anonymous_bytes(self.pid) - self._born_bytes) if self.pid else 0
+
+    def kill(self) -> None:
+        """End the process. Who waits for its reply is told that it is lost."""
+        self.is_killed = True
+        with contextlib.suppress(OSError):
+            if self._process >= 0:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, and give back what belongs to it here; nobody may wait for its reply."""
+        self.kill()
+        self._connection.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def _grant_cpu(self) -> None:
+        """Raise its limit with the messages it gets, so that it cannot compute for long between them."""
+        with contextlib.suppress(OSError):  # it is gone: the message will tell
+            allowed_s = math.ceil(self.cpu_s + self.limits.cpu_s)
+            resource.prlimit(self.pid, resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise self._lost("it did not answer in time", is_late=True) from None
+        except OSError as error:
+            raise self._lost(str(error) if isinstance(error, framing.Oversized) else "its process is gone") from None
+
+    def _lost(self, why: str, *, is_late: bool = False) -> Lost:
+        return Lost(why, has_begun=self.has_begun, is_late=is_late, is_blameless=not is_late and self._is_orphan())
+
+
+def _anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file backs; 0 when it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            sizes = dict(line.split(b":", 1) for line in file if line.startswith((b"RssAnon", b"RssShmem")))
+    except OSError:
+        return 0
+    return sum(int(size.split()[0]) << 10 for size in sizes.values())

@@ -185,10 +185,10 @@ def _text_engine(
         prefix_cache=not config.disable_radix_cache,
     )
     if runner.processors is not None:
-        engine.client_code.allow(runner.processors)
+        engine.preparing.client_code.allow(runner.processors)
     budget = MemoryBudget(int((1 - FRONT_SHARE) * helper_bytes(config)))
-    engine.grammars.share(budget)
-    engine.client_code.share(budget)
+    engine.preparing.grammars.share(budget)
+    engine.preparing.client_code.share(budget)
     _load_adapters(engine, config.lora_paths, model_name=config.served_model_name or source.name)
     seconds = time.monotonic() - started
     adapters = engine.adapters.paths()

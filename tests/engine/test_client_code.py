@@ -54,7 +54,7 @@ def pool(clock):
 @pytest.fixture
 def world(pool):
     made = World(schedule=Schedule("fair"), max_rows=2)
-    made.engine.client_code.allow(pool)
+    made.engine.preparing.client_code.allow(pool)
     yield made
     made.drain()
     made.check_answers(may_fail=True)

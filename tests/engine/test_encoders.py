@@ -158,7 +158,11 @@ def test_what_is_kept_is_bounded_and_the_longest_unused_goes_first(monkeypatch):
     world = Watched()
     for name, digest in enumerate([CAT, DOG, CAT, HEN, CAT, DOG]):
         world.run(_make_picture(str(name), digest))
-        assert world.engine.encoders._kept_bytes == sum(map(len, world.engine.encoders._kept.values())) <= 48
+        assert (
+            world.engine.preparing.encoders._kept_bytes
+            == sum(map(len, world.engine.preparing.encoders._kept.values()))
+            <= 48
+        )
     assert world.encoded == [CAT, DOG, HEN, DOG]
 
 
@@ -229,7 +233,7 @@ def test_nothing_is_encoded_while_much_waits_for_a_place(monkeypatch):
     world.add(_make_picture("one"))
     world.add(_make_picture("two", DOG))
     world.add(_make_picture("three", HEN))
-    monkeypatch.setattr(world.engine.encoders, "_clock", _clock_of(1.0))
+    monkeypatch.setattr(world.engine.preparing.encoders, "_clock", _clock_of(1.0))
     for _ in range(30):
         world.step()
     assert world.encoded == [CAT, DOG]  # 24 bytes and 24 bytes; then it waits
@@ -368,7 +372,7 @@ FAULTS = [_raises_at_once, _raises_later, _ends_early, _not_a_number, _infinite,
 def test_an_encoder_that_fails_fails_one_request(fault, has_company, monkeypatch):
     monkeypatch.setattr(encoders, "MAX_ENCODE_S", 50.0)
     world = Watched(script=fault)
-    monkeypatch.setattr(world.engine.encoders, "_clock", _clock_of(1.0))
+    monkeypatch.setattr(world.engine.preparing.encoders, "_clock", _clock_of(1.0))
     if has_company:
         world.add(make_request("text", max_new_tokens=20, ignore_eos=True))
     world.add(_make_picture("bad", DOG))
@@ -440,12 +444,12 @@ def test_an_idle_engine_encodes_all_the_time_and_owes_nothing_for_it():
 def test_steps_run_between_the_pieces_of_a_picture():
     world = World()
     monotonous = _clock_of(1.0)
-    world.engine.encoders._clock = monotonous
+    world.engine.preparing.encoders._clock = monotonous
     world.add(make_request("text", max_new_tokens=50, ignore_eos=True))
     world.step()
     world.add(_make_picture("p", length=20))
     num_before = len(world.answers["text"].token_ids)
-    while world.engine.encoders:
+    while world.engine.preparing.encoders:
         world.step()
     assert len(world.answers["text"].token_ids) - num_before >= 10
     world.drain()

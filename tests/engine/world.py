@@ -308,10 +308,10 @@ class World:
         ended_unsent = [delta.id for delta in self.engine._ended]
         engine = self.engine
         preparing = (
-            *engine.grammars._waiting,
-            *engine.replays._waiting,
-            *engine.client_code._waiting,
-            *engine.encoders._waiting,
+            *engine.preparing.grammars._waiting,
+            *engine.preparing.replays._waiting,
+            *engine.preparing.client_code._waiting,
+            *engine.preparing.encoders._waiting,
         )
         in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
@@ -339,9 +339,9 @@ class World:
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
         assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
-        assert (len(engine.grammars), self.compiler.pending) == (0, [])
-        assert (len(engine.encoders), engine.encoders._current) == (0, None)
-        assert len(engine.replays) == 0
+        assert (len(engine.preparing.grammars), self.compiler.pending) == (0, [])
+        assert (len(engine.preparing.encoders), engine.preparing.encoders._current) == (0, None)
+        assert len(engine.preparing.replays) == 0
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()

@@ -14,6 +14,7 @@ from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
 from tureen.engine.fairness import LeastServedFirst
 from tureen.engine.grammars import Grammars
+from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
     LongestPrefixFirst,
@@ -23,7 +24,6 @@ from tureen.engine.queue import (
     first_come,
     priority_first,
 )
-from tureen.engine.replays import Replays
 from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
@@ -33,7 +33,6 @@ from tureen.grammar.compiler import Compiler
 from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
-from tureen.sandbox.supervisor import helpers_down
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
@@ -74,14 +73,12 @@ class Engine:
             token_budget=token_budget,
             by_priority=schedule.by_priority,
         )
-        self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
-        self.replays = Replays()
-        self.encoders = Encoders(runner, rank)
-        self.client_code = ClientCode(self.scheduler)
-        self._rows = RowRunner(runner, self.grammars, self.cache)
+        context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
+        grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
+        self.preparing = Preparing(grammars, ClientCode(self.scheduler), Encoders(runner, rank), context_len)
+        self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
         self._limits = Limits(context_len, capacity.vocab_size, max_queued)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
@@ -92,14 +89,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        num_preparing = len(self.grammars) + len(self.replays) + len(self.client_code)
-        return bool(self._ended) or (len(self._sequences) > num_preparing and self.control.may_step)
+        return bool(self._ended) or (len(self._sequences) > len(self.preparing) and self.control.may_step)
 
     @property
     def is_preparing(self) -> bool:
         """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
         called often."""
-        return len(self.grammars) + len(self.replays) + len(self.client_code) > 0
+        return len(self.preparing) > 0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -110,19 +106,15 @@ class Engine:
         if request.resumed:
             replays.check(request, self._limits.vocab_size)
         else:
-            _check_room(self._num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
+            num_waiting = len(self.scheduler.queue) + self.preparing.num_sequences
+            _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
         request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
-        with self.client_code.acquired(sequence):
-            if request.grammar is not None:
-                self.grammars.add(sequence, request.grammar)
-            elif request.resumed:
-                self.replays.add(sequence, self._limits.context_len)
-            else:
-                self._line_up(sequence)
+        if self.preparing.begin(sequence):
+            self.scheduler.queue.add(sequence)
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -134,20 +126,20 @@ class Engine:
     def prepare(self) -> None:
         """Queue the requests whose grammar and code have become ready, and those that have gone through what was sent
         of them; end those for which one was refused."""
-        for sequence, error in self.client_code.take_ready():
+        for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
-        for sequence, error in self.grammars.take_ready():
+        for sequence, error in self.preparing.grammars.take_ready():
             if error is None and sequence.request.resumed:
-                self.replays.add(sequence, self._limits.context_len)
+                self.preparing.replay(sequence)
                 continue
             try:
                 sequence.ended = finish.row_failed(error) if error else self._force(sequence)
             except TureenError as failure:
                 sequence.ended = finish.failed(failure)
             self._begin(sequence)
-        for sequence in self.replays.advance():
+        for sequence in self.preparing.replays.advance():
             self._totals.forced_tokens += max(0, sequence.num_output - len(sequence.request.resumed))
             self._begin(sequence)
 
@@ -161,8 +153,8 @@ class Engine:
             self._encode(after_step=False)
             return deltas
         self._totals.steps += 1
-        if self.encoders:
-            self.encoders.begin_step()
+        if self.preparing.encoders:
+            self.preparing.encoders.begin_step()
         for sequence, row, result in zip(plan.sequences, plan.rows, self._rows.run(plan), strict=True):
             try:
                 delta = self._take_over(sequence, row, result)
@@ -170,8 +162,8 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
-        self.client_code.charge(self._sequences.values())
-        if self.encoders:
+        self.preparing.client_code.charge(self._sequences.values())
+        if self.preparing.encoders:
             self._encode(after_step=True)
         return deltas
 
@@ -179,7 +171,7 @@ class Engine:
         """A control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
-            "prepare_grammars": self.grammars.prepare,
+            "prepare_grammars": self.preparing.grammars.prepare,
             "load_adapter": self.adapters.load,
             "unload_adapter": self.adapters.unload,
             **self.control.operations,
@@ -199,23 +191,13 @@ class Engine:
             self.cache,
             step_ms=step_ms,
             is_paused=self.control.is_paused,
-            num_held_back=len(self.encoders) + len(self.replays) + len(self.client_code),
-            more={
-                **self.grammars.stats(),
-                **self.encoders.stats(),
-                "helpers_down": helpers_down(self.grammars.supervisor, self.client_code.supervisor),
-            },
+            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars),
+            more=self.preparing.stats(),
         )
-
-    @property
-    def _num_waiting(self) -> int:
-        parts = (self.scheduler.queue, self.grammars, self.replays, self.client_code, self.encoders)
-        return sum(len(part) for part in parts)
 
     def _clear(self) -> int:
         """Forget what is cached and not in use; returns the number of pages freed."""
-        self.grammars.clear()
-        self.encoders.clear()
+        self.preparing.clear()
         return self.cache.flush()
 
     def _cached_len(self, sequence: Sequence) -> int:
@@ -223,21 +205,19 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         """What is known of its output before it runs is there: it lines up, or ends."""
-        if sequence not in self.replays:
+        if sequence not in self.preparing.replays:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
         """It may run, once its client's code is loaded and its pictures are encoded."""
-        if self.client_code.must_wait(sequence):
-            return
-        if not sequence.request.media or self.encoders.add(sequence):
+        if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
     def _encode(self, *, after_step: bool) -> None:
         """Spend some time on pictures."""
-        for sequence, error in self.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
+        for sequence, error in self.preparing.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
             self.scheduler.queue.add(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
@@ -292,7 +272,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
         only_end = OutputDelta(sequence.request.id, finish=reason)
-        delta = only_end if self.replays.lacks(sequence) else self._delta(sequence, reason)
+        delta = only_end if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
         assert delta is not None
         self._forget(sequence)
         return delta
@@ -305,14 +285,7 @@ class Engine:
         return delta
 
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        was_loading = self.client_code.release(sequence)
-        if sequence in self.grammars:
-            self.grammars.remove(sequence)
-        elif sequence in self.replays:
-            self.replays.remove(sequence)
-        elif sequence in self.encoders:
-            self.encoders.remove(sequence)
-        elif not was_loading:
+        if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
 

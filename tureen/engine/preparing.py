@@ -1,0 +1,76 @@
+"""Where a sequence is between its arrival and the queue: what it needs is compiled, loaded, gone through, encoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tureen.engine.client_code import ClientCode
+from tureen.engine.encoders import Encoders
+from tureen.engine.grammars import Grammars
+from tureen.engine.replays import Replays
+from tureen.engine.sequence import Sequence
+from tureen.sandbox.supervisor import helpers_down
+
+
+class Preparing:
+    """Sequences that cannot be queued yet: their grammar is not compiled, their client's code not loaded, what was sent
+    of their output not gone through, or their pictures not encoded. Each is in one of these places at most."""
+
+    def __init__(self, grammars: Grammars, client_code: ClientCode, encoders: Encoders, context_len: int) -> None:
+        self.grammars = grammars
+        self.client_code = client_code
+        self.replays = Replays()
+        self.encoders = encoders
+        self._context_len = context_len
+
+    def __len__(self) -> int:
+        """Those that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
+        return len(self.grammars) + len(self.client_code) + len(self.replays)
+
+    @property
+    def num_sequences(self) -> int:
+        """All of them."""
+        return len(self) + len(self.encoders)
+
+    def begin(self, sequence: Sequence) -> bool:
+        """It has arrived. Whether it can be queued. Raises TooManyRequests, Unavailable where its client's code is not
+        taken."""
+        request = sequence.request
+        with self.client_code.acquired(sequence):
+            if request.grammar is not None:
+                self.grammars.add(sequence, request.grammar)
+                return False
+            if request.resumed:
+                self.replay(sequence)
+                return False
+            return self.may_queue(sequence)
+
+    def replay(self, sequence: Sequence) -> None:
+        """Go through what was sent of its output; its grammar, if it has one, is there."""
+        self.replays.add(sequence, self._context_len)
+
+    def may_queue(self, sequence: Sequence) -> bool:
+        """Whether its client's code is loaded and its pictures are encoded; else it waits for them from now on."""
+        if self.client_code.must_wait(sequence):
+            return False
+        return not sequence.request.media or self.encoders.add(sequence)
+
+    def remove(self, sequence: Sequence) -> bool:
+        """It ends. Whether it was here."""
+        if self.client_code.release(sequence):
+            return True
+        for place in (self.grammars, self.replays, self.encoders):
+            if sequence in place:
+                place.remove(sequence)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Forget what is kept for requests to come."""
+        self.grammars.clear()
+        self.encoders.clear()
+
+    def stats(self) -> dict[str, Any]:
+        """Its part of EngineStats."""
+        helpers = helpers_down(self.grammars.supervisor, self.client_code.supervisor)
+        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": helpers}

@@ -156,6 +156,8 @@ class Written:
         answers = []
         for request in self.requests({"text": text, "sampling_params": sampling_params, **fields}):
             whole = pieces(self.one, request)
+            assert merge(whole).finish.type in ("stop", "length")
+            assert len(whole) > 1
             for cut in range(1, len(whole), step):
                 sent = whole[:cut]
                 rest = pieces(self.other, going_on(request, merge(sent)))
@@ -196,33 +198,36 @@ SCHEMA = {
 @pytest.mark.model
 @pytest.mark.parametrize("return_logprob", [False, True])
 def test_samples_under_a_schema_go_on(writer, return_logprob):
-    params = {"temperature": 0.9, "n": 2, "sampling_seed": 3, "max_new_tokens": 40, "json_schema": SCHEMA}
+    params = {"temperature": 0.9, "n": 2, "sampling_seed": 3, "max_new_tokens": 16, "json_schema": SCHEMA}
     prompt = CHAT.format("Describe Warsaw as JSON.")
-    assert len(writer.check_every(4, prompt, params, return_logprob=return_logprob)) == 2
+    assert len(writer.check_every(6, prompt, params, return_logprob=return_logprob)) == 2
 
 
+ALTERNATING = """
 class Alternating(CustomLogitProcessor):
-    """Even and odd tokens take turns."""
-
     def __call__(self, logits, custom_param_list):
         for row, params in enumerate(custom_param_list):
             logits[row, len(params["__req__"].output_ids) % 2 :: 2] = -float("inf")
         return logits
+"""
+"""Odd and even tokens take turns. As a client's script: a class of this module would be sent by its name."""
 
 
 @pytest.mark.model
 @pytest.mark.usefixtures("patient_jail")
 def test_the_code_of_a_client_goes_on(writer):
     params = {"temperature": 0.8, "sampling_seed": 1, "max_new_tokens": 12, "frequency_penalty": 0.6}
-    code = Alternating.to_str()
-    [whole] = writer.check_every(3, "Once upon a time", params, custom_logit_processor=code)
+    scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor}
+    exec(ALTERNATING, scope)
+    code = scope["Alternating"].to_str()
+    [whole] = writer.check_every(5, "Once upon a time", params, custom_logit_processor=code)
     assert [token_id % 2 for token_id in whole.token_ids] == [1, 0] * 6
 
 
 @pytest.mark.model
 def test_an_adapter_goes_on(writer):
-    params = {"temperature": 0, "max_new_tokens": 24, "stop": ["kind"]}
-    [whole] = writer.check_every(2, CHAT.format("Who is Ada Lovelace?"), params, lora_path="json")
+    params = {"temperature": 0, "max_new_tokens": 16, "stop": ["kind"]}
+    [whole] = writer.check_every(5, CHAT.format("Who is Ada Lovelace?"), params, lora_path="json")
     assert whole.text.startswith('{"')
 
 

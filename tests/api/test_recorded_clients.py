@@ -71,7 +71,7 @@ def _make_engine_in_step(config: Config, *, progress: Progress) -> tuple[Engine,
 
 def _has_taken(client: InprocClient) -> bool:
     streams = tuple(client._streams._streams.values())
-    return not client._outbox and not any(stream._is_due and stream._pending for stream in streams)
+    return not client._host._outbox and not any(stream._is_due and stream._pending for stream in streams)
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ class Written:
         model = build.find_model(config)
         (self.one, info), (self.other, _) = (build.make_engine(config, model=model) for _ in range(2))
         media = build.media_loader(config, model)
-        client = SimpleNamespace(call=None, abort=None, info=info)
+        client = SimpleNamespace(call=None, abort=None, info=info, num_live=0)
         self.runner = asyncio.Runner()
         self.state = ServerState(client, make_context(model.tokenizer, info, config, media), Metrics("m"), media)
 
@@ -214,7 +214,7 @@ class Alternating(CustomLogitProcessor):
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("patient_jail")
+@pytest.mark.usefixtures("patient_sandbox")
 def test_the_code_of_a_client_goes_on(writer):
     params = {"temperature": 0.8, "sampling_seed": 1, "max_new_tokens": 12, "frequency_penalty": 0.6}
     scope = {"__name__": "__main__", "CustomLogitProcessor": CustomLogitProcessor}

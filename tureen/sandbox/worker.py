@@ -109,7 +109,9 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Until it has ended; one that is not born yet counts."""
+        """Until it has ended, or its fork server, with which it ends; one that is not born yet counts."""
+        if self._is_orphan():
+            return False
         return self._process < 0 or not select.select([self._process], [], [], 0)[0]
 
     @property

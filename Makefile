@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas check check-native fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast test-clients test-isas check check-native fix bench gpu-check docs soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ test: $(DEV) native ## the whole test suite
 
 test-fast: $(DEV) native ## the part without a model: under a minute
 	@$(BIN)/python -m pytest -m 'not e2e and not model' $(ARGS)
+
+soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'
+	@$(BIN)/python tests/sim/run.py $(or $(ARGS),300 3000)
 
 check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }

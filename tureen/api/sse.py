@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator
 
 from starlette.types import Message, Receive, Scope, Send
 
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing for so long is taken for gone."""
+
+NUM_LOOKS = 4
+"""So often it is looked at meanwhile. Looks are counted, not seconds: whoever is stopped for a while cannot look."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,14 +28,22 @@ class Parts:
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head
         self._parts = parts
-        self._writing_since_s: float | None = None
+        self._num_begun = 0  # parts that were given to the connection, and that it has taken
+        self._num_taken = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send, scope.get("send_part", send)))
         leaving = asyncio.ensure_future(until_gone(receive))
+        both, num_looks, seen = {sending, leaving}, 0, 0
         try:
-            while not (sending.done() or leaving.done() or self._is_stalled()):
-                await asyncio.wait({sending, leaving}, timeout=WRITE_TIMEOUT_S / 4, return_when=asyncio.FIRST_COMPLETED)
+            while num_looks < NUM_LOOKS:
+                done, _ = await asyncio.wait(
+                    both, timeout=WRITE_TIMEOUT_S / NUM_LOOKS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
+                is_stalled = self._num_begun > self._num_taken and self._num_begun == seen
+                num_looks, seen = num_looks + 1 if is_stalled else 0, self._num_begun
         finally:
             leaving.cancel()
             sending.cancel()
@@ -44,16 +54,11 @@ class Parts:
         async with contextlib.aclosing(self._parts):
             await send(self._head)
             async for data in self._parts:
-                self._writing_since_s = time.monotonic()
+                self._num_begun += 1  # looked at now and then: a timer for every event would cost more than the event
                 await send_part({"type": "http.response.body", "body": data, "more_body": True})
-                self._writing_since_s = None
-            self._writing_since_s = time.monotonic()
+                self._num_taken += 1
+            self._num_begun += 1
             await send_part({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _is_stalled(self) -> bool:
-        """Looked at now and then: a timer for every event would cost more than the event."""
-        since_s = self._writing_since_s
-        return since_s is not None and time.monotonic() - since_s > WRITE_TIMEOUT_S
 
 
 class EventStream(Parts):

@@ -188,8 +188,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("server", "Run the engine in a thread or a child process. auto = process on cuda, else thread."),
     ] = "auto"
     watchdog_timeout_s: Annotated[
-        float, _meta("server", "The engine counts as hung after this long without finishing a step.", gt=0)
+        float,
+        _meta(
+            "server",
+            "The engine counts as hung, and is replaced, after this long without finishing a step; only time counts in "
+            "which it could run.",
+            gt=0,
+        ),
     ] = 300.0
+    freeze_grace_s: Annotated[
+        float,
+        _meta(
+            "server", "An engine's process that is stopped, or does not get to run, is replaced after so long.", ge=0
+        ),
+    ] = 30.0
     max_sessions: Annotated[int, _meta("server", "Most sessions open at once; one client may have half.", ge=1)] = 1024
     session_timeout_s: Annotated[float, _meta("server", "A session that is not used for so long is closed.", gt=0)] = (
         3600.0

@@ -26,6 +26,7 @@ GAUGES = {
     "gen_throughput": "Output tokens per second, over the last interval.",
     "spec_accept_length": "Accepted draft tokens per step; 0 without speculative decoding.",
     "utilization": "Running requests as a share of --max-running-requests.",
+    "engine_suspect": "1 while the engine does not answer, or is being replaced; else 0.",
 }
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of ended requests.",
@@ -33,6 +34,9 @@ COUNTERS = {
     "cached_tokens": "Prompt tokens of ended requests that came from the prefix cache.",
     "num_aborted_requests": "Requests that were aborted.",
     "num_retracted_requests": "Preemptions.",
+    "engine_replacements": "Engines that took the place of one that was lost.",
+    "num_resumed_requests": "Requests that went on in another engine.",
+    "num_poison_requests": "Requests that were ended because engines died of them.",
     "forced_tokens": "Output tokens that the grammar left no choice about.",
     "num_grammar": "Requests for a grammar.",
     "num_grammar_cache_hit": "Of those, found compiled or being compiled.",

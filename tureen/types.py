@@ -71,6 +71,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
+    resumed: tuple[int, ...] = ()
+    """Output that another engine made and the client has already: this one goes on behind it, as the other would have.
+    None of it is sent again, all of it counts in `usage`. It ends where a delta ended, so it tells which text came with
+    it: all but unfinished characters, possible stops, and what waited for log-probabilities. Never set by a client."""
+    resumed_cached: int = 0  # cached tokens of the prompt as the client's usage has them
+    resumed_states: int = 0  # hidden states that the client has already
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +148,21 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     total_grammar_ms: float = 0.0  # from the request for a compilation to its end
     total_pictures: int = 0  # in prompts, as far as there are embeddings for them
     total_pictures_encoded: int = 0
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine is, as the front sees it.
+
+    `suspect`: it does not answer, and may come back; `replacing`: another one is being started. Requests wait meanwhile
+    and go on. `down`: they are refused; when that will end, nobody knows.
+    """
+
+    state: Literal["healthy", "suspect", "replacing", "down"] = "healthy"
+    reason: str = ""
+    retry_after_s: int = 1  # when it is likely to be healthy
+    num_replacements: int = 0
+    num_resumed: int = 0  # requests that went on in another engine
+    num_poison: int = 0  # requests that were ended because engines died of them
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

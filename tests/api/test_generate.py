@@ -437,32 +437,3 @@ def test_the_cache_is_not_flushed_under_a_running_request(slow: App):
     assert flushed.status_code == 400
     assert "while 1 requests run" in flushed.json()["error"]["message"]
     assert answer.status_code == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_when_the_engine_dies_every_client_and_health_are_told(stream):
-    with App(slow=True) as app:
-
-        async def scenario():
-            body = {"text": "abc", "sampling_params": LONG, "stream": stream}
-            running = [await started(app, **body), await started(app, **body)]
-            killer = app.http.post("/generate", json={"text": "abc", "cache_salt": "die"})
-            return await asyncio.gather(*running, killer)
-
-        responses = app.run(scenario())
-        for response in responses:
-            if response.status_code == 200:
-                assert '{"error":{' in response.text.rstrip("\n").split("\n\n")[-2]
-                assert response.text.endswith("data: [DONE]\n\n")
-            else:
-                assert response.status_code == 503
-                assert int(response.headers["retry-after"]) >= 1
-            assert '"code":"engine_dead"' in response.text
-        assert [one.status_code for one in responses[:2]] == [200 if stream else 503] * 2
-        for path in ("/health", "/health_generate"):
-            health = app.request("GET", path)
-            assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
-        late = app.post(text="abc")
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_dead")
-        assert app.request("GET", "/metrics").status_code == 200
-        assert app.state.num_running == 0

@@ -189,11 +189,26 @@ class Answer:
         assert len(self.text) <= len(self.token_ids), "text of tokens that were not sent"
         assert delta.usage.forced_tokens <= delta.usage.output_tokens
         assert delta.usage.output_tokens == len(self.token_ids) or delta.finish
+        if self.usage is not None:
+            assert delta.usage.cached_tokens == self.usage.cached_tokens
+            assert delta.usage.forced_tokens >= self.usage.forced_tokens
         self.logprobs += [p.token for p in delta.output_logprobs]
         self.prompt_logprobs += [p.token for p in delta.prompt_logprobs]
         self.hidden_states += delta.hidden_states
         self.finish = delta.finish
         self.usage = delta.usage
+
+
+def going_on(request: GenerateRequest, sent: Answer | OutputDelta) -> GenerateRequest:
+    """What asks another engine for the rest of an answer."""
+    if not sent.token_ids:
+        return request
+    return msgspec.structs.replace(
+        request,
+        resumed=tuple(sent.token_ids),
+        resumed_cached=sent.usage.cached_tokens,
+        resumed_states=len(sent.hidden_states),
+    )
 
 
 class World:
@@ -211,6 +226,16 @@ class World:
         choose=None,
         **options,
     ) -> None:
+        self._options = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "max_rows": max_rows,
+            "context_len": context_len,
+            "token_budget": token_budget,
+            "fault": fault,
+            "choose": choose,
+            **options,
+        }
         capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
         self.compiler = ToyCompiler(VOCAB_SIZE, EOS_IDS)
         self.runner = CheckedRunner(capacity, fault=fault, choose=choose)
@@ -225,11 +250,22 @@ class World:
         self.requests: dict[str, GenerateRequest] = {}
         self.num_steps = 0
         self.ended: list[str] = []  # ids in order
+        self._num_sent_before = 0  # tokens, by engines that this one replaces
 
     def add(self, request: GenerateRequest) -> None:
         self.engine.add(request)
         self.requests[request.id] = request
         self.answers[request.id] = Answer()
+
+    def replaced(self, **changes) -> World:
+        """The engine is lost with all it held; another one goes on with what has not ended."""
+        other = World(**(self._options | changes))
+        other.answers, other.requests, other.ended = self.answers, self.requests, self.ended
+        other._num_sent_before = sum(len(answer.token_ids) for answer in self.answers.values())
+        for request_id, answer in self.answers.items():
+            if answer.finish is None:
+                other.engine.add(going_on(self.requests[request_id], answer))
+        return other
 
     def step(self) -> list[OutputDelta]:
         self.num_steps += 1
@@ -270,7 +306,11 @@ class World:
         waiting, running = list(scheduler.queue.candidates()), scheduler.running
         open_ids = [request_id for request_id, answer in self.answers.items() if answer.finish is None]
         ended_unsent = [delta.id for delta in self.engine._ended]
-        preparing = (*self.engine.grammars._waiting, *self.engine.encoders._waiting)
+        preparing = (
+            *self.engine.grammars._waiting,
+            *self.engine.replays._waiting,
+            *self.engine.encoders._waiting,
+        )
         in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
         assert sorted([s.slot for s in running] + scheduler._free_slots) == list(range(self.runner.capacity().max_rows))
@@ -299,10 +339,12 @@ class World:
         assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
         assert (len(engine.grammars), self.compiler.pending) == (0, [])
         assert (len(engine.encoders), engine.encoders._current) == (0, None)
+        assert len(engine.replays) == 0
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()
-        assert stats.total_output_tokens == sum(len(answer.token_ids) for answer in self.answers.values())
+        num_sent = sum(len(answer.token_ids) for answer in self.answers.values())
+        assert stats.total_output_tokens == num_sent - self._num_sent_before
 
     def check_answer(self, request_id: str, *, may_fail: bool = False) -> None:
         """The answer is that of the request alone; an aborted or failed one is its beginning."""
@@ -450,9 +492,15 @@ def _random_schedule(rng: random.Random, seed: int) -> Schedule:
 
 
 def simulate(
-    seed: int, *, page_size: int, num_requests: int = 16, abort_rate: float = 0.02, fault_rate: float = 0.0
+    seed: int,
+    *,
+    page_size: int,
+    num_requests: int = 16,
+    abort_rate: float = 0.02,
+    fault_rate: float = 0.0,
+    loss_rate: float = 0.0,
 ) -> World:
-    """Random arrivals, aborts, pauses and faults until idle."""
+    """Random arrivals, aborts, pauses, faults and losses of the engine until idle."""
     rng = random.Random(seed)
     tokens = rng.choice([24, 48, 96, 200])
     world = World(
@@ -474,6 +522,8 @@ def simulate(
             world.engine.abort(rng.choice(list(world.answers)))
         if rng.random() < 0.02:
             _pause(world, rng)
+        if loss_rate and rng.random() < loss_rate:
+            world = world.replaced()
         world.step()
     world.check_idle()
     return world

@@ -8,9 +8,9 @@ import random
 import pytest
 from fake_engine import make_request
 
-from tureen.errors import TureenError
+from tureen.errors import TureenError, Unavailable
 from tureen.serving.streams import MERGE_AT, Streams
-from tureen.types import Failed, FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
+from tureen.types import FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
 
 END = FinishReason(type="length", length=1)
 
@@ -39,7 +39,8 @@ def _read(deltas, *, interval, pause=lambda index: True):
     """What a reader gets when it may run after those deltas for whose index `pause` is true."""
 
     async def scenario():
-        streams = Streams(lambda message: None)
+        streams = Streams()
+        streams.open(lambda message: None)
         got = []
 
         async def read():
@@ -92,7 +93,8 @@ def test_a_slow_reader_gets_everything_once_and_in_order(seed):
 
 def test_what_a_slow_reader_has_not_taken_is_few_pieces():
     async def scenario():
-        streams = Streams(lambda message: None)
+        streams = Streams()
+        streams.open(lambda message: None)
         stream = streams.generate(make_request("r"))
         reader = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
@@ -107,7 +109,8 @@ def test_what_a_slow_reader_has_not_taken_is_few_pieces():
 
 def test_what_had_come_before_a_failure_is_read_first_whatever_the_interval():
     async def scenario():
-        streams = Streams(lambda message: None)
+        streams = Streams()
+        streams.open(lambda message: None)
         got = []
 
         async def read():
@@ -119,7 +122,7 @@ def test_what_had_come_before_a_failure_is_read_first_whatever_the_interval():
         for delta in _make_deltas(10)[:6]:
             streams.receive(StepReport((delta,)))
             await asyncio.sleep(0)
-        streams.receive(Failed("it broke"))
+        streams.fail(lambda: Unavailable("it broke"))
         with pytest.raises(TureenError):
             await reader
         return got

@@ -36,8 +36,13 @@ def routes(state: ServerState) -> list[Entry]:
 
 def _health_routes(state: ServerState) -> list[Entry]:
     def check() -> None:
-        if state.client.failure is not None:
-            raise Unavailable(f"the engine does not run: {state.client.failure}", code="engine_dead", retry_after_s=10)
+        engine = state.client.health
+        if engine.state != "healthy":
+            raise Unavailable(
+                f"the engine is {engine.state}: {engine.reason}",
+                code="engine_dead" if engine.state == "down" else f"engine_{engine.state}",
+                retry_after_s=engine.retry_after_s,
+            )
         state.check_accepting()
 
     async def health(_: Request) -> Response:
@@ -215,6 +220,11 @@ def secret_fields() -> list[str]:
 
 def update_gauges(state: ServerState) -> None:
     stats, info, metrics = state.client.stats, state.context.info, state.metrics
+    engine = state.client.health
+    metrics.set("engine_suspect", engine.state != "healthy")
+    metrics.raise_to("engine_replacements", engine.num_replacements)
+    metrics.raise_to("num_resumed_requests", engine.num_resumed)
+    metrics.raise_to("num_poison_requests", engine.num_poison)
     used_pages = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
     metrics.set("num_running_reqs", stats.num_running)
     metrics.set("num_queue_reqs", stats.num_queued)

@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
     async def _drain_then_exit(self) -> None:
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                while self._state.num_running and self._state.client.failure is None:
+                while self._state.num_running:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("%d requests did not end in time: aborted", self._state.abort(None, "shutdown"))

@@ -265,7 +265,7 @@ def _sections(query: dict[str, str]) -> set[str]:
 
 def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
     """By the names that SGLang gives them."""
-    stats, info = state.client.stats, state.context.info
+    stats, info, engine = state.client.stats, state.context.info, state.client.health
     used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
     num_waiting = stats.num_queued + stats.num_preparing
     found: dict[str, Any] = {"dp_rank": 0}
@@ -281,6 +281,7 @@ def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
             "cache_hit_rate": state.metrics.level("cache_hit_rate"),
             "utilization": stats.num_running / info.max_running_requests,
             "max_running_requests": info.max_running_requests,
+            "engine": {"state": engine.state, "reason": engine.reason},
         }
     if "memory" in sections:
         num_bytes = info.max_total_tokens * info.kv_bytes_per_token

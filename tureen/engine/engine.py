@@ -4,9 +4,10 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
-from tureen.engine import finish, output
+from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
@@ -21,6 +22,7 @@ from tureen.engine.queue import (
     first_come,
     priority_first,
 )
+from tureen.engine.replays import Replays
 from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
@@ -35,6 +37,12 @@ from tureen.text.tokenizer import Tokenizer
 from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 
 log = get_logger("engine")
+
+
+class Limits(NamedTuple):
+    context_len: int  # tokens of one sequence
+    vocab_size: int
+    max_queued: int  # requests that wait
 
 
 class Engine:
@@ -65,13 +73,14 @@ class Engine:
             by_priority=schedule.by_priority,
         )
         self.grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
+        self.replays = Replays()
         self.encoders = Encoders(runner, rank)
         self._runner = runner
         self._rows = RowRunner(runner, self.grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
-        self._max_queued = max_queued
+        context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
+        self._limits = Limits(context_len, capacity.vocab_size, max_queued)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
@@ -81,35 +90,36 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (len(self._sequences) > len(self.grammars) and self.control.may_step)
+        num_preparing = len(self.grammars) + len(self.replays)
+        return bool(self._ended) or (len(self._sequences) > num_preparing and self.control.may_step)
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar; `prepare` must be called often."""
-        return len(self.grammars) > 0
+        """Requests wait for their grammar, or for what was sent of their output; `prepare` must be called often."""
+        return len(self.grammars) + len(self.replays) > 0
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
-        _check_length(request, self._context_len)
-        num_waiting = len(self.scheduler.queue) + len(self.grammars) + len(self.encoders)
-        if num_waiting - self.scheduler.num_free_slots >= self._max_queued:
-            raise Unavailable(
-                f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
-                "larger --max-queued-requests",
-                code="queue_full",
-            )
+        _check_length(request, self._limits.context_len)
+        if request.resumed:
+            replays.check(request, self._limits.vocab_size)
+        else:
+            num_waiting = len(self.scheduler.queue) + len(self.grammars) + len(self.replays) + len(self.encoders)
+            _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
         request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter)
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
-        if request.grammar is None:
-            self._line_up(sequence)
-        else:
+        if request.grammar is not None:
             self.grammars.add(sequence, request.grammar)
+        elif request.resumed:
+            self.replays.add(sequence, self._limits.context_len)
+        else:
+            self._line_up(sequence)
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -119,15 +129,20 @@ class Engine:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar has become ready, and end those whose grammar was refused."""
+        """Queue the requests whose grammar has become ready, and those that have gone through what was sent of them;
+        end those whose grammar was refused."""
         for sequence, error in self.grammars.take_ready():
-            self._line_up(sequence)
+            if error is None and sequence.request.resumed:
+                self.replays.add(sequence, self._limits.context_len)
+                continue
             try:
                 sequence.ended = finish.row_failed(error) if error else self._force(sequence)
             except TureenError as failure:
                 sequence.ended = finish.failed(failure)
-            if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
-                self._ended.append(self._end(sequence, sequence.ended))
+            self._begin(sequence)
+        for sequence in self.replays.advance():
+            self._totals.forced_tokens += max(0, sequence.num_output - len(sequence.request.resumed))
+            self._begin(sequence)
 
     def step(self) -> list[OutputDelta]:
         """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
@@ -176,7 +191,7 @@ class Engine:
             self.cache,
             step_ms=step_ms,
             is_paused=self.control.is_paused,
-            num_encoding=len(self.encoders),
+            num_held_back=len(self.encoders) + len(self.replays),
             more={**self.grammars.stats(), **self.encoders.stats()},
         )
 
@@ -188,6 +203,12 @@ class Engine:
 
     def _cached_len(self, sequence: Sequence) -> int:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
+
+    def _begin(self, sequence: Sequence) -> None:
+        """What is known of its output before it runs is there: it lines up, or ends."""
+        self._line_up(sequence)
+        if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
+            self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
         """It may run, once its pictures are encoded."""
@@ -219,11 +240,11 @@ class Engine:
         elif result.token_id is not None:
             if result.logprobs is not None:
                 sequence.scores.add_drawn(result.logprobs)
-            sequence.ended = output.append(sequence, result.token_id, self._context_len, is_drawn=True)
+            sequence.ended = output.append(sequence, result.token_id, self._limits.context_len, is_drawn=True)
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
-            sequence.ended = finish.reached(sequence, context_len=self._context_len)
+            sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
         if sequence.ended is not None and not sequence.needs_run:
             return self._end(sequence, sequence.ended)
         return self._delta(sequence)
@@ -231,7 +252,7 @@ class Engine:
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
         num_forced = sequence.num_forced
-        reason = output.forced(sequence, context_len=self._context_len)
+        reason = output.forced(sequence, context_len=self._limits.context_len)
         self._totals.forced_tokens += sequence.num_forced - num_forced
         return reason
 
@@ -265,11 +286,23 @@ class Engine:
     def _forget(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         if sequence in self.grammars:
             self.grammars.remove(sequence)
+        elif sequence in self.replays:
+            self.replays.remove(sequence)
         elif sequence in self.encoders:
             self.encoders.remove(sequence)
         else:
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
+
+
+def _check_room(num_waiting: int, limit: int) -> None:
+    """Raises Unavailable when so many wait."""
+    if num_waiting >= limit:
+        raise Unavailable(
+            f"{limit} requests are waiting already; try again later, or start the server with a larger "
+            "--max-queued-requests",
+            code="queue_full",
+        )
 
 
 def _check_length(request: GenerateRequest, limit: int) -> None:

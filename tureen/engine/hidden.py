@@ -11,12 +11,13 @@ from tureen.types import HiddenStates
 class HiddenStateQueue:
     """Of one sequence. Positions are computed in order; each is sent once, whatever is computed again later."""
 
-    def __init__(self, wanted: HiddenStates, num_prompt: int) -> None:
+    def __init__(self, wanted: HiddenStates, num_prompt: int, num_sent: int = 0) -> None:
+        """num_sent: so many were sent by another engine."""
         self._wanted = wanted
         self._num_prompt = num_prompt
-        self._next = 0  # the first position that was not computed yet
+        self._next = num_sent  # the first position that was not computed yet
         self._ready: list[bytes] = []
-        self._was_taken = False  # some of it was sent
+        self._was_taken = num_sent > 0  # some of it was sent
         self._sum: NDArray[np.float64] | np.float64 = np.float64(0)  # over the positions so far, where they are pooled
 
     @property

@@ -168,7 +168,7 @@ class Loop:
         # others' prompts may come later, whenever they came
         before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
         wait_s = self._pace.seconds_for(one.num_prompt for one in before)
-        if now + wait_s > limits.soonest_s:
+        if now + wait_s > limits.soonest_s and not request.resumed:
             raise _unreachable(request, wait_s)
         try:
             self._engine.add(request)
@@ -235,8 +235,9 @@ class Limits(msgspec.Struct, frozen=True):
         return cls(
             num_prompt=len(request.token_ids),
             client=request.client,
-            ttft_s=math.inf if ttft is None else arrived_s + ttft / 1000,
+            ttft_s=math.inf if ttft is None or request.resumed else arrived_s + ttft / 1000,
             end_s=math.inf if end is None else arrived_s + end / 1000,
+            has_output=bool(request.resumed),
         )
 
     @property

@@ -13,10 +13,11 @@ class ScoreQueue:
     The scores of drawn tokens come with them and only pass through here, so that all are sent in order.
     """
 
-    def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int], num_sent: int = 0) -> None:
+        """num_sent: so many output tokens were sent by another engine, and before them what is asked of the prompt."""
         self.is_wanted = spec is not None
-        self.num_sent = 0  # output tokens the client has got
-        self.text_ends: list[int] = []  # of each output token, where its text ends; kept where scores are asked for
+        self.num_sent = num_sent  # output tokens the client has got
+        self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
         self._num_prompt = len(prompt_ids)
         self._next = self._num_prompt  # first position whose logits are still asked for
         self._end = self._num_prompt - 1  # the position behind the last of these
@@ -27,6 +28,9 @@ class ScoreQueue:
             self._prompt.append(PositionLogprobs(token=(None, prompt_ids[start])))
             self._next = start
         self._start = self._next
+        if num_sent:
+            self._next = self._num_prompt
+            self._prompt.clear()
 
     @property
     def first_needed(self) -> int | None:
@@ -43,7 +47,7 @@ class ScoreQueue:
 
     def ask(self, position: int) -> None:
         """The token at this position of the output was forced."""
-        if self.is_wanted:
+        if self.is_wanted and position >= self._num_prompt + self.num_sent:
             if self.first_needed is None:
                 self._next = position - 1
             self._end = position

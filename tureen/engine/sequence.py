@@ -48,15 +48,16 @@ class Sequence:
         self.embedded = Embedded(request) if request.embeds or request.media else None
         self.token_ids = list(request.token_ids)  # prompt, then output
         self.num_computed = 0
-        self.num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
+        # prompt tokens found in the prefix cache when it first ran, here or in another engine
+        self.num_cached = request.resumed_cached if request.resumed else None
         self.slot = -1
         self.table: PageTable | None = None
         self.admission = 0  # order of admission, new with every one
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
-        self.scores = ScoreQueue(request.logprobs, request.token_ids)
-        self.hidden = HiddenStateQueue(request.hidden_states, len(request.token_ids))
+        self.scores = ScoreQueue(request.logprobs, request.token_ids, len(request.resumed))
+        self.hidden = HiddenStateQueue(request.hidden_states, len(request.token_ids), request.resumed_states)
 
     @property
     def namespace(self) -> Namespace:
@@ -72,7 +73,7 @@ class Sequence:
 
     @property
     def is_resuming(self) -> bool:
-        """It ran before and was preempted."""
+        """It ran before and was preempted, here or in another engine."""
         return self.table is None and self.num_cached is not None
 
     @property
@@ -172,7 +173,7 @@ class Sequence:
         """One more output token."""
         if not is_drawn:
             self.scores.ask(len(self.token_ids))
-        if self.scores.is_wanted:
+        if self.scores.is_wanted or self.request.resumed:
             self.scores.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
 

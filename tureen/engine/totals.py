@@ -26,13 +26,13 @@ class Totals:
         *,
         step_ms: float,
         is_paused: bool,
-        num_encoding: int,
+        num_held_back: int,
         more: Mapping[str, Any],
     ) -> EngineStats:
         """more: what grammars and pictures say of themselves."""
         return EngineStats(
             num_running=len(scheduler.running),
-            num_queued=len(scheduler.queue) + num_encoding,
+            num_queued=len(scheduler.queue) + num_held_back,
             num_free_pages=cache.pool.num_free,
             num_cached_pages=cache.tree.num_evictable,
             num_pages=cache.pool.num_pages,

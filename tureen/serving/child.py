@@ -29,6 +29,7 @@ class Order(msgspec.Struct, frozen=True):
 
     factory: str  # "module:function", called with (config, progress=…)
     config: Config
+    epoch: int = 1  # which engine of this server it is
 
 
 class Link:
@@ -84,10 +85,13 @@ def main(descriptor: int) -> None:
     """Build the engine, report, run its loop until Close."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)  # whose helpers hold the connection is not seen to end
     link = Link(socket.socket(fileno=descriptor))
     order = link.receive_order()
     link.start_reading()
     set_up_logging(order.config.log_level, order.config.log_format)
+    if order.epoch > 1:
+        log.info("engine %d of this server starts", order.epoch)
     module, name = order.factory.split(":")
     try:
         make_engine = getattr(importlib.import_module(module), name)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from tureen.serving.streams import Watch
-from tureen.types import EngineInfo, EngineStats, GenerateRequest, OutputDelta
+from tureen.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 
 
 class EngineClient(Protocol):
@@ -21,7 +21,9 @@ class EngineClient(Protocol):
 
         A delta brings at least `interval` tokens, but the first and the last. `watch` is called as tokens come in.
 
-        Raises Unavailable when the engine is dead, TureenError subclasses when the engine refuses the request.
+        When the engine is lost, the stream pauses and goes on in another one: see docs/reliability.md.
+
+        Raises Unavailable when there is no engine, TureenError subclasses when it refuses the request or cannot go on.
         """
 
     def abort(self, request_id: str, reason: str = "client") -> None:
@@ -32,7 +34,11 @@ class EngineClient(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why the engine is dead or hung; None while it is well."""
+        """Why requests are refused; None while they are taken."""
+
+    @property
+    def health(self) -> EngineHealth:
+        """How the engine is now."""
 
     @property
     def stats(self) -> EngineStats:

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 from tureen.engine.loop import Loop, SteppedEngine
-from tureen.errors import StartupError, TureenError
-from tureen.log import Progress, get_logger, no_progress
-from tureen.serving.streams import Streams, Watch
-from tureen.types import (
-    Abort,
-    Close,
-    EngineInfo,
-    EngineStats,
-    Failed,
-    FromEngine,
-    GenerateRequest,
-    OutputDelta,
-    Phase,
-    Ready,
-    ToEngine,
-)
+from tureen.errors import TureenError
+from tureen.log import Progress, get_logger
+from tureen.serving.healing import HealingClient
+from tureen.serving.watchdog import Sign, processor_s
+from tureen.types import Close, EngineInfo, Failed, FromEngine, Phase, Ready, ToEngine
 
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 
@@ -37,62 +26,52 @@ REPORT_S = 0.05
 log = get_logger("serving")
 
 
-class InprocClient:
-    """Runs the factory and the engine's loop in a daemon thread. See EngineClient."""
+class ThreadHost:
+    """Runs the factory and the engine's loop in a daemon thread. See Host.
 
-    info: EngineInfo
+    An engine that raises is replaced by another one in another thread; one that hangs cannot be ended.
+    """
 
-    def __init__(self, make_engine: EngineFactory, *, watchdog_timeout_s: float = 300.0) -> None:
+    can_be_killed = False
+
+    def __init__(
+        self,
+        make_engine: EngineFactory,
+        epoch: int,
+        receive: Callable[[FromEngine], None],
+        lose: Callable[[str], None],
+    ) -> None:
         self._make_engine = make_engine
-        self._watchdog_timeout_s = watchdog_timeout_s
+        self._is_first = epoch == 1
+        self._receive = receive
+        self._lose = lose
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._outbox: deque[FromEngine] = deque()
         self._event_loop = asyncio.get_running_loop()
-        self._streams = Streams(self._inbox.put)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._last_sign = time.monotonic()
-        self._watcher: asyncio.Task[None] | None = None
         self._phase = ""  # that was reported last, and when
         self._reported_s = 0.0
 
-    async def start(self, progress: Progress = no_progress) -> EngineInfo:
-        """Returns when the engine is ready. Raises StartupError when it cannot be built."""
-        self._streams.progress = progress
+    async def start(self) -> None:
+        if not self._is_first and gc.get_freeze_count():
+            gc.unfreeze()  # what was kept for good may be the lost engine's
+            gc.collect()
+            gc.freeze()
         self._thread.start()
-        try:
-            self.info = await self._streams.ready
-        except StartupError:
-            await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)  # an exit in the middle of torch would crash
-            raise
-        self._watcher = asyncio.create_task(self._watch())
-        return self.info
 
-    def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
-    ) -> AsyncIterator[OutputDelta]:
-        return self._streams.generate(request, interval, watch)
+    def send(self, message: ToEngine) -> None:
+        self._inbox.put(message)
 
-    def abort(self, request_id: str, reason: str = "client") -> None:
-        self._inbox.put(Abort(request_id, reason))
+    def sign(self) -> Sign:
+        """A thread that waits for the interpreter does not answer; then this one does not look either."""
+        return Sign(True, processor_s(self._thread.native_id, is_thread=True) if self._thread.native_id else 0.0)
 
-    async def call(self, op: str, **args: Any) -> object:
-        return await self._streams.call(op, **args)
-
-    @property
-    def failure(self) -> str | None:
-        return self._streams.failure
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._streams.stats
-
-    async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+    async def close(self, *, at_once: bool) -> None:
+        """A thread ends after its step, or never, however urgent it is."""
         self._inbox.put(Close())
-        await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
         self._drain()
-        self._streams.fail("it was closed")
 
     def _run(self) -> None:
         try:
@@ -134,15 +113,15 @@ class InprocClient:
                 self._outbox.clear()
 
     def _drain(self) -> None:
-        self._last_sign = time.monotonic()
         while self._outbox:
-            self._streams.receive(self._outbox.popleft())
+            self._receive(self._outbox.popleft())
 
-    async def _watch(self) -> None:
-        """A step that never ends cannot be told from a long one but by its length."""
-        while True:
-            await asyncio.sleep(min(1.0, self._watchdog_timeout_s / 4))
-            if not self._streams.is_waiting:
-                self._last_sign = time.monotonic()
-            elif time.monotonic() - self._last_sign > self._watchdog_timeout_s:
-                self._streams.fail(f"no step ended within {self._watchdog_timeout_s:g} s")
+
+class InprocClient(HealingClient):
+    """The client of an engine in a thread. See EngineClient."""
+
+    def __init__(self, make_engine: EngineFactory, *, watchdog_timeout_s: float = 300.0) -> None:
+        def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ThreadHost:
+            return ThreadHost(make_engine, epoch, receive, lose)
+
+        super().__init__(make_host, watchdog_timeout_s=watchdog_timeout_s, freeze_grace_s=watchdog_timeout_s)

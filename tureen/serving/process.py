@@ -4,149 +4,154 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from tureen.config import Config
-from tureen.log import Progress, get_logger, no_progress
+from tureen.log import get_logger
 from tureen.serving.child import Order
 from tureen.serving.framing import HEADER, PING, frame
+from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
-from tureen.serving.streams import Streams, Watch
-from tureen.types import Abort, Close, EngineInfo, EngineStats, FromEngine, GenerateRequest, OutputDelta
-
-PING_INTERVAL_S = 0.4
-PONG_TIMEOUT_S = 1.5
-"""A thread of its own answers pings, so a long step is no silence; a stopped process is noticed within two seconds."""
+from tureen.serving.watchdog import Sign, processor_s
+from tureen.types import Close, FromEngine, GenerateRequest, StepReport, Submit, ToEngine
 
 CLOSE_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 1.0
+"""So long after its end of the socket is closed a process may still be there."""
+
+STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 
 log = get_logger("serving")
 
 
-class ProcessClient:
-    """Starts the child and talks to it. `factory` is "module:function". See EngineClient."""
+class ProcessHost:
+    """Starts the child and talks to it. A thread of the child answers pings, so a long step is no silence. See Host."""
 
-    info: EngineInfo
+    can_be_killed = True
 
-    def __init__(self, factory: str, config: Config) -> None:
-        self._order = Order(factory, config)
-        self._watchdog_timeout_s = config.watchdog_timeout_s
-        self._streams = Streams(self._send)
-        self._lender = Lender(self._send)
+    def __init__(self, order: Order, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
+        self._order = order
+        self._receive = receive
+        self._lose = lose
+        self._lender = Lender(self._write_message)
+        self._lent: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._last_pong = self._last_step = time.monotonic()
         self._child: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._has_answered = True
 
-    async def start(self, progress: Progress = no_progress) -> EngineInfo:
-        """Returns when the engine is ready. Raises StartupError when it cannot be built."""
+    @property
+    def pid(self) -> int:
+        """The child's."""
+        assert self._child is not None
+        return self._child.pid
+
+    async def start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tureen.serving.child", str(theirs.fileno())]
-        self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
+        with theirs:
+            command = [sys.executable, "-m", "tureen.serving.child", str(theirs.fileno())]
+            try:
+                self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._streams.progress = progress
         self._writer.write(frame(self._encoder.encode(self._order)))
-        self._tasks.append(asyncio.create_task(self._read(reader)))
-        try:
-            self.info = await self._streams.ready
-        except BaseException:
-            await self.close()
-            raise
-        self._tasks.append(asyncio.create_task(self._watch()))
-        return self.info
+        self._reading = asyncio.create_task(self._read(reader))
 
-    def generate(
-        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
-    ) -> AsyncIterator[OutputDelta]:
-        if request.media:
-            return self._generate_from_pictures(request, interval, watch)
-        return self._streams.generate(request, interval, watch)
+    def send(self, message: ToEngine) -> None:
+        if isinstance(message, Submit) and message.request.media:
+            self._lent[message.request.id] = lent = self._lender.lend(message.request)
+            message = msgspec.structs.replace(message, request=lent)
+        self._write_message(message)
 
-    def abort(self, request_id: str, reason: str = "client") -> None:
-        self._send(Abort(request_id, reason))
+    def sign(self) -> Sign:
+        has_answered, self._has_answered = self._has_answered, False
+        self._write(PING)
+        return Sign(has_answered, processor_s(self.pid), _state(self.pid) in STOPPED)
 
-    async def call(self, op: str, **args: Any) -> object:
-        return await self._streams.call(op, **args)
-
-    @property
-    def failure(self) -> str | None:
-        return self._streams.failure
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._streams.stats
-
-    async def close(self) -> None:
-        """Ask the child to end, and make sure that it does."""
+    async def close(self, *, at_once: bool) -> None:
         child = self._child
         if child is None:
             return
-        for task in self._tasks[1:]:
-            task.cancel()
-        if self._streams.failure is None:
-            self._send(Close())
+        if not at_once:
+            self._write_message(Close())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(child.wait, CLOSE_TIMEOUT_S)
         child.kill()
         await asyncio.to_thread(child.wait)
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # the reader ends with the child's last words
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)  # it ends with the child's last words
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
 
-    async def _generate_from_pictures(
-        self, request: GenerateRequest, interval: int, watch: Watch | None
-    ) -> AsyncGenerator[OutputDelta, None]:
-        request = self._lender.lend(request)
-        try:
-            async with contextlib.aclosing(self._streams.generate(request, interval, watch)) as deltas:
-                async for delta in deltas:
-                    yield delta
-        finally:
-            self._lender.take_back(request)
+    def _write_message(self, message: ToChild) -> None:
+        self._write(frame(self._encoder.encode(message)))
 
-    def _send(self, message: ToChild) -> None:
+    def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(self._encoder.encode(message)))
+            self._writer.write(data)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """All that the child sends. The end of the stream is the child's death, noticed at once."""
+        assert self._child is not None
         try:
             while True:
                 (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                self._last_pong = time.monotonic()
+                self._has_answered = True
                 if size:
-                    self._streams.receive(self._decoder.decode(await reader.readexactly(size)))
-                    self._last_step = self._last_pong
+                    message = self._decoder.decode(await reader.readexactly(size))
+                    if self._lent and isinstance(message, StepReport):
+                        self._take_back(message)
+                    self._receive(message)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._streams.fail("the engine process ended")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._child.wait, END_TIMEOUT_S)
+            self._lose(_how_ended(self._child.returncode))
+        except Exception as error:  # an edge: an engine that nobody listens to is lost
+            log.exception("the engine process was not understood")
+            self._lose(f"the engine process was not understood: {type(error).__name__}")
 
-    async def _watch(self) -> None:
-        """A stopped child answers no ping; a step that never ends is told by its length."""
-        self._last_pong = self._last_step = time.monotonic()
-        last_turn = time.monotonic()
-        while True:
-            if self._writer is not None and not self._writer.is_closing():
-                self._writer.write(PING)
-            await asyncio.sleep(PING_INTERVAL_S)
-            now = time.monotonic()
-            if now - last_turn > 2 * PING_INTERVAL_S:  # it was this process that slept
-                self._last_pong = now
-            last_turn = now
-            if not self._streams.is_waiting:
-                self._last_step = now
-            if now - self._last_pong > PONG_TIMEOUT_S:
-                self._streams.fail("the engine process does not answer")
-            elif now - self._last_step > self._watchdog_timeout_s:
-                self._streams.fail(f"no step ended within {self._watchdog_timeout_s:g} s")
+    def _take_back(self, report: StepReport) -> None:
+        """The pictures of requests that have ended."""
+        for delta in report.deltas:
+            if delta.finish is not None and delta.id in self._lent:
+                self._lender.take_back(self._lent.pop(delta.id))
+
+
+class ProcessClient(HealingClient):
+    """The client of an engine in a child process. `factory` is "module:function". See EngineClient."""
+
+    def __init__(self, factory: str, config: Config) -> None:
+        def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
+            return ProcessHost(Order(factory, config, epoch), receive, lose)
+
+        super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
+
+
+def _how_ended(status: int | None) -> str:
+    if status is None:
+        return "the engine process has closed its connection"
+    if status >= 0:
+        return f"the engine process ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"the engine process was ended by {signal.Signals(-status).name}"
+    return f"the engine process was ended by signal {-status}"
+
+
+def _state(pid: int) -> str:
+    """One letter, see proc(5); empty where there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
+    return ""

@@ -1,4 +1,5 @@
-"""The front's side of an engine: what comes back is sorted to the requests and calls that wait for it."""
+"""The front's side of an engine: what comes back is sorted to the requests and calls that wait for it, and what was not
+done when an engine is lost is given to the next."""
 
 from __future__ import annotations
 
@@ -6,23 +7,24 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from tureen import errors
-from tureen.log import Progress, no_progress
+from tureen.log import get_logger
+from tureen.serving.journal import Journal
+from tureen.serving.live import Live
+from tureen.serving.trials import POISON_AFTER, Trials
 from tureen.types import (
     Abort,
     Call,
     CallResult,
     EngineInfo,
     EngineStats,
-    Failed,
     FinishReason,
-    FromEngine,
     GenerateRequest,
     OutputDelta,
-    Phase,
-    Ready,
     StepReport,
     Submit,
     ToEngine,
@@ -40,11 +42,21 @@ Watch = Callable[[int], None]
 MERGE_AT = 64
 """So many pieces that a reader has not taken become one."""
 
+Send = Callable[[ToEngine], None]
+Refuse = Callable[[], errors.TureenError]
+
+log = get_logger("serving")
+
+_NONE = EngineStats()
+_TOTALS = tuple(name for name in EngineStats.__struct_fields__ if name.startswith("total_"))
+
 
 class _Stream:
     """One request's deltas, for one reader. What it has not taken yet is merged: the output bounds the memory."""
 
-    def __init__(self, interval: int, watch: Watch | None) -> None:
+    def __init__(self, live: Live, interval: int, watch: Watch | None) -> None:
+        self.live = live
+        self.has_ended = False
         self._interval = interval
         self._watch = watch
         self._pending: list[OutputDelta] = []
@@ -60,13 +72,15 @@ class _Stream:
         self._num_tokens += len(delta.token_ids)
         if self._watch is not None:
             self._watch(len(delta.token_ids))
-        if self._num_tokens >= self._interval or not self._has_begun or delta.finish is not None:
+        self.has_ended = delta.finish is not None
+        if self._num_tokens >= self._interval or not self._has_begun or self.has_ended:
             self._wake()
         if len(self._pending) == MERGE_AT:
             self._pending = [merge(self._pending)]
 
     def fail(self, error: errors.TureenError) -> None:
         self._failure = error
+        self.has_ended = True
         self._wake()
 
     async def next(self) -> OutputDelta:
@@ -89,17 +103,32 @@ class _Stream:
             self._reader.set_result(None)
 
 
-class Streams:
-    """All running requests and calls of one client. Touched by the event loop's thread only."""
+class _Call(NamedTuple):
+    """A control operation that has not been answered."""
 
-    def __init__(self, send: Callable[[ToEngine], None]) -> None:
+    message: Call
+    future: asyncio.Future[Any]
+    is_repeated: bool = False
+
+
+class Streams:
+    """All requests and calls that have not ended, and with which engine: `open` one, `cut` it off when it is lost, open
+    the next; what was left goes on there. Knows engines only by `send`. Touched by the event loop's thread only.
+    """
+
+    def __init__(self) -> None:
         self.stats = EngineStats()
-        self.failure: str | None = None
-        self.ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self.progress: Progress = no_progress
-        self._send = send
+        self.refuse: Refuse | None = None  # what everybody gets who comes
+        self.num_reports = 0  # messages from engines
+        self.num_resumed = 0  # requests that went on in another engine
+        self.num_poison = 0
+        self.is_suspect = False  # the engine may never hear what it is sent
+        self.journal = Journal()
+        self._send: Send | None = None
+        self._before = EngineStats()  # totals of engines that were cut off
+        self._trials = Trials()
         self._streams: dict[str, _Stream] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, _Call] = {}
         self._num_calls = 0
 
     @property
@@ -111,15 +140,16 @@ class Streams:
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
         """See EngineClient.generate."""
-        self._check_alive()
-        if request.id in self._streams:
-            raise errors.InvalidRequest(f"rid {errors.echo(request.id)} is in use", field="rid")
+        if self.refuse is not None:
+            raise self.refuse()
         request_id = request.id
-        stream = self._streams[request_id] = _Stream(interval, watch)
+        if request_id in self._streams:
+            raise errors.InvalidRequest(f"rid {errors.echo(request_id)} is in use", field="rid")
+        stream = self._streams[request_id] = _Stream(Live(request, time.monotonic()), interval, watch)
+        del request
         has_ended = False
         try:
-            self._send(Submit(request, time.monotonic()))
-            del request  # its pixels belong to the engine
+            self._submit(stream)
             while not has_ended:
                 delta = await stream.next()
                 has_ended = delta.finish is not None
@@ -129,74 +159,172 @@ class Streams:
                     raise as_error(delta.finish)
                 yield delta
         finally:
-            del self._streams[request_id]
-            if not has_ended and self.failure is None:
-                self._send(Abort(request_id))
+            self._streams.pop(request_id, None)
+            if not stream.has_ended:
+                self._tell_abort(stream.live, "client")
+            self._leave_trial(request_id)
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """End a request; at once where no engine has it, or hears of it."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.has_ended:
+            return
+        if not self._tell_abort(stream.live, reason) or self.is_suspect:
+            end = FinishReason(type="abort", message="Aborted", reason=reason)
+            stream.put(OutputDelta(request_id, usage=stream.live.usage, finish=end))
 
     async def call(self, op: str, **args: Any) -> object:
         """See EngineClient.call."""
-        self._check_alive()
+        if self.refuse is not None:
+            raise self.refuse()
         self._num_calls += 1
-        number = self._num_calls
-        future = self._calls[number] = asyncio.get_running_loop().create_future()
-        self._send(Call(number, op, args))
-        try:
-            return await future
-        finally:
-            del self._calls[number]
+        call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future())
+        self._calls[self._num_calls] = call
+        if self._send is not None:
+            self._send(call.message)
+        return await call.future
 
-    def receive(self, message: FromEngine) -> None:
-        """Hand a message of the engine to who waits for it."""
-        if isinstance(message, StepReport):
-            self.stats = message.stats
-            for delta in message.deltas:
-                stream = self._streams.get(delta.id)
-                if stream is not None:
-                    stream.put(delta)
-            return
-        match message:
-            case CallResult(number, value, error):
-                self._answer(number, value, error)
-            case Phase(name, done, total):
-                self.progress(name, done, total)
-            case Ready(info):
-                if not self.ready.done():
-                    self.ready.set_result(info)
-            case Failed(text, startup):
-                self.fail(text, startup=startup)
+    async def restore(self, send: Send, info: EngineInfo) -> None:
+        """Bring an engine that is new to the state of those before. Raises TureenError when it cannot be."""
 
-    def fail(self, message: str, *, startup: bool = False) -> None:
-        """The engine is gone: everybody who waits gets an error, everybody who comes too."""
-        if self.failure is not None:
-            return
-        self.failure = message
-        if not self.ready.done():
-            self.ready.set_exception(errors.StartupError(message))
+        async def do(op: str, **args: Any) -> object:
+            self._num_calls += 1
+            call = self._calls[self._num_calls] = _Call(
+                Call(self._num_calls, op, args), asyncio.get_running_loop().create_future(), is_repeated=True
+            )
+            send(call.message)
+            return await call.future
+
+        await self.journal.replay(do, info)
+
+    def open(self, send: Send) -> None:
+        """An engine is ready: what waits begins, or goes on, in it."""
+        self._send, self.refuse, self.is_suspect = send, None, False
+        for call in self._calls.values():
+            send(call.message)
+        self._submit_waiting()
+
+    def cut(self, reason: str, *, is_suspicious: bool) -> None:
+        """The engine is lost. What it had waits for another. `is_suspicious`: one of the requests may be why."""
+        self._send = None
+        self.stats = self._before = _totals(self.stats, len(self._streams))
+        for number, call in list(self._calls.items()):
+            if call.is_repeated or call.future.done():
+                self._end_call(number, _lost(f"{reason}, twice while it did this"))
+            else:
+                self._calls[number] = call._replace(is_repeated=True)
+        suspects = [one for one, stream in self._streams.items() if stream.live.is_submitted and not stream.has_ended]
         for stream in self._streams.values():
-            stream.fail(self._dead())
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(self._dead())
-
-    def _answer(self, number: int, value: Any, error: FinishReason | None) -> None:
-        future = self._calls.get(number)
-        if future is None or future.done():
+            stream.live.is_submitted = False
+        if not is_suspicious:
             return
-        if error is not None:
-            future.set_exception(as_error(error))
-        else:
-            future.set_result(value)
+        poison = self._trials.died(suspects)
+        if poison is not None:
+            self.num_poison += 1
+            log.error("request %s is ended: the engine died of it %d times or more", poison, POISON_AFTER)
+            self._streams[poison].fail(
+                errors.RequestFailed(
+                    f"the engine died {POISON_AFTER} times or more while it worked on this request, at last on nothing "
+                    f"else ({reason}); do not send it again",
+                    code="poison",
+                )
+            )
 
-    def _check_alive(self) -> None:
-        if self.failure is not None:
-            raise self._dead()
+    def fail(self, refuse: Refuse) -> None:
+        """There is no engine, and may be none for long: everybody who waits gets an error, everybody who comes too."""
+        for stream in self._streams.values():
+            if not stream.has_ended:
+                self._tell_abort(stream.live, "engine_dead")
+                stream.fail(refuse())
+        for number in list(self._calls):
+            self._end_call(number, refuse())
+        self.refuse, self._send = refuse, None
+        self.stats = msgspec.structs.replace(self.stats, num_running=0, num_queued=0, num_preparing=0)
 
-    def _dead(self) -> errors.Unavailable:
-        return errors.Unavailable(
-            f"the engine does not run any more ({self.failure}); the server must be restarted",
-            code="engine_dead",
-            retry_after_s=10,
-        )
+    def receive(self, message: StepReport | CallResult) -> None:
+        """Hand a message of the engine to who waits for it."""
+        self.num_reports += 1
+        if isinstance(message, CallResult):
+            self._answer(message)
+            return
+        self.stats = message.stats if self._before == _NONE else _sum(self._before, message.stats)
+        for delta in message.deltas:
+            stream = self._streams.get(delta.id)
+            if stream is not None and not stream.has_ended:
+                self._take(stream, delta)
+
+    def _take(self, stream: _Stream, delta: OutputDelta) -> None:
+        try:
+            rest = stream.live.take(delta)
+        except errors.RequestFailed as error:
+            self._tell_abort(stream.live, "cannot_resume")
+            stream.fail(error)
+            return
+        if rest is None:
+            return
+        stream.put(rest)
+        if self._trials.survived(delta.id, len(rest.token_ids)):
+            self._submit_waiting()
+
+    def _submit_waiting(self) -> None:
+        for stream in self._streams.values():
+            self._submit(stream)
+
+    def _submit(self, stream: _Stream) -> None:
+        """Send a request that the engine does not have and may have."""
+        live = stream.live
+        if self._send is None or live.is_submitted or stream.has_ended or not self._trials.may_run(live.request.id):
+            return
+        rest = live.rest(time.monotonic())
+        if isinstance(rest, FinishReason):
+            stream.put(OutputDelta(live.request.id, usage=live.usage, finish=rest))
+            return
+        live.is_submitted = True
+        self.num_resumed += live.usage is not None
+        self._send(Submit(rest, live.arrived_s))
+
+    def _tell_abort(self, live: Live, reason: str) -> bool:
+        """False where no engine has the request."""
+        if self._send is None or not live.is_submitted:
+            return False
+        self._send(Abort(live.request.id, reason))
+        return True
+
+    def _leave_trial(self, request_id: str) -> None:
+        if self._trials.ended(request_id):
+            self._submit_waiting()
+
+    def _answer(self, result: CallResult) -> None:
+        call = self._calls.get(result.number)
+        if call is None:
+            return
+        if result.error is not None:
+            self._end_call(result.number, as_error(result.error))
+            return
+        self.journal.note(call.message.op, call.message.args, result.value)
+        del self._calls[result.number]
+        if not call.future.done():
+            call.future.set_result(result.value)
+
+    def _end_call(self, number: int, error: errors.TureenError) -> None:
+        future = self._calls.pop(number).future
+        if not future.done():
+            future.set_exception(error)
+
+
+def _lost(reason: str) -> errors.Unavailable:
+    return errors.Unavailable(f"the engine was lost: {reason}", code="engine_lost")
+
+
+def _totals(stats: EngineStats, num_waiting: int) -> EngineStats:
+    """What stays of an engine's figures when it is gone: the totals, and who waits."""
+    totals = {name: getattr(stats, name) for name in _TOTALS}
+    return EngineStats(num_queued=num_waiting, num_pages=stats.num_pages, **totals)
+
+
+def _sum(before: EngineStats, stats: EngineStats) -> EngineStats:
+    totals = {name: getattr(before, name) + getattr(stats, name) for name in _TOTALS}
+    return msgspec.structs.replace(stats, **totals)
 
 
 def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:

@@ -1,0 +1,87 @@
+"""Outputs that another engine began: what their clients have of them is gone through again, some tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tureen.engine import finish, output
+from tureen.engine.sequence import Sequence
+from tureen.errors import RequestFailed, TureenError
+from tureen.types import GenerateRequest
+
+TOKENS_AT_ONCE = 256
+"""Between two steps: so many hold up what runs for no longer than a step does."""
+
+
+class Replays:
+    """Sequences that have not yet all of their output that was sent. Afterwards each is as if it had been preempted."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Sequence, Iterator[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._waiting
+
+    def add(self, sequence: Sequence, context_len: int) -> None:
+        """Its grammar, if it has one, is there."""
+        self._waiting[sequence] = _replay(sequence, context_len)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It waits no longer."""
+        del self._waiting[sequence]
+
+    def advance(self) -> list[Sequence]:
+        """Go on, first come first. Returns who waits no longer; `ended` says of them what else they wait for."""
+        done: list[Sequence] = []
+        num_left = TOKENS_AT_ONCE
+        for sequence, tokens in tuple(self._waiting.items()):
+            try:
+                while num_left > 0 and next(tokens, self) is None:
+                    num_left -= 1
+            except TureenError as error:
+                sequence.ended = finish.failed(error)
+            if num_left <= 0:
+                break
+            del self._waiting[sequence]
+            done.append(sequence)
+        return done
+
+
+def check(request: GenerateRequest, vocab_size: int) -> None:
+    """Raises RequestFailed for what no output of this request can be."""
+    num_resumed = len(request.resumed)
+    if num_resumed > request.max_new_tokens:
+        raise _not_resumable(f"it has {num_resumed} tokens, at most {request.max_new_tokens} are asked for")
+    unknown = next((one for one in request.resumed if not 0 <= one < vocab_size), None)
+    if unknown is not None:
+        raise _not_resumable(f"it has token {unknown}, the model has tokens 0 to {vocab_size - 1}")
+    if min(request.resumed_cached, request.resumed_states) < 0:
+        raise _not_resumable("its resumed_cached or resumed_states is negative")
+
+
+def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
+    """Append the output that was sent as it came about, drawn tokens and what the grammar forced behind each. What is
+    forced behind the last comes out as it would have. Raises InvalidRequest, RequestFailed."""
+    resumed = sequence.request.resumed
+    sequence.ended = output.forced(sequence, context_len=context_len)
+    while sequence.num_output < len(resumed):
+        if sequence.ended is not None:
+            raise _not_resumable(f"it ends after {sequence.num_output} of {len(resumed)} tokens")
+        token_id = resumed[sequence.num_output]
+        sequence.ended = output.append(sequence, token_id, context_len, is_drawn=True)
+        if sequence.ended is None:
+            sequence.ended = output.forced(sequence, context_len=context_len)
+        yield
+    num_prompt = sequence.terms.num_prompt
+    if tuple(sequence.token_ids[num_prompt : num_prompt + len(resumed)]) != resumed:
+        raise _not_resumable("the grammar does not allow it")
+    sequence.detokenizer.take(sequence.scores.text_ends[len(resumed) - 1])  # was sent with them
+
+
+def _not_resumable(why: str) -> RequestFailed:
+    return RequestFailed(
+        f"the output that was sent already cannot go on: {why}; this is a fault of the server", code="not_resumable"
+    )

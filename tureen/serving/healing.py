@@ -1,0 +1,321 @@
+"""The client of an engine that is replaced when it is lost: by an exception, its process's end, freezing, hanging."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from logging import INFO, WARNING
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from tureen import errors
+from tureen.log import Progress, get_logger, no_progress
+from tureen.serving.streams import Streams, Watch
+from tureen.serving.watchdog import Sign, Watchdog
+from tureen.types import (
+    EngineHealth,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FromEngine,
+    GenerateRequest,
+    OutputDelta,
+    Phase,
+    Ready,
+    ToEngine,
+)
+
+TICK_S = 0.4
+"""So often it is looked whether the engine is well."""
+
+STEADY_S = 10.0
+"""An engine that lived for so long, or did anything for anybody, was started well."""
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Between starts that fail, doubled each time."""
+
+GIVE_UP_AFTER = 3
+"""So many starts in a row that fail end the streams that wait for an engine. It is tried again nevertheless."""
+
+State = Literal["healthy", "suspect", "replacing", "down"]
+
+log = get_logger("serving")
+
+
+class Host(Protocol):
+    """One engine from its start to its end, in a thread, a process, elsewhere; after that it is not used again.
+
+    All is called on the event loop's thread, where a host calls back what it was made with: for each message of the
+    engine, and once it is lost, with the reason.
+    """
+
+    can_be_killed: bool
+
+    async def start(self) -> None:
+        """Begin; messages follow: Phase …, then Ready or Failed. Raises OSError."""
+
+    def send(self, message: ToEngine) -> None:
+        """Nothing after its end."""
+
+    def sign(self) -> Sign:
+        """How it is; also asks it to answer before the next time."""
+
+    async def close(self, *, at_once: bool) -> None:
+        """Nothing of it is left then. `at_once`: without a word; else it may finish its step and end its requests."""
+
+
+MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], Host]
+"""Called with an epoch, what hears the engine's messages, and what hears that it is lost. Epochs count from 1."""
+
+
+class HealingClient:
+    """Keeps one engine running. See EngineClient.
+
+    Every message belongs to the epoch of the host that it comes from: what an engine says after it was given up is
+    not heard, whenever it thaws.
+    """
+
+    info: EngineInfo
+
+    def __init__(self, make_host: MakeHost, *, watchdog_timeout_s: float, freeze_grace_s: float) -> None:
+        self._make_host = make_host
+        self._streams = Streams()
+        self._watchdog = Watchdog(watchdog_timeout_s, freeze_grace_s)
+        self._loop = asyncio.get_running_loop()
+        self._progress: Progress = no_progress
+        self._health = EngineHealth(state="replacing", reason="it is being started")
+        self._epoch = 1
+        self._host: Host | None = None  # None: gone, the next one is not begun
+        self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # "watch", "replace"
+        self._num_failures = 0  # starts in a row that came to nothing
+        self._start_s = 0.0  # that the last start took
+        self._due_s = 0.0  # when the engine is expected, or was
+        self._is_closed = False
+
+    async def start(self, progress: Progress = no_progress) -> EngineInfo:
+        """Returns when the engine is ready. Raises StartupError when it cannot be built."""
+        self._progress = progress
+        try:
+            self.info = await self._launch()
+        except BaseException:
+            await self.close()
+            raise
+        self._progress = no_progress
+        self._open()
+        self._tasks["watch"] = asyncio.create_task(self._watch())
+        return self.info
+
+    def generate(
+        self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
+    ) -> AsyncIterator[OutputDelta]:
+        return self._streams.generate(request, interval, watch)
+
+    def abort(self, request_id: str, reason: str = "client") -> None:
+        self._streams.abort(request_id, reason)
+
+    async def call(self, op: str, **args: Any) -> object:
+        return await self._streams.call(op, **args)
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._streams.refuse is None else self._streams.refuse().message
+
+    @property
+    def health(self) -> EngineHealth:
+        state, streams = self._health.state, self._streams
+        wait_s = 0.0 if state == "healthy" else max(0.0, self._due_s - self._loop.time())
+        if state == "suspect":
+            wait_s = self._watchdog.grace_left_s + self._start_s
+        return EngineHealth(
+            state=state,
+            reason=self._health.reason,
+            retry_after_s=max(1, math.ceil(wait_s)),
+            num_replacements=self._health.num_replacements,
+            num_resumed=streams.num_resumed,
+            num_poison=streams.num_poison,
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._streams.stats
+
+    @property
+    def _is_starting(self) -> bool:
+        return "replace" in self._tasks or not self._ready.done()
+
+    async def close(self) -> None:
+        """End the engine, and make sure that it does. Idempotent."""
+        self._is_closed = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+        if self._host is not None:
+            await self._host.close(at_once=self._health.state != "healthy")
+            self._host = None
+        if self._streams.refuse is None:
+            self._streams.fail(lambda: errors.Unavailable("the engine was closed", code="engine_dead"))
+
+    async def _launch(self) -> EngineInfo:
+        """The next engine, in the state of the one before. Raises StartupError."""
+        began_s = self._loop.time()
+        self._due_s = began_s + self._start_s
+        self._ready = self._loop.create_future()
+        host = self._host = self._make_host(
+            self._epoch, partial(self._hear, self._epoch), partial(self._lose, self._epoch)
+        )
+        self._watchdog.begin(Sign(has_answered=True, processor_s=0.0))
+        try:
+            await host.start()
+            info = await self._ready
+            await self._streams.restore(host.send, info)
+        except OSError as error:
+            raise errors.StartupError(f"the engine cannot be started: {error}") from None
+        except errors.StartupError:
+            raise
+        except errors.TureenError as error:
+            raise errors.StartupError(f"the engine cannot be what it was: {error.message}") from None
+        self._start_s = self._loop.time() - began_s
+        return info
+
+    def _open(self) -> None:
+        """Requests go to the engine from now on."""
+        assert self._host is not None
+        self._due_s = self._loop.time()
+        self._watchdog.begin(self._host.sign())
+        self._streams.open(self._host.send)
+        self._turn("healthy")
+
+    def _hear(self, epoch: int, message: FromEngine) -> None:
+        if epoch != self._epoch:
+            return
+        match message:
+            case Phase(name, done, total):
+                self._progress(name, done, total)
+            case Ready(info):
+                self._ready.set_result(info)
+            case Failed(text):
+                self._lose(epoch, text)
+            case _:
+                self._streams.receive(message)
+                if self._health.state == "down" and not self._is_starting:
+                    self._open()  # a thread that had hung
+
+    def _lose(self, epoch: int, reason: str) -> None:
+        """The engine of that epoch is lost, by itself."""
+        if epoch != self._epoch or self._is_closed:
+            return
+        if self._is_starting:
+            self._streams.cut(reason, is_suspicious=False)
+            if not self._ready.done():
+                self._ready.set_exception(errors.StartupError(reason))
+        else:
+            self._replace(reason, is_suspicious=True)
+
+    def _replace(self, reason: str, *, is_suspicious: bool) -> None:
+        """Give the engine up and start another one."""
+        self._epoch += 1  # the old one is not heard any more
+        has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.is_waiting
+        self._num_failures = 0 if has_worked else self._num_failures + 1
+        self._due_s = self._loop.time() + self._start_s
+        self._turn("replacing", reason)
+        self._streams.cut(reason, is_suspicious=is_suspicious)
+        self._tasks["replace"] = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        """Until there is an engine."""
+        while True:
+            if self._host is not None:
+                await self._host.close(at_once=True)  # its memory is free then
+                self._host = None
+            await self._delay()
+            try:
+                info = await self._launch()
+            except Exception as error:  # an edge: whatever it is, there must be another try
+                if not isinstance(error, errors.StartupError):
+                    log.exception("the engine could not be started")
+                self._num_failures += 1
+                self._epoch += 1
+                self._fail_start(str(error))
+                continue
+            self.info = info
+            self._tasks.pop("replace")
+            count = self._health.num_replacements + 1
+            self._health = msgspec.structs.replace(self._health, num_replacements=count)
+            self._open()
+            return
+
+    async def _delay(self) -> None:
+        """Longer after each start that failed."""
+        if self._num_failures:
+            delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._num_failures - 1))
+            self._due_s = self._loop.time() + delay_s + self._start_s
+            await asyncio.sleep(delay_s)
+
+    def _fail_start(self, reason: str) -> None:
+        log.error("engine: start %d in a row has failed: %s", self._num_failures, reason)
+        if self._num_failures >= GIVE_UP_AFTER:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Nobody waits any longer."""
+        self._turn("down", reason)
+
+        def refuse() -> errors.TureenError:
+            wait_s = self.health.retry_after_s
+            return errors.Unavailable(f"the engine is down: {reason}", code="engine_dead", retry_after_s=wait_s)
+
+        self._streams.fail(refuse)
+
+    async def _watch(self) -> None:
+        before_s = self._loop.time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = self._loop.time()
+            self.look(min(now_s - before_s, 2 * TICK_S))  # more than that it was this process that slept
+            before_s = now_s
+
+    def look(self, seconds: float) -> None:
+        """Judge the engine, after so many seconds in which this process could."""
+        host = self._host
+        is_starting = self._is_starting
+        if host is None or (self._health.state == "down" and not is_starting):
+            return
+        sign = host.sign()
+        if is_starting:  # it may read files for as long as it likes
+            sign = sign._replace(has_answered=not sign.is_stopped)
+        verdict = self._watchdog.judge(
+            sign,
+            seconds,
+            is_waiting=not is_starting and self._streams.is_waiting,
+            num_reports=self._streams.num_reports,
+        )
+        if is_starting:
+            if verdict.state == "frozen":
+                self._lose(self._epoch, verdict.reason)
+        elif verdict.state in ("well", "suspect"):
+            self._streams.is_suspect = verdict.state == "suspect"
+            self._turn("suspect" if verdict.state == "suspect" else "healthy", verdict.reason)
+        elif host.can_be_killed:
+            self._replace(verdict.reason, is_suspicious=verdict.state == "hung")
+        else:
+            self._give_up(f"{verdict.reason}; one in a thread cannot be replaced: the server must be restarted")
+
+    def _turn(self, state: State, reason: str = "") -> None:
+        """Note how the engine is, and say so where that is news."""
+        before = self._health
+        if (state, reason) == (before.state, before.reason):
+            return
+        self._health = EngineHealth(state=state, reason=reason, num_replacements=before.num_replacements)
+        if self._epoch > 1 or before.state != "replacing":
+            log.log(
+                INFO if state == "healthy" else WARNING,
+                "engine: %s -> %s%s",
+                before.state,
+                state,
+                reason and f": {reason}",
+            )

@@ -1,0 +1,67 @@
+"""What operators did to an engine since its start: done again to the one that replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from tureen.errors import TureenError
+from tureen.log import get_logger
+from tureen.types import EngineInfo
+
+log = get_logger("serving")
+
+Do = Callable[..., Awaitable[object]]
+
+
+class Journal:
+    """The state that control operations have made, not their history."""
+
+    def __init__(self) -> None:
+        self._weights: Mapping[str, Any] | None = None  # None: those of the start
+        self._adapters: Mapping[str, str] | None = None  # name -> path; None: those of the start
+        self._released: set[str] = set()
+        self._marks: dict[str, Mapping[str, Any]] = {}  # operations that last until another one undoes them
+
+    def note(self, op: str, args: Mapping[str, Any], value: Any) -> None:
+        """The engine has done it."""
+        if op == "update_weights":
+            self._weights = args
+            self._released.discard("weights")
+        elif op in ("load_adapter", "unload_adapter"):
+            self._adapters = dict(value)
+        elif op == "release_memory":
+            self._released.update(args["tags"])
+        elif op == "resume_memory":
+            self._released.difference_update(args["tags"])
+        elif op == "pause":
+            self._marks["pause"] = {"mode": "in_place"}
+        elif op in ("hold", "prepare_grammars"):
+            self._marks[op] = {}
+        elif op in ("resume", "let_go"):
+            self._marks.pop({"resume": "pause", "let_go": "hold"}[op], None)
+
+    async def replay(self, do: Do, info: EngineInfo) -> None:
+        """Bring a new engine to the state of the old one. Raises TureenError when it cannot have the weights."""
+        if self._weights is not None:
+            await do("update_weights", **self._weights)
+        await self._replay_adapters(do, info.adapters)
+        if self._released:
+            await do("release_memory", tags=sorted(self._released))
+        for op, args in self._marks.items():
+            await do(op, **args)
+
+    async def _replay_adapters(self, do: Do, there: Mapping[str, str]) -> None:
+        """One that cannot be loaded is missed by those that ask for it, not by all."""
+        wanted = there if self._adapters is None else self._adapters
+        for name in there.keys() - wanted.keys():
+            await do("unload_adapter", name=name)
+        for name, path in wanted.items():
+            if there.get(name) == path:
+                continue
+            try:
+                if name in there:
+                    await do("unload_adapter", name=name)
+                await do("load_adapter", name=name, path=path)
+            except TureenError as error:
+                log.error("the replacement has no adapter %s: %s", name, error.message)

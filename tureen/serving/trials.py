@@ -1,0 +1,76 @@
+"""Which requests may run beside which after engines have died: the one whose fault it is, is found by halves.
+
+After one death all go on together. Who was there at two waits, and half of those are tried first; where the engine dies
+again, half of these. Who comes out alone is tried without any other: when the engine dies with it then, and has died
+three times in all, it is poison. A trial is passed with a number of tokens that grows with every death, so that
+requests that kill only now and then are found too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+POISON_AFTER = 3
+GROWTH = 4
+"""So many times as many tokens pass a trial after one death more."""
+
+
+class Trials:
+    """Knows requests by their ids. One that has ended must be told of."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, int] = {}
+        self._tried: dict[str, int] = {}  # with how many tokens each passes
+        self._held: list[list[str]] = []  # groups that wait for their trial, the last one first
+        self._is_alone = False  # what is tried now is one request, and nothing else runs
+
+    def may_run(self, request_id: str) -> bool:
+        if request_id in self._tried:
+            return True
+        return not self._is_alone and not any(request_id in group for group in self._held)
+
+    def died(self, suspects: Collection[str]) -> str | None:
+        """The engine has died; these ran. Returns the one that is poison."""
+        for one in suspects:
+            self._deaths[one] = self._deaths.get(one, 0) + 1
+        tried = [one for one in self._tried if one in suspects]
+        if self._is_alone and tried and self._deaths[tried[0]] >= POISON_AFTER:
+            self.ended(tried[0])
+            return tried[0]
+        wary = [one for one in suspects if self._deaths[one] > 1 and one not in tried]
+        unheard = [one for one in self._tried if one not in suspects]  # the engine did not come so far
+        self._held = [*([wary + unheard] if tried else [unheard]), *self._held, tried or wary]
+        self._tried = {}
+        self._next()
+        self._is_alone = len(self._tried) == 1
+        return None
+
+    def survived(self, request_id: str, num_tokens: int) -> bool:
+        """So many tokens came of a request. Whether others may run now that could not before."""
+        if request_id not in self._tried:
+            return False
+        self._tried[request_id] -= num_tokens
+        if self._tried[request_id] > 0:
+            return False
+        del self._tried[request_id]
+        return self._next()
+
+    def ended(self, request_id: str) -> bool:
+        """Whether others may run now that could not before."""
+        if self._deaths.pop(request_id, 0) < 2:
+            return False
+        self._held = [[one for one in group if one != request_id] for group in self._held]
+        return self._tried.pop(request_id, None) is not None and self._next()
+
+    def _next(self) -> bool:
+        """Try half of the next group, where nobody is tried any more."""
+        if self._tried:
+            return False
+        while self._held and not self._held[-1]:
+            self._held.pop()
+        group = self._held.pop() if self._held else []
+        half = (len(group) + 1) // 2
+        self._held += [group[half:]] if group[half:] else []
+        self._tried = {one: GROWTH ** max(0, self._deaths[one] - 2) for one in group[:half]}
+        self._is_alone = False
+        return True

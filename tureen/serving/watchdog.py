@@ -1,0 +1,81 @@
+"""Whether an engine is well, judged by what it could have done: who is frozen, or gets no processor, is not hung."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Literal, NamedTuple
+
+ANSWER_S = 1.5
+"""Who is silent for so long, and did not compute meanwhile, is suspect."""
+
+IDLE_SHARE = 0.05
+"""Who takes less of one processor than this waits for something, and would not be helped by a faster machine."""
+
+
+class Sign(NamedTuple):
+    """What can be seen of an engine."""
+
+    has_answered: bool  # since the last sign
+    processor_s: float  # that it has taken since it began
+    is_stopped: bool = False  # by a signal, or a debugger
+
+
+class Verdict(NamedTuple):
+    """`suspect`: it may come back; `frozen`: it had its time to; `hung`: it will not."""
+
+    state: Literal["well", "suspect", "frozen", "hung"]
+    reason: str = ""
+
+
+WELL = Verdict("well")
+
+
+class Watchdog:
+    """Judges one engine after the other. Has no clock of its own."""
+
+    def __init__(self, timeout_s: float, grace_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self.begin(Sign(has_answered=True, processor_s=0.0))
+
+    @property
+    def grace_left_s(self) -> float:
+        return max(0.0, self._grace_s - self._silent_s)
+
+    def begin(self, sign: Sign) -> None:
+        """Another engine is watched from now on."""
+        self._processor_s = sign.processor_s
+        self._silent_s = 0.0  # for how long it neither answered nor computed
+        self._stuck_s = 0.0  # of the time it could use, for how long nothing came of it
+        self._num_reports = -1
+
+    def judge(self, sign: Sign, seconds: float, *, is_waiting: bool, num_reports: int) -> Verdict:
+        """`seconds` have passed for this process; somebody waits, or nobody; so many reports have come in all."""
+        used_s = sign.processor_s - self._processor_s
+        self._processor_s = sign.processor_s
+        is_answering = sign.has_answered and not sign.is_stopped
+        if is_answering:
+            self._silent_s = 0.0
+            could_s = used_s if IDLE_SHARE * seconds < used_s < seconds else seconds
+        else:
+            self._silent_s += max(0.0, seconds - used_s)
+            could_s = min(seconds, used_s)
+        if num_reports != self._num_reports or not is_waiting:
+            self._num_reports, could_s, self._stuck_s = num_reports, 0.0, 0.0
+        self._stuck_s += could_s
+        if self._stuck_s > self._timeout_s:
+            return Verdict("hung", f"no step ended within {self._timeout_s:g} s")
+        if is_answering or not (sign.is_stopped or self._silent_s > ANSWER_S):
+            return WELL
+        reason = "its process is stopped" if sign.is_stopped else "its process does not get to run"
+        if self._silent_s > self._grace_s:
+            return Verdict("frozen", f"{reason}, for more than {self._grace_s:g} s")
+        return Verdict("suspect", reason)
+
+
+def processor_s(task_id: int, *, is_thread: bool = False) -> float:
+    """Processor time that a process, or one thread, has taken: its clock is that of clock_getcpuclockid(3)."""
+    with contextlib.suppress(OSError):  # it has ended
+        return time.clock_gettime(~task_id << 3 | (6 if is_thread else 2))
+    return 0.0

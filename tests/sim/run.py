@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -33,6 +34,7 @@ def main(args: list[str]) -> int:
     if len(args) == 1:
         return show(int(args[0]))
     first, count = map(int, args)
+    logging.disable()
     failed = []
     for seed in range(first, first + count):
         try:

@@ -10,10 +10,10 @@ from typing import Any
 from app_under_test import parse_metrics
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from clients import generate, look, pause, talk
-from exchange import Exchange
+from exchange import LIMIT_S, Exchange
 from fake_engine import choose
 from inline_compiler import InlineCompiler
-from simulated_engine import Faults, SimulatedClient
+from simulated_engine import Faults, SimulatedHost, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
 from tureen.api.app import build_app
@@ -27,7 +27,9 @@ from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.types import EngineInfo
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
-DEATH = frozenset({"engine_dead"})
+LOST = frozenset({"engine_dead", "engine_lost", "poison"})
+"""What a request may end with where engines die again and again."""
+
 CLOSING = frozenset({"draining"})
 
 
@@ -104,14 +106,18 @@ class Simulation:
             stream_interval=rng.choice([1, 1, 3]),
             log_interval_s=5,
         )
-        self.codes = REFUSALS | (DEATH if self.faults.death else frozenset())
+        self.codes = REFUSALS | (LOST if self.faults.death or self.faults.freeze else frozenset())
         self.codes |= CLOSING if self.closes_early else frozenset()
         self._rng = rng
 
     @property
-    def is_dead(self) -> bool:
-        """Whoever comes now gets an error."""
-        return self.has_closed or self.client.failure is not None
+    def is_well(self) -> bool:
+        return not self.has_closed and self.client.health.state == "healthy"
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Calls to the engine may end without an answer of it."""
+        return bool(self.has_closed or self.faults.death or self.faults.freeze)
 
     def run(self) -> Simulation:
         chance = random.Random(f"work {self.seed}")
@@ -120,11 +126,11 @@ class Simulation:
             try:
                 with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                     runner.run(self._run(chance))
-                if self.client.wrong is not None:
-                    raise self.client.wrong
+                if self.around.wrong is not None:
+                    raise self.around.wrong
             except BaseException as error:
-                if self.client.wrong not in (None, error):
-                    raise self.client.wrong from error
+                if self.around.wrong not in (None, error):
+                    raise self.around.wrong from error
                 error.add_note(f"seed {self.seed}; python tests/sim/run.py {self.seed}")
                 raise
         return self
@@ -140,7 +146,7 @@ class Simulation:
     # ---- its parts
 
     def _make_engine(self, progress: Progress) -> tuple[Engine, EngineInfo]:
-        rng = self._rng
+        rng = random.Random(f"engine {self.seed}")  # each is as the first one was
         pages, size = rng.choice([(16, 16), (40, 4), (64, 16)])
         rows, context_len = rng.choice([2, 4, 16]), pages * size
         runner = Runner(Capacity(pages, size, rows, VOCAB_SIZE, context_len, hidden_size=4), choose=choose)
@@ -170,7 +176,8 @@ class Simulation:
         return engine, info
 
     async def _run(self, chance: random.Random) -> None:
-        self.client = SimulatedClient(self._make_engine, self.loop, self.faults, chance, self._check_books)
+        self.around = Surroundings(self._make_engine, self.loop, self.faults, chance, self._check_books)
+        self.client = self.around.connect()
         await self.client.start()
         self.app = build_app(self.client, make_byte_tokenizer(), self.config)
         self.state = self.app.state.server
@@ -204,14 +211,14 @@ class Simulation:
         await asyncio.sleep(self._rng.choice([0.1, 1, 4]))
         self.note("the server closes")
         self.has_closed = self.state.is_draining = True
-        self.codes |= DEATH
+        self.codes |= LOST
         await self.client.close()
 
     # ---- what must be true
 
-    def _check_books(self, client: SimulatedClient) -> None:
-        """After each turn of the engine."""
-        engine = client.engine
+    def _check_books(self, host: SimulatedHost) -> None:
+        """After each turn of an engine."""
+        engine = host.engine
         cache, scheduler = engine.cache, engine.scheduler
         assert cache.check() == []
         stats = engine.stats()
@@ -220,16 +227,17 @@ class Simulation:
         waiting = [*scheduler.queue.candidates(), *scheduler.running, *engine.grammars._waiting]
         assert sorted(one.request.id for one in waiting) == sorted(engine._sequences)
         unsent = {delta.id for delta in engine._ended}
-        if not client.loop._is_closed and not client.failure:
-            assert set(client.loop._live) == set(engine._sequences) | unsent
-        assert set(engine._sequences) <= client.wanted, "work for somebody who has left"
+        if not host.loop._is_closed:
+            assert set(host.loop._live) == set(engine._sequences) | unsent
+        if host.epoch == self.client._epoch:
+            assert set(engine._sequences) <= host.wanted, "work for somebody who has left"
         slots = [one.slot for one in scheduler.running] + scheduler._free_slots
         assert sorted(slots) == list(range(engine._runner.capacity().max_rows))
 
     async def _check_end(self) -> None:
         """Nobody is here any more: nothing is left of anybody, and the books agree with the clients'."""
-        async with asyncio.timeout(10_000):
-            while not self.is_dead and (self.client.has_work or self.state.recordings._running):
+        async with asyncio.timeout(LIMIT_S):
+            while not (self.has_closed or self._is_quiet()):
                 await asyncio.sleep(1)
         await asyncio.sleep(200)
         metrics = self.send("GET", "/metrics")
@@ -241,11 +249,16 @@ class Simulation:
         assert self.state.recordings._num_bytes == 0
         self._check_accounts()
         self._check_tally(found)
-        if not self.is_dead:
-            engine = self.client.engine
+        if not self.has_closed:
+            engine = self.around.hosts[-1].engine
             assert (engine._sequences, len(engine.grammars), engine.cache._open) == ({}, 0, {})
             assert engine.cache.num_available == engine.cache.pool.num_pages
             assert (found["num_running_reqs"], found["num_queue_reqs"], found["num_used_tokens"]) == (0, 0, 0)
+
+    def _is_quiet(self) -> bool:
+        streams = self.client._streams
+        is_well = self.client.health.state == "healthy" and self.around.hosts[-1].is_idle
+        return is_well and not (streams.is_waiting or self.state.recordings._running)
 
     def _check_accounts(self) -> None:
         for account in self.state.quotas._accounts.values():
@@ -276,7 +289,8 @@ def _draw_faults(rng: random.Random) -> Faults:
         freeze=rate(0.05),
         late=rate(0.1, 0.5),
         jump=rate(0.01, 0.05),
-        death=rng.choice([0.0] * 7 + [0.02]),
+        death=rng.choice([0.0] * 5 + [0.02, 0.1]),
+        false_start=rate(0.3),
         leave=rate(0.4, 0.8),
         stall=rate(0.3),
         abort=rate(0.3),

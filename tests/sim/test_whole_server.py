@@ -49,7 +49,7 @@ MISTAKES = {
     "pages are not given back": lambda: mock.patch("tureen.cache.manager.CacheManager.close", _never),
     "finishes are not counted": lambda: mock.patch("tureen.metrics.Metrics.count_finish", _never),
     "tokens are not counted": lambda: mock.patch("tureen.api.generation.Meter.note", _never),
-    "a dead engine is not told of": lambda: mock.patch("tureen.serving.streams.Streams.fail", _never),
+    "what a lost engine had is not taken to the next": lambda: mock.patch("tureen.serving.streams.Streams.cut", _never),
 }
 
 

@@ -1,4 +1,4 @@
-"""Hosts whose engines are stepped by a task: what a process does, at times that are drawn from a seed, until it is lost."""
+"""Hosts whose engines are stepped by a task, at times drawn from a seed: what a process does, until it is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Inbox:
 
 
 class Surroundings:
-    """What all hosts of a simulation share. `check` is called after each turn of one; what it raises first is `wrong`."""
+    """What all hosts of a simulation share. `check` is called after each turn; what it raises first is `wrong`."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ PORT  ?= 30000
 MODEL ?=
 ARGS  ?=
 
-.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check docs clean
+.PHONY: help install native serve test test-fast test-clients test-isas test-busy check check-native fix bench gpu-check docs soak-sim fuzz coverage mutants chaos soak clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,26 @@ test: $(DEV) native ## the whole test suite
 
 test-fast: $(DEV) native ## the part without a model: under a minute
 	@$(PYTEST) -m 'not e2e and not model' $(ARGS)
+
+soak-sim: $(DEV) native ## simulate the whole server under more seeds; ARGS='first count'
+	@$(BIN)/python tests/sim/run.py $(or $(ARGS),300 3000)
+
+# atheris has no wheels for every processor; it is wanted here only.
+fuzz: $(DEV) native ## fuzz what reads strangers' bytes, a minute each; ARGS='gguf 600'
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install --quiet atheris
+	@$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+chaos: $(DEV) native ## freeze, kill, starve each process of a server in mid-stream; ARGS='seed more'
+	@$(BIN)/python tools/chaos.py $(ARGS)
+
+soak: $(DEV) native ## load for so many seconds: nothing may grow; ARGS=seconds
+	@$(BIN)/python tools/soak.py $(ARGS)
+
+coverage: $(DEV) native ## branch coverage of what keeps the books; ARGS='quotas'
+	@$(BIN)/python tools/coverage_table.py $(ARGS)
+
+mutants: $(DEV) native ## whether the tests notice changed operators and constants; ARGS='quotas'
+	@$(BIN)/python tools/mutants.py $(ARGS)
 
 check: $(DEV) ## format, lint, types, import rules, size budget
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }

@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch's, on every machine: as m
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in an order of its own")
+    parser.addoption("--sim-seed", type=int, metavar="SEED", help="of tests/sim, this one simulation only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -41,8 +41,7 @@ class InlineCompiler:
         self._pending.clear()
 
     def release(self, compilation):
-        if compilation in self._pending:
-            self._pending.remove(compilation)
+        self._pending = [one for one in self._pending if one is not compilation]  # another may be equal to it
 
     def clear(self):
         pass

@@ -120,7 +120,8 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self.stats = EngineStats()
+        self._stats = EngineStats()
+        self._is_heard = False  # the engine that runs now has told its figures
         self.refuse: Refuse | None = None  # what everybody gets who comes
         self.num_reports = 0  # messages from engines
         self.num_resumed = 0  # requests that went on in another engine
@@ -139,6 +140,11 @@ class Streams:
     def num_live(self) -> int:
         """See EngineClient.num_live."""
         return sum(not stream.has_ended for stream in self._streams.values())
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest figures. Until an engine tells its own, who waits for it is counted here."""
+        return self._stats if self._is_heard else msgspec.structs.replace(self._stats, num_queued=len(self._streams))
 
     @property
     def is_waiting(self) -> bool:
@@ -220,7 +226,8 @@ class Streams:
     def cut(self, reason: str, *, is_suspicious: bool) -> None:
         """The engine is lost. What it had waits for another. `is_suspicious`: one of the requests may be why."""
         self._send = None
-        self.stats = self._before = _totals(self.stats, len(self._streams))
+        self._stats = self._before = _totals(self._stats)
+        self._is_heard = False
         for number, call in list(self._calls.items()):
             if call.num_sent >= MOST_SENT or call.future.done():
                 self._end_call(number, _lost(f"{reason}, and so was the one before it"))
@@ -250,7 +257,7 @@ class Streams:
         for number in list(self._calls):
             self._end_call(number, refuse())
         self.refuse, self._send = refuse, None
-        self.stats = msgspec.structs.replace(self.stats, num_running=0, num_queued=0, num_preparing=0)
+        self._stats = msgspec.structs.replace(self._stats, num_running=0, num_queued=0, num_preparing=0)
 
     def receive(self, message: StepReport | CallResult) -> None:
         """Hand a message of the engine to who waits for it."""
@@ -258,7 +265,8 @@ class Streams:
         if isinstance(message, CallResult):
             self._answer(message)
             return
-        self.stats = message.stats if self._before == _NONE else _sum(self._before, message.stats)
+        self._stats = message.stats if self._before == _NONE else _sum(self._before, message.stats)
+        self._is_heard = True
         for delta in message.deltas:
             stream = self._streams.get(delta.id)
             if stream is not None and not stream.has_ended:
@@ -331,11 +339,10 @@ def _lost(reason: str) -> errors.Unavailable:
     return errors.Unavailable(f"the engine was lost: {reason}", code="engine_lost")
 
 
-def _totals(stats: EngineStats, num_waiting: int) -> EngineStats:
-    """What stays of an engine's figures when it is gone: the totals, and who waits."""
+def _totals(stats: EngineStats) -> EngineStats:
+    """What stays of an engine's figures when it is gone: the totals."""
     totals = {name: getattr(stats, name) for name in _TOTALS}
-    pages = stats.num_pages
-    return EngineStats(num_queued=num_waiting, num_free_pages=pages, num_pages=pages, **totals)
+    return EngineStats(num_free_pages=stats.num_pages, num_pages=stats.num_pages, **totals)
 
 
 def _sum(before: EngineStats, stats: EngineStats) -> EngineStats:

@@ -1,0 +1,45 @@
+"""Fuzz each target for a minute, guided by coverage: `run.py [TARGET [SECONDS]]`. Crashes are kept in the corpus."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # atheris instruments what is found by a path only
+
+SECONDS = 60
+
+
+def fuzz_one(name: str, seconds: int) -> None:
+    """Does not return: libFuzzer ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["tureen"]):
+        import fuzz_targets
+    folder = fuzz_targets.CORPUS / name
+    found = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", "-timeout=20", f"-artifact_prefix={folder}/crash-"]
+    new = Path("build/fuzz", name)  # what it makes up stays out of the tree
+    new.mkdir(parents=True, exist_ok=True)
+    atheris.Setup([sys.argv[0], *found, str(new), str(folder)], lambda data: fuzz_targets.run(name, data))
+    atheris.Fuzz()
+
+
+def main(args: list[str]) -> int:
+    if args and args[0] == "--in-here":
+        fuzz_one(args[1], int(args[2]))
+        return 0
+    import fuzz_targets
+
+    names = args[:1] or list(fuzz_targets.TARGETS)
+    seconds = args[1] if len(args) > 1 else str(SECONDS)
+    crashed = [
+        name for name in names if subprocess.run([sys.executable, __file__, "--in-here", name, seconds]).returncode
+    ]
+    print(f"{len(names) - len(crashed)} of {len(names)} targets found nothing" + (f"; {crashed}" if crashed else ""))
+    return int(bool(crashed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""The whole server simulated under many seeds: `python tests/sim/run.py SEED` shows one, `make soak-sim` runs more."""
+
+import gc
+from unittest import mock
+
+import pytest
+from simulation import Simulation
+
+NUM_SEEDS = 300
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        one = metafunc.config.getoption("--sim-seed")
+        metafunc.parametrize("seed", range(NUM_SEEDS) if one is None else [one])
+
+
+def test_whatever_happens_every_answer_is_right_and_nothing_is_left_of_anybody(seed):
+    Simulation(seed).run()
+
+
+def test_one_seed_is_one_history():
+    first, again = Simulation(7).run(), Simulation(7).run()
+    assert len(first.loop.trace) > 10
+    assert (first.loop.trace, first.tally.__dict__) == (again.loop.trace, again.tally.__dict__)
+
+
+def _is_found(patch, seeds=range(100)) -> bool:
+    with patch:
+        for seed in seeds:
+            try:
+                Simulation(seed).run()
+            except Exception:  # noqa: BLE001 - how it shows is of no interest
+                gc.collect()  # what it left in the middle ends here, and complains
+                return True
+    return False
+
+
+def _never(*_args, **_more):
+    return None
+
+
+MISTAKES = {
+    "aborts are lost": lambda: mock.patch("tureen.engine.engine.Engine.abort", _never),
+    "a turn of a session is never ended": lambda: mock.patch("tureen.api.sessions.Turn.end", _never),
+    "names are never given back": lambda: mock.patch("tureen.api.state.ServerState.leave", _never),
+    "recordings are never forgotten": lambda: mock.patch("tureen.api.recording.Recordings._is_kept", return_value=True),
+    "recordings are forgotten at once": lambda: mock.patch(
+        "tureen.api.recording.Recordings._is_kept", return_value=False
+    ),
+    "pages are not given back": lambda: mock.patch("tureen.cache.manager.CacheManager.close", _never),
+    "finishes are not counted": lambda: mock.patch("tureen.metrics.Metrics.count_finish", _never),
+    "tokens are not counted": lambda: mock.patch("tureen.api.generation.Meter.note", _never),
+    "what a lost engine had is not taken to the next": lambda: mock.patch("tureen.serving.streams.Streams.cut", _never),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left in the middle
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_any_part_is_found_by_some_seed(mistake):
+    assert _is_found(MISTAKES[mistake]())

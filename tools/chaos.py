@@ -1,0 +1,191 @@
+"""Freeze and thaw, kill, starve each process of a server in the middle of eight streams, and compare the streams with
+those of an undisturbed run. Prints survived / tried; the exit status is 1 where anything was not survived."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+START_S, RECOVER_S, LIMIT_S = 180.0, 30.0, 240.0
+NUM_STREAMS = 8
+FROZEN_S = 2.0
+READY = re.compile(rb"http://[0-9.]+:[0-9]+")
+
+
+class Server:
+    """A server of its own on a free port, with its engine in a process."""
+
+    def __init__(self, args: list[str]) -> None:
+        command = [sys.executable, "-m", "tureen", "serve", "--port", "0", "--engine", "process", *args]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.url = ""
+
+    @property
+    def pid(self) -> int:
+        """The front's."""
+        return self.process.pid
+
+    def __enter__(self) -> Server:
+        assert self.process.stdout is not None
+        until_s, text = time.monotonic() + START_S, b""
+        while not self.url:
+            if not select.select([self.process.stdout], [], [], max(0.0, until_s - time.monotonic()))[0]:
+                raise TimeoutError("the server did not start")
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            text += piece
+            found = READY.search(text)
+            if found:
+                self.url = found[0].decode()
+            elif not piece:
+                raise ChildProcessError(text.decode(errors="replace")[-2000:])
+        os.set_blocking(self.process.stdout.fileno(), False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+        try:
+            self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+
+    def processes(self) -> list[tuple[str, int]]:
+        """Names and ids of all processes below the front, by what they run."""
+        found, todo = [], [self.pid]
+        while todo:
+            pid = todo.pop()
+            with contextlib.suppress(OSError):
+                below = [int(one) for task in os.listdir(f"/proc/{pid}/task")
+                         for one in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]  # fmt: skip
+                todo += below
+                if pid != self.pid:
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                    found.append((next((one for one in words if one.startswith("tureen.")), "helper"), pid))
+        return sorted(found)
+
+
+async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
+    """Samples by their names, without labels; those that differ in labels only are added."""
+    found: dict[str, float] = {}
+    for line in (await http.get("/metrics")).text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            name = name.partition("{")[0].removeprefix("sglang:")
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+async def stream(http: httpx.AsyncClient, number: int) -> str:
+    """One answer's text; a regular expression in every fourth, so that helpers are there too."""
+    params: dict[str, Any] = {"max_new_tokens": 96, "sampling_seed": number, "temperature": 1.0, "ignore_eos": True}
+    if number % 4 == 3:
+        params |= {"regex": "[a-z ]{1,400}", "ignore_eos": False}
+    text = ""
+    body = {"text": f"Story number {number}:", "stream": True, "sampling_params": params}
+    async with http.stream("POST", "/generate", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return f"error: {event['error']['code']}"
+                text = event["text"]
+    return text
+
+
+async def freeze(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(FROZEN_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+async def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+async def starve(pid: int) -> None:
+    """The least share that there is, beside somebody who wants all."""
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        await asyncio.sleep(FROZEN_S)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+DEEDS: dict[str, Callable[[int], Any]] = {"freeze": freeze, "kill": kill, "starve": starve}
+
+
+async def disturb(server: Server, deed: str, name: str, rng: random.Random, expected: list[str]) -> str:
+    """Do it once, under load. What was wrong; nothing = survived."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        streams = [asyncio.create_task(stream(http, number)) for number in range(NUM_STREAMS)]
+        await asyncio.sleep(rng.random())
+        victims = [pid for one, pid in server.processes() if one == name]
+        if name == "front":
+            victims = [server.pid]
+        if not victims:
+            await asyncio.gather(*streams, return_exceptions=True)
+            return "there is no such process at this moment"
+        with contextlib.suppress(ProcessLookupError):
+            await DEEDS[deed](rng.choice(victims))
+        found = await asyncio.gather(*streams, return_exceptions=True)
+        if list(found) != expected:
+            wrong = [str(one)[:60] for one, other in zip(found, expected, strict=True) if one != other]
+            return f"{len(wrong)} of {NUM_STREAMS} streams differ: {wrong[0]}"
+        until_s = time.monotonic() + RECOVER_S
+        while (await http.get("/health")).status_code != 200:
+            if time.monotonic() > until_s:
+                return "/health does not recover"
+            await asyncio.sleep(0.2)
+    return ""
+
+
+async def chaos(server: Server, seed: int) -> int:
+    """Prints a line for each deed. Returns the exit status."""
+    rng, until_s, tried, survived = random.Random(seed), time.monotonic() + LIMIT_S, 0, 0
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        expected = list(await asyncio.gather(*(stream(http, number) for number in range(NUM_STREAMS))))
+    names = ["front", *dict.fromkeys(name for name, _ in server.processes())]
+    deeds = [(deed, name) for name in names for deed in DEEDS if (deed, name) != ("kill", "front")]
+    for deed, name in deeds:
+        if time.monotonic() > until_s:
+            print(f"{'not tried':9} {deed:7} {name}: the time is up")
+            continue
+        wrong = await disturb(server, deed, name, rng, expected)
+        tried += 1
+        survived += not wrong
+        print(f"{'survived' if not wrong else 'LOST':9} {deed:7} {name} {wrong}", flush=True)
+    print(f"{survived} / {tried} survived, seed {seed}")
+    return int(survived < tried)
+
+
+def main(args: list[str]) -> int:
+    """`seed`, then more arguments of the server."""
+    with Server(args[1:]) as server:
+        return asyncio.run(chaos(server, int(args[0]) if args else 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

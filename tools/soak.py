@@ -1,0 +1,81 @@
+"""Load on a server for so many seconds: memory, descriptors, threads and pages must be flat, counters must agree with
+clients' answers. `make soak ARGS=300`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import httpx
+from chaos import Server, metrics_of
+
+ROUND_S = 5.0
+GROWTH_MIB = 32
+"""More than this between the first third and the end is a leak, not a cache that fills."""
+
+
+def figures(pid: int) -> tuple[int, int, int]:
+    """MiB of memory that is the process's own and not in files, descriptors, threads."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith(("RssAnon:", "VmSwap:")))
+    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+    return kib >> 10, len(os.listdir(f"/proc/{pid}/fd")), threads
+
+
+async def one_round(http: httpx.AsyncClient, rng: random.Random, tally: Counter[str]) -> None:
+    """Requests of several kinds at once, until time is up."""
+    until_s = asyncio.get_running_loop().time() + ROUND_S
+
+    async def client() -> None:
+        while asyncio.get_running_loop().time() < until_s:
+            body = {
+                "text": f"{rng.random()} once upon a time",
+                "sampling_params": {"max_new_tokens": rng.randrange(1, 40)},
+            }
+            answer = await http.post("/generate", json=body)
+            tally[str(answer.status_code)] += 1
+            if answer.status_code == 200:
+                tally["tokens"] += answer.json()["meta_info"]["completion_tokens"]
+
+    await asyncio.gather(*(client() for _ in range(4)))
+
+
+async def soak(server: Server, seconds: float) -> int:
+    """Prints a line a round. Returns the exit status."""
+    rng, tally, seen = random.Random(1), Counter[str](), []
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+        await one_round(http, rng, Counter())
+        before = await metrics_of(http)
+        for number in range(max(3, int(seconds / ROUND_S))):
+            await one_round(http, rng, tally)
+            seen.append(figures(server.pid))
+            print(f"round {number}: {seen[-1][0]} MiB, {seen[-1][1]} descriptors, {seen[-1][2]} threads", flush=True)
+        after = await metrics_of(http)
+    early, late = seen[len(seen) // 3], seen[-1]
+    counted = after["generation_tokens_total"] - before["generation_tokens_total"]
+    checks = {
+        "memory is flat": late[0] - early[0] <= GROWTH_MIB,
+        "descriptors are flat": late[1] <= early[1] + 4,
+        "threads are flat": late[2] <= early[2] + 2,
+        "no request runs or waits": after["num_running_reqs"] == after["num_queue_reqs"] == 0,
+        "no page is held": after["num_used_tokens"] == 0,
+        "tokens counted are tokens sent": counted == tally["tokens"],
+        "all were answered": not set(tally) - {"200", "tokens"},
+    }
+    for what, holds in checks.items():
+        print(f"{'yes' if holds else 'NO':4} {what}")
+    return int(not all(checks.values()))
+
+
+def main(args: list[str]) -> int:
+    """`seconds`, then more arguments of the server."""
+    with Server(args[1:]) as server:
+        return asyncio.run(soak(server, float(args[0]) if args else 120.0))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -193,7 +193,7 @@ def test_a_server_without_a_backend_says_so():
 
 def test_an_output_that_does_not_match_after_all_is_an_error_that_is_counted():
     with App() as app:
-        app.state.checker.check = lambda spec, text: f"{text} is wrong"
+        app.state.helpers.checker.check = lambda spec, text: f"{text} is wrong"
         response = app.post(text="a", sampling_params={"regex": "bb"})
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "grammar_mismatch"
@@ -205,7 +205,7 @@ def test_an_output_that_does_not_match_after_all_is_an_error_that_is_counted():
 
 def test_what_a_stop_string_or_the_length_cut_is_not_checked():
     with App() as app:
-        app.state.checker.check = lambda spec, text: "wrong"
+        app.state.helpers.checker.check = lambda spec, text: "wrong"
         for params in ({"stop": ["b"]}, {"max_new_tokens": 1}, {"stop_token_ids": [ord("b")]}):
             assert app.post(text="a", sampling_params={"regex": "ab+", **params}).status_code == 200
 
@@ -213,7 +213,7 @@ def test_what_a_stop_string_or_the_length_cut_is_not_checked():
 def test_the_second_opinion_reads_the_tokens_and_not_the_text_that_stops_shaped():
     with App() as app:
         seen = []
-        app.state.checker.check = lambda spec, text: seen.append((spec.kind, text))
+        app.state.helpers.checker.check = lambda spec, text: seen.append((spec.kind, text))
         for params in ({}, {"no_stop_trim": True, "skip_special_tokens": False}):
             app.generate(text="say:x", sampling_params={"regex": "c{2,5}", **params})
         assert len(set(seen)) == 1

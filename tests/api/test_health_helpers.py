@@ -30,10 +30,10 @@ def test_health_is_empty_while_all_is_well(app):
 
 
 def test_health_names_what_the_front_is_replacing(app):
-    app.state._checker = SimpleNamespace(supervisor=Down(), close=lambda: None, unverified=0)
+    app.state.helpers._checker = SimpleNamespace(supervisor=Down(), close=lambda: None, unverified=0)
     answer = app.request("GET", "/health")
     assert (answer.status_code, answer.text) == (200, "being replaced: the workers that compile\n")
-    app.state._checker.supervisor.is_down = False
+    app.state.helpers._checker.supervisor.is_down = False
     assert app.request("GET", "/health").text == ""
 
 

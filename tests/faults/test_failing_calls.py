@@ -61,15 +61,15 @@ class Fresh:
 
     def __enter__(self):
         self.compiler = self.engine.grammars._compiler = new_compiler()
-        self.app.state._checker = None
+        self.app.state.helpers._checker = None
         return self
 
     def __exit__(self, *_):
         self.engine.grammars._compiler = self.before
         self.compiler.close()
-        if self.app.state._checker is not None:
-            self.app.state._checker.close()
-        self.app.state._checker = None
+        if self.app.state.helpers._checker is not None:
+            self.app.state.helpers._checker.close()
+        self.app.state.helpers._checker = None
 
 
 def keep_engine(config, progress):

@@ -181,7 +181,7 @@ class Simulation:
         await self.client.start()
         self.app = build_app(self.client, make_byte_tokenizer(), self.config)
         self.state = self.app.state.server
-        self.state._checker = Checker()
+        self.state.helpers._checker = Checker()
         for part in (self.state.sessions, self.state.quotas, self.state.recordings):
             part._clock = self.clock.monotonic
         reporter = asyncio.create_task(report_forever(self.state))

@@ -246,7 +246,7 @@ def update_gauges(state: ServerState) -> None:
     metrics.raise_to("num_grammar_cache_hit", stats.total_grammar_hits)
     metrics.raise_to("num_grammar_failed", stats.total_grammar_failures)
     metrics.raise_to("num_grammar_timeout", stats.total_grammar_timeouts)
-    metrics.raise_to("num_grammar_unverified", state.num_unverified)
+    metrics.raise_to("num_grammar_unverified", state.helpers.num_unverified)
     metrics.raise_to("num_pictures", stats.total_pictures)
     metrics.raise_to("num_pictures_encoded", stats.total_pictures_encoded)
     metrics.raise_to("grammar_compile_seconds", stats.total_grammar_ms / 1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tureen.api.body import convert, read_json, read_params
+from tureen.api.helpers import Helpers
 from tureen.api.keys import load_keys
 from tureen.api.quotas import Quotas
 from tureen.api.recording import Recordings
@@ -23,7 +23,6 @@ from tureen.media.loader import MediaLoader
 from tureen.metrics import Metrics
 from tureen.sampling.params import SamplingParams, check_params
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
-from tureen.sandbox.supervisor import helpers_down
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
@@ -32,7 +31,7 @@ from tureen.text.tools import ToolFormat, tool_format
 from tureen.types import PICTURE, VIDEO, EngineInfo
 
 if TYPE_CHECKING:
-    from tureen.grammar.check import Checker
+    pass
 
 DRAIN_RETRY_S = 5
 
@@ -132,44 +131,21 @@ class ServerState:
         self.quotas = Quotas(context.config)
         self.recordings = Recordings(context.config)
         self.is_draining = False
-        self._checker: Checker | None = None
-        self._budget = MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config)))
-        if media is not None:
-            media.supervisor.share(self._budget)
+        self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
         self._num_requests = 0
         self._num_coming = 0  # that are let in and not submitted yet
 
     @property
-    def checker(self) -> Checker:
-        """Judges constrained outputs; its process starts when it is first needed."""
-        if self._checker is None:
-            from tureen.grammar.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
-
-            self._checker = Checker()
-            self._checker.supervisor.share(self._budget)
-        return self._checker
-
-    @property
     def helpers_down(self) -> tuple[str, ...]:
         """Helper processes that are being replaced, in words; those of the engine as of its last report."""
-        owners = (self._checker, self.media)
-        own = helpers_down(*(one.supervisor for one in owners if one is not None))
-        return (*self.client.stats.helpers_down, *own)
-
-    @property
-    def num_unverified(self) -> int:
-        """Constrained outputs that could not be judged in time."""
-        return 0 if self._checker is None else self._checker.unverified
+        return (*self.client.stats.helpers_down, *self.helpers.down)
 
     async def close(self) -> None:
         """End what belongs to the server and not to its engine."""
         await self.recordings.close()
-        if self._checker is not None:
-            await asyncio.to_thread(self._checker.close)
-        if self.media is not None:
-            await self.media.close()
+        await self.helpers.close()
 
     @property
     def num_running(self) -> int:

@@ -316,10 +316,5 @@ class HealingClient:
             return
         self._health = EngineHealth(state=state, reason=reason, num_replacements=before.num_replacements)
         if self._epoch > 1 or before.state != "replacing":
-            log.log(
-                INFO if state == "healthy" else WARNING,
-                "engine: %s -> %s%s",
-                before.state,
-                state,
-                reason and f": {reason}",
-            )
+            level = INFO if state == "healthy" else WARNING
+            log.log(level, "engine: %s -> %s%s", before.state, state, reason and f": {reason}")

@@ -43,6 +43,7 @@ class Task:
     def __init__(self) -> None:
         self.started_s = time.monotonic()
         self.is_over = False
+        self.has_begun = False  # a worker was there for it
         self.is_blameless = False
         self.reply: Reply | None = None
         self._worker: Worker | None = None
@@ -57,6 +58,7 @@ class Task:
 
     def use(self, worker: Worker) -> None:
         self._worker = worker
+        self.has_begun = True
         if self._is_ended:
             worker.kill()
 

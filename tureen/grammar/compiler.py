@@ -222,11 +222,13 @@ class Compiler:
             self._take(job, task.reply)
         elif not task.is_blameless:
             self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
-        elif job.attempts >= MAX_ATTEMPTS:
-            self._fail(job, _lost())
         else:
+            job.attempts += task.has_begun
             self._end_task(job)
-            self._queue.appendleft(job)
+            if job.attempts < MAX_ATTEMPTS:
+                self._queue.appendleft(job)
+            else:
+                self._fail(job, _lost())
 
     def _check_deadline(self, job: Job) -> bool:
         """True when it has passed: the job has failed."""
@@ -296,7 +298,6 @@ class Compiler:
         pool = self._open_pool() if self._queue else None
         while pool is not None and pool.is_ready and self._queue and self._has_room():
             job = self._queue.popleft()
-            job.attempts += 1
             job.task = pool.compile(job.encoded)
             job.started_s = time.monotonic()
 

@@ -16,6 +16,8 @@ def fuzz_one(name: str, seconds: int) -> None:
     """Does not return: libFuzzer ends the process."""
     import atheris
 
+    # of an editable installation: what it loads would run, but not be watched
+    sys.meta_path[:] = [one for one in sys.meta_path if not hasattr(one, "known_source_files")]
     with atheris.instrument_imports(include=["tureen"]):
         import fuzz_targets
     folder = fuzz_targets.CORPUS / name

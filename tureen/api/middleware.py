@@ -100,7 +100,7 @@ class Gate:
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return
-        left_out = self._bad_requests.admit() if 400 <= status < 500 else 0
+        left_out = self._bad_requests.admit() if 400 <= status < 500 and not is_gone else 0
         if left_out is not None:
             more = f" ({left_out} like it left out)" if left_out else ""
             path = scope["path"][:80] if scope["path"].isprintable() else "?"

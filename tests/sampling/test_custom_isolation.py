@@ -166,7 +166,7 @@ def test_the_processors_that_requests_need_stay_when_there_are_too_many(processo
 
 def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):
     code = sent(f"marker = 'preempted'\n{COUNT}")
-    load(processors, [state(0, code)])
+    [lease] = load(processors, [state(0, code)])
     sampler = make_sampler(2, VOCAB, processors)
 
     def draw(slot, position):
@@ -179,6 +179,7 @@ def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):
     assert [*drawn, draw(1, 6)] == [1, 2, 3, 4]
     sampler.set_slot(state(0, code))  # one that only looks alike begins at the beginning
     assert draw(0, 3) == 1
+    processors.pool.release(lease)
 
 
 def test_a_sequence_that_is_preempted_before_its_forced_tokens_are_computed_goes_on_too(processors):
@@ -190,7 +191,7 @@ logits[0, 10 * p["calls"] + len(p["__req__"].output_ids)] = 0.0
 return logits
 """
     code = sent(f"marker = 'forced'\n{body}")
-    load(processors, [state(0, code)])
+    [lease] = load(processors, [state(0, code)])
     sampler = make_sampler(2, VOCAB, processors)
 
     def draw(position):
@@ -201,6 +202,7 @@ return logits
     sampler.set_slot(state(0))
     sampler.set_slot(state(0, code, output=(*drawn, 7, 8)))
     assert [*drawn, draw(7), draw(8)] == [10, 21, 34, 45]
+    processors.pool.release(lease)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -36,14 +37,18 @@ class Work:
 
 @contextmanager
 def counted() -> Iterator[Work]:
+    """Without the collector of garbage, whose callbacks and finalisers may be those of any test before."""
     work, before, threads = Work(), sys.gettrace(), offload._threads
     offload._threads = ThreadPoolExecutor(NUM_THREADS)  # whose threads start now
+    gc.collect()
+    gc.disable()
     threading.settrace(work)
     sys.settrace(work)
     try:
         yield work
     finally:
         sys.settrace(before)
+        gc.enable()
         threading.settrace(None)  # type: ignore[arg-type]
         offload._threads.shutdown()
         offload._threads = threads

@@ -334,7 +334,7 @@ def test_no_spelling_of_a_target_opens_an_admin_route(live: LiveServer, target):
                 assert status in (200, 405)
             else:
                 assert status in ((401, 400) if not key else (400, 403, 404, 405)), (method, key)
-    assert live.calls == []
+    assert set(live.calls) <= {"stats"}  # that is how /health learns of helpers
 
 
 @pytest.mark.parametrize("line", EXTRA)

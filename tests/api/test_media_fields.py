@@ -577,7 +577,7 @@ def test_a_body_may_have_so_many_pixels_each_picture_counted_once(app, monkeypat
     assert error["param"] == ("image_data[2]" if len(pictures[0]) == 1 else "image_data[0]")
 
 
-def test_nobody_but_the_engine_keeps_pixels_once_they_are_submitted(app, monkeypatch):
+def test_pixels_are_kept_once_for_all_samples_by_what_could_send_them_to_another_engine(app, monkeypatch):
     seen = []
     generate = app.client.generate
 
@@ -607,7 +607,7 @@ def test_nobody_but_the_engine_keeps_pixels_once_they_are_submitted(app, monkeyp
             return count, plan
 
     count, _ = app.run(scenario())
-    assert count == 2  # `pixels`, and the call's argument
+    assert count == 2 + 2  # `pixels`, the call's argument; the items of two prompts, which all samples share
 
 
 def test_a_client_that_leaves_while_its_picture_is_loaded_leaves_nothing_behind(monkeypatch):

@@ -36,7 +36,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
         return
     kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
     text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
-    complaint = await state.helpers.checker.check_in_turn(spec, text)
+    complaint = await state.helpers.check(spec, text)
     if complaint is not None:
         state.metrics.add("num_grammar_mismatch")
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tureen.log import get_logger
 from tureen.media.loader import MediaLoader
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
+    from tureen.grammar.base import GrammarSpec
     from tureen.grammar.check import Checker
+
+log = get_logger("http")
 
 
 class Helpers:
@@ -20,12 +24,24 @@ class Helpers:
         self._media = media
         self._budget = budget
         self._checker: Checker | None = None
+        self._num_unchecked = 0
         if media is not None:
             media.supervisor.share(budget)
 
+    async def check(self, spec: GrammarSpec, text: str) -> str | None:
+        """What in a constrained output does not fit; None when all does, and also, but counted, when that could not be
+        told: without a process that judges, or in time."""
+        try:
+            checker = self.checker
+        except OSError as error:
+            log.error("constrained outputs are not checked a second time: %s", error.strerror)
+            self._num_unchecked += 1
+            return None
+        return await checker.check_in_turn(spec, text)
+
     @property
     def checker(self) -> Checker:
-        """Judges constrained outputs."""
+        """Judges constrained outputs. Raises OSError where the system gives it nothing to do so with."""
         if self._checker is None:
             from tureen.grammar.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
 
@@ -41,7 +57,7 @@ class Helpers:
     @property
     def num_unverified(self) -> int:
         """Constrained outputs that could not be judged in time."""
-        return 0 if self._checker is None else self._checker.unverified
+        return self._num_unchecked + (0 if self._checker is None else self._checker.unverified)
 
     async def close(self) -> None:
         """End them."""

@@ -67,14 +67,18 @@ class CompilePool:
     """The workers; one at least waits in advance."""
 
     def __init__(self, setup: bytes, max_tasks: int) -> None:
-        """Does not wait."""
+        """Does not wait. Raises OSError, RuntimeError where the system has nothing to do so with."""
         self.supervisor = Supervisor("the workers that compile", PROGRAM, LIMITS, setup=setup, tick=self._end_idle)
         self._threads = ThreadPoolExecutor(max_tasks + 1, "compile-grammar")
         self._lock = threading.Lock()
         self._idle: dict[Worker, int] = {}  # with the size of the address space that each had at first
         self._is_closed = False
         self.supervisor.start()
-        self._threads.submit(self._keep_spare)
+        try:
+            self._threads.submit(self._keep_spare)
+        except RuntimeError:
+            self.supervisor.close()
+            raise
 
     @property
     def is_ready(self) -> bool:

@@ -306,11 +306,11 @@ class Compiler:
         if self._pool is None:
             vocabulary = self._make_vocabulary()
             setup = msgspec.msgpack.encode(orders.Setup(self._backend_name, vocabulary))
+            # nobody waits for it before the first load
+            self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
             if self._budget is not None:
                 self._pool.supervisor.share(self._budget)
-            # nobody waits for it before the first load
-            self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
         return self._pool
 
     def _has_room(self) -> bool:

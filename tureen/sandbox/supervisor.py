@@ -87,13 +87,19 @@ class Supervisor:
         return list(self._workers)
 
     def start(self) -> None:
-        """Begin, where it has not begun."""
+        """Begin, where it has not begun. Where the system has no thread to spare, the next call tries again."""
         with self._changed:
             if self._condition != "off":
                 return
+            thread = threading.Thread(target=self._run, name=f"watch-{self.name}", daemon=True)
             self._condition = "starting"
-        self._thread = threading.Thread(target=self._run, name=f"watch-{self.name}", daemon=True)
-        self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                self._condition = "off"
+                log.error("the process that starts %s cannot be watched: the system starts no thread", self.name)
+                return
+            self._thread = thread
 
     def share(self, budget: MemoryBudget) -> None:
         """Its workers count for this budget from now on."""
@@ -104,7 +110,7 @@ class Supervisor:
         """Start it if need be, and wait until it can fork."""
         self.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._condition in ("ready", "closed"), timeout_s)
+            self._changed.wait_for(lambda: self._condition in ("ready", "closed", "off"), timeout_s)
             return self._condition == "ready"
 
     def fork(self, descriptors: Sequence[int] = ()) -> Worker:
@@ -113,7 +119,10 @@ class Supervisor:
             server = self._server
             if server is None or self._condition != "ready":
                 raise Lost(f"the process that starts {self.name} is being replaced; try again", is_blameless=True)
-            ours, theirs = socket.socketpair()
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError as error:
+                raise Lost(f"no worker of {self.name} can be started: {error.strerror}", is_blameless=True) from None
             with theirs:
                 try:
                     socket.send_fds(server.control, [FORK], [theirs.fileno(), *descriptors])

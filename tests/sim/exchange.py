@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
+
+from tureen.api.connection import WRITE_TIMEOUT_S
 
 LIMIT_S = 100_000.0
 """Of virtual time, for any answer: far more than what can go wrong in a simulation takes."""
@@ -64,10 +67,12 @@ class Exchange:
             assert self.is_complete or self.has_left, "the application returned without an end of its answer"
 
     async def give_up(self) -> None:
-        """The client stalls; the application must be the one that ends it."""
+        """The client stalls; its connection is closed after the time that it has."""
         self.has_left = True
-        await self.wait()
-        self._gone.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await asyncio.wait({self.running})
+        await self.leave()
 
     async def leave(self) -> None:
         """Close the connection, and see that the application notices."""

@@ -72,6 +72,7 @@ class Checker:
     """Stands for the process that judges constrained outputs: it agrees, after a while."""
 
     unverified = 0
+    supervisor = None
 
     async def check_in_turn(self, spec: object, text: str) -> None:
         await asyncio.sleep(0.01)
@@ -224,7 +225,12 @@ class Simulation:
         stats = engine.stats()
         held = {page for sequence in scheduler.running for page in sequence.table.pages}
         assert stats.num_free_pages + stats.num_cached_pages + len(held) == stats.num_pages
-        waiting = [*scheduler.queue.candidates(), *scheduler.running, *engine.grammars._waiting]
+        waiting = [
+            *scheduler.queue.candidates(),
+            *scheduler.running,
+            *engine.preparing.grammars._waiting,
+            *engine.preparing.replays._waiting,
+        ]
         assert sorted(one.request.id for one in waiting) == sorted(engine._sequences)
         unsent = {delta.id for delta in engine._ended}
         if not host.loop._is_closed:
@@ -232,7 +238,7 @@ class Simulation:
         if host.epoch == self.client._epoch:
             assert set(engine._sequences) <= host.wanted, "work for somebody who has left"
         slots = [one.slot for one in scheduler.running] + scheduler._free_slots
-        assert sorted(slots) == list(range(engine._runner.capacity().max_rows))
+        assert sorted(slots) == list(range(engine._rows._runner.capacity().max_rows))
 
     async def _check_end(self) -> None:
         """Nobody is here any more: nothing is left of anybody, and the books agree with the clients'."""
@@ -251,7 +257,7 @@ class Simulation:
         self._check_tally(found)
         if not self.has_closed:
             engine = self.around.hosts[-1].engine
-            assert (engine._sequences, len(engine.grammars), engine.cache._open) == ({}, 0, {})
+            assert (engine._sequences, engine.preparing.num_sequences, engine.cache._open) == ({}, 0, {})
             assert engine.cache.num_available == engine.cache.pool.num_pages
             assert (found["num_running_reqs"], found["num_queue_reqs"], found["num_used_tokens"]) == (0, 0, 0)
 

@@ -269,5 +269,5 @@ def test_each_of_several_outputs_ends_once_however_long_it_is_judged(monkeypatch
         return ends
 
     with App(slow=True) as app:
-        monkeypatch.setattr(app.state, "_checker", SlowJudge(app))
+        monkeypatch.setattr(app.state.helpers, "_checker", SlowJudge(app))
         assert sorted(app.run(ended(app))) == list(range(6))

@@ -54,7 +54,7 @@ def server(default_model_source) -> Iterator[ServerProcess]:
     folder = str(Path(__file__).parent)
     arguments = ("--engine", "process", "--logit-processor", registered, "--resume-grace-s", "60")
     with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
-        running.wait_ready(PATIENCE_S)
+        running.wait_ready()
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
         assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=60).status_code == 200
         yield running

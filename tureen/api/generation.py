@@ -181,6 +181,11 @@ class Run:
             finally:
                 self._state.leave(self._owner, self._names)
 
+    def abort(self, reason: str) -> None:
+        """End what has begun and not ended."""
+        for output in self.outputs:
+            self._state.client.abort(output.request.id, reason)
+
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
         """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""

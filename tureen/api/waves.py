@@ -36,13 +36,23 @@ async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: Serv
     runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
     current_call().begin(sum(most_tokens(request, 0) for request in requests))
     outputs: list[Output] = []
-    for run in runs:
-        outputs += await run.whole()
-        if any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
-            raise DeadlineExceeded("the request was aborted before all of it was computed", code="aborted")
+    is_aborted = False
+
+    def abort(reason: str) -> None:
+        nonlocal is_aborted
+        is_aborted = True  # also between two waves
+        for run in runs:
+            run.abort(reason)
+
+    current_call().names.add(name)
+    with state.loading(asker.owner, {name: (0,)}, abort):
+        for run in runs:
+            outputs += await run.whole()
+            if is_aborted or any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
+                raise DeadlineExceeded("the request was aborted before all of it was computed", code="aborted")
     return outputs
 
 
 def _plan(wave: Sequence[GenerateRequest], name: str, asker: Asker) -> Plan:
     count = len(wave)
-    return Plan(requests=tuple(wave), rids=(name,) * count, names={name: tuple(range(count))}, owner=asker.owner)
+    return Plan(requests=tuple(wave), rids=(name,) * count, names={}, owner=asker.owner)

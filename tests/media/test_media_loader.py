@@ -218,7 +218,7 @@ def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio, n
         before = studio.loader.supervisor.pid
         os.kill(before, number)
         assert studio.load(encoded(40))[0].layout == (40, 20)
-        until(lambda pid=before: not is_alive(pid), "it is not replaced")
+        wait_until(lambda pid=before: not is_alive(pid), "it is not replaced")
 
 
 def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):

@@ -32,6 +32,11 @@ def _patterns(count: int) -> dict[str, Any]:
     return {"max_new_tokens": 1, "stop_regex": [f"{'x' * count}{index}" for index in range(45)]}
 
 
+def _scored(count: int) -> dict[str, Any]:
+    wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
+    return {"text": "a" * count, **wanted, "sampling_params": {"max_new_tokens": 1}}
+
+
 CASES: dict[str, tuple[str, Body, int, int]] = {
     "a text": ("/generate", lambda count: {"text": "a" * count}, 3_000, 300_000),
     "texts": ("/generate", lambda count: {"text": ["a" * count] * 8}, 1_000, 100_000),
@@ -79,31 +84,8 @@ CASES: dict[str, tuple[str, Body, int, int]] = {
         300,
         30_000,
     ),
-    "log-probabilities of a prompt": (
-        "/generate",
-        lambda count: {
-            "text": "a" * count,
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "top_logprobs_num": 20,
-            "sampling_params": {"max_new_tokens": 1},
-        },
-        200,
-        2_000,
-    ),
-    "the same of a stream": (
-        "/generate",
-        lambda count: {
-            "text": "a" * count,
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "top_logprobs_num": 20,
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 1},
-        },
-        200,
-        2_000,
-    ),
+    "log-probabilities of a prompt": ("/generate", _scored, 200, 2_000),
+    "the same of a stream": ("/generate", lambda count: {**_scored(count), "stream": True}, 200, 2_000),
     "an echoed prompt": (
         "/v1/completions",
         lambda count: {"prompt": "a" * count, "echo": True, "logprobs": 5, "max_tokens": 1},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -162,6 +163,30 @@ def test_the_processors_that_requests_need_stay_when_there_are_too_many(processo
         assert lease.is_settled.wait(120)
         assert lease.error is None
         pool.release(lease)
+
+
+def test_code_whose_place_was_given_away_while_it_was_loaded_leaves_no_process(monkeypatch):
+    may_load, load = threading.Event(), processor_pool.Processor.load
+
+    def load_late(processor, payload):
+        assert may_load.wait(120)
+        load(processor, payload)
+
+    monkeypatch.setattr(processor_pool, "MAX_WORKERS", 1)
+    monkeypatch.setattr(processor_pool.Processor, "load", load_late)
+    pool = ProcessorPool(1, VOCAB)
+    try:
+        left = pool.acquire("alice", ONLY)
+        pool.release(left)  # its request was aborted
+        wanted = pool.acquire("bob", ONLY)
+        may_load.set()
+        assert left.is_settled.wait(120)
+        assert wanted.is_settled.wait(120)
+        assert wanted.error is None
+        assert pool.supervisor.workers == [wanted.processor.worker]
+        pool.release(wanted)
+    finally:
+        pool.close()
 
 
 def test_a_preempted_sequence_finds_what_its_processor_remembered(processors):

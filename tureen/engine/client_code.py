@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.errors import TureenError
 from tureen.runner.base import RowError
 from tureen.sampling.custom import load_failed
 from tureen.sampling.processor_pool import Lease, ProcessorPool
@@ -54,7 +53,7 @@ class ClientCode:
             self._leases[sequence] = self._pool.acquire(sequence.request.client, sequence.request.processor)
         try:
             yield
-        except TureenError:
+        except BaseException:
             self.release(sequence)
             raise
 

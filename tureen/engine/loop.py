@@ -136,7 +136,7 @@ class Loop:
 
     def _fail(self, why: str) -> None:
         """End every live request with an error; nothing more is done."""
-        error = Unavailable("the engine failed; the server must be restarted", code="engine_dead", retry_after_s=30)
+        error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
         self._publish(Failed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
 

@@ -327,6 +327,9 @@ class ProcessorPool:
             lease.error = ProcessorError(f"no process could be started for it: {error.strerror}")
         finally:
             with self._lock:
+                if self._leases.get(lease.key) is not lease and lease.processor is not None:
+                    self.supervisor.end(lease.processor.worker)  # its place was given away meanwhile
+                    lease.processor = None
                 self._note_use(lease, self._clock() if lease.num_users == 0 else None)
                 lease.is_settled.set()
 

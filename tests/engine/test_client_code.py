@@ -111,6 +111,17 @@ def test_who_gives_up_while_his_code_is_loaded_leaves_nothing(world, pool):
     settle(pool)
 
 
+def test_an_arrival_that_breaks_off_keeps_no_code(world, pool, monkeypatch):
+    def no_thread(sequence):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(world.engine.preparing, "may_queue", no_thread)
+    with pytest.raises(RuntimeError, match="new thread"):
+        world.engine.add(msgspec.structs.replace(make_request("a", (1, 2, 3)), client="alice", processor=CODE))
+    assert [lease.num_users for lease in pool.leases] == [0]
+    monkeypatch.undo()
+
+
 def test_names_of_registered_processors_wait_for_nothing(world, pool):
     add(world, "a", "alice", "disallowed_tokens")
     steps(world, 2)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+from itertools import accumulate
 
 import httpx
 import jsonschema
@@ -305,10 +306,16 @@ def test_usage_is_told_in_every_chunk_where_asked(app: App):
         counts = [chunk["usage"]["completion_tokens"] for chunk in found]
         assert counts == sorted(counts)
         assert counts[-1] == 204
-        assert counts[0] < 204
         assert {chunk["usage"]["prompt_tokens"] for chunk in found} == {10}
         assert (found[-1]["choices"] == []) is at_end
     assert all("usage" not in chunk for chunk in chunks(app, prompt="say:abc", stream_options={"include_usage": None}))
+
+
+def test_a_chunk_s_usage_is_what_the_chunks_up_to_it_hold(app: App):
+    options = {"continuous_usage_stats": True, "include_usage": False}
+    found = chunks(app, prompt="abc", max_tokens=200, logprobs=0, stream_options=options)
+    told = [sum(len(choice["logprobs"]["tokens"]) for choice in chunk["choices"]) for chunk in found]
+    assert [chunk["usage"]["completion_tokens"] for chunk in found] == list(accumulate(told))
 
 
 def _watch(app: App, asked: list) -> None:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,14 +96,20 @@ def _is_ours(frame: Any) -> bool:
     return False
 
 
-def held() -> tuple[list[str], int]:
-    """What this process has open, and how many threads it runs."""
+def held() -> Counter[str]:
+    """What this process has open, by kind, and its threads."""
     gc.collect()
-    found = []
+    found = Counter(thread=threading.active_count())
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{entry}").split(":")[0])
-    return sorted(found), threading.active_count()
+            found[os.readlink(f"/proc/self/fd/{entry}").split(":")[0]] += 1
+    return found
+
+
+def assert_nothing_left(before: Counter[str]) -> None:
+    """Fail where more is held than before. Less is no fault: what an earlier test left may end meanwhile."""
+    left = held() - before
+    assert not left, f"left behind: {dict(left)}"
 
 
 def children() -> set[int]:

@@ -50,9 +50,10 @@ class Masks(Protocol):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """A step, as plain data: msgpack carries it to another process. What is alive is handed over beside it."""
+
     rows: tuple[Row, ...]
     new_slots: tuple[SlotState, ...] = ()
-    masks: Masks | None = None  # None: no row is constrained
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
@@ -99,11 +100,31 @@ class Capacity(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int = 0
 
 
-class Runner(Protocol):
-    """Executes batches on a device."""
+class PendingStep(Protocol):
+    """A step that was submitted."""
 
-    def run(self, batch: Batch) -> StepOutput:
-        """One forward pass and sampling. Must leave no trace of a row in the sampler state when it raises."""
+    def result(self) -> StepOutput:
+        """Wait for what came of it. Raises what the step raised, as long as it is asked."""
+
+
+class FinishedStep(msgspec.Struct, frozen=True):
+    """The pending step of a runner that computes while it is called."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class Runner(Protocol):
+    """Executes batches on a device, one after another."""
+
+    def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
+        """Begin one forward pass and sampling. `masks`: of the rows that are constrained; None = no row is.
+
+        Where the step fails, this or the pending step's `result` raises, and no trace of a row is left in the
+        sampler's state. The next step is submitted once the last one's result was taken.
+        """
 
     def capacity(self) -> Capacity: ...
 

@@ -9,12 +9,25 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
 from tureen.grammar.base import Mask
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
+from tureen.runner.base import (
+    NAN_LOGITS,
+    NOTHING_TO_DRAW,
+    Batch,
+    Capacity,
+    FinishedStep,
+    Masks,
+    PendingStep,
+    Row,
+    RowOutput,
+    SlotState,
+    StepOutput,
+)
 from tureen.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 
 WIDTH = 8  # bytes stored per position
@@ -50,6 +63,7 @@ class FakeRunner:
     `fault(call, row)`: "raise" raises before anything is done; "poison" makes the row's K/V NaN. Calls count from 0.
     `choose(token, state, output_ids)`: replaces the drawn token, to script an output.
     `step_s`, `token_s`: seconds a step takes, and each of its tokens.
+    `thread`: steps are computed there, after `submit` has returned.
     """
 
     def __init__(
@@ -60,6 +74,7 @@ class FakeRunner:
         choose: Callable[[int, SlotState, list[int]], int] | None = None,
         step_s: float = 0.0,
         token_s: float = 0.0,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self.num_calls = 0
         self.num_tokens = 0  # computed, over all calls
@@ -68,6 +83,7 @@ class FakeRunner:
         self._choose = choose
         self._step_s = step_s
         self._token_s = token_s
+        self._thread = thread
         self._weights = 0  # their number; all that is stored depends on them
         self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
         self._states: dict[int, SlotState] = {}
@@ -76,7 +92,12 @@ class FakeRunner:
     def capacity(self) -> Capacity:
         return self._capacity
 
-    def run(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
+        if self._thread is not None:
+            return self._thread.submit(self.run, batch, masks)
+        return FinishedStep(self.run(batch, masks))
+
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         call = self.num_calls
         self.num_calls += 1
         faults = [self._fault(call, row) if self._fault else None for row in batch.rows]
@@ -89,9 +110,9 @@ class FakeRunner:
         for state in batch.new_slots:
             self._states[state.slot] = state
             self._outputs[state.slot] = list(state.output_ids)
-        masks = batch.masks.wait() if batch.masks else {}
+        allowed = masks.wait() if masks else {}
         rows = zip(batch.rows, faults, strict=True)
-        return StepOutput(tuple(self._run_row(row, fault, masks.get(row.slot)) for row, fault in rows))
+        return StepOutput(tuple(self._run_row(row, fault, allowed.get(row.slot)) for row, fault in rows))
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""

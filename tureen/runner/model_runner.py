@@ -15,7 +15,17 @@ from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
+from tureen.runner.base import (
+    NAN_LOGITS,
+    NOTHING_TO_DRAW,
+    Batch,
+    Capacity,
+    FinishedStep,
+    Masks,
+    Row,
+    RowOutput,
+    StepOutput,
+)
 from tureen.runner.encoder import Encoder
 from tureen.runner.forward import Forward
 from tureen.runner.parts import Parts, Tag
@@ -70,14 +80,17 @@ class ModelRunner:
         assert self._forward is not None
         return self._forward
 
-    def run(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch, masks: Masks | None = None) -> FinishedStep:
+        return FinishedStep(self.run(batch, masks))
+
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
         if self._profiler.trace is None:
-            return self._run(batch)
+            return self._run(batch, masks)
         with self._profiler.step(batch):
-            return self._run(batch)
+            return self._run(batch, masks)
 
-    def _run(self, batch: Batch) -> StepOutput:
+    def _run(self, batch: Batch, masks: Masks | None) -> StepOutput:
         if batch.rows:
             self.forward.run(batch)
         for state in batch.new_slots:
@@ -88,7 +101,9 @@ class ModelRunner:
                 self._sampler.catch_up(row.slot, row.start, row.token_ids)
             if row.score_targets or row.hidden_from is not None:
                 has_extras = True
-        return self._run_with_extras(batch) if has_extras else StepOutput(_spread(batch.rows, self._sample(batch)))
+        if has_extras:
+            return self._run_with_extras(batch, masks)
+        return StepOutput(_spread(batch.rows, self._sample(batch, masks)))
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -114,7 +129,7 @@ class ModelRunner:
         """End the processes that belong to it; the tensors go with the object."""
         self._sampler.close()
 
-    def _run_with_extras(self, batch: Batch) -> StepOutput:
+    def _run_with_extras(self, batch: Batch, masks: Masks | None) -> StepOutput:
         held = None
         if any(row.sample for row in batch.rows):
             logits, peaks = self.forward.sampled()
@@ -124,23 +139,23 @@ class ModelRunner:
             (self._score(row, first), self._hidden_states(row, first))
             for row, first in zip(batch.rows, firsts, strict=False)
         ]
-        outputs = _spread(batch.rows, self._sample(batch, held))
+        outputs = _spread(batch.rows, self._sample(batch, masks, held))
         return StepOutput(
             tuple(_combine(drawn, score, states) for drawn, (score, states) in zip(outputs, extras, strict=True))
         )
 
-    def _sample(self, batch: Batch, held: tuple[Logits, Peaks] | None = None) -> list[RowOutput]:
+    def _sample(self, batch: Batch, masks: Masks | None, held: tuple[Logits, Peaks] | None = None) -> list[RowOutput]:
         """What the rows that sample draw; from the logits of the last step, or those `held` since."""
         rows = [row for row in batch.rows if row.sample]
         slots = [row.slot for row in rows]
         if not rows:
             return []
-        if held is None and batch.masks is None and self._sampler.plain.issuperset(slots):
+        if held is None and masks is None and self._sampler.plain.issuperset(slots):
             return outputs_of(self.forward.best())
-        masks = batch.masks.wait() if batch.masks else {}
+        allowed = masks.wait() if masks else {}
         logits, peaks = held or self.forward.sampled()
         positions = [row.start + len(row.token_ids) for row in rows]
-        return self._sampler.sample(logits, slots, positions, masks, peaks)
+        return self._sampler.sample(logits, slots, positions, allowed, peaks)
 
     def _score(self, row: Row, first: int) -> tuple[PositionLogprobs, ...] | None:
         """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""

@@ -108,13 +108,18 @@ class Sampler:
         """End the processes of custom logit processors."""
         self._custom.close()
 
-    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:
-        """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target."""
+    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...] | None:
+        """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target.
+
+        None where a row of logits holds NaN or +Inf, or -Inf alone.
+        """
         spec = _spec(self._slot(slot))
         positions: list[PositionLogprobs] = []
         for start in range(0, len(targets), SCORED_TOGETHER):
             part = targets[start : start + SCORED_TOGETHER]
             rows = self._arithmetic.prepare(logits[start : start + len(part)])
+            if not np.isfinite(self._arithmetic.peaks(rows).values).all():
+                return None
             positions += _own_logprobs(self._arithmetic, rows, part, [spec] * len(part))
         return tuple(positions)
 

@@ -225,6 +225,7 @@ class World:
         fault=None,
         choose=None,
         make_runner=CheckedRunner,
+        drafter=None,
         **options,
     ) -> None:
         self._options = {
@@ -236,6 +237,7 @@ class World:
             "fault": fault,
             "choose": choose,
             "make_runner": make_runner,
+            "drafter": drafter,
             **options,
         }
         capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
@@ -244,6 +246,7 @@ class World:
         self.engine = Engine(
             self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, compiler=self.compiler, **options
         )
+        self.engine.scheduler.drafter = drafter
         for name in ADAPTERS[1:]:
             self.engine.call("load_adapter", name=name, path=name)
         self.runner.engine, self.runner.token_budget = self.engine, token_budget

@@ -24,7 +24,7 @@ class ModelInput(NamedTuple):
     positions: Tensor  # int64 [tokens]
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
     spans: tuple[Span, ...]  # one per row
-    sampled: Tensor | None  # int64 [rows that sample]: the token whose logits are sampled from; None = no row samples
+    sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
 
 

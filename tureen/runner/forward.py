@@ -19,7 +19,8 @@ SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilit
 class ForwardOutput(NamedTuple):
     """What came of a step. Holds until the next step is run.
 
-    A row that samples draws once: the token that follows its last. Draws stand in the order of the rows.
+    A row that samples draws the token that follows its last, and those that follow each token before a guess. Draws
+    stand in the order of the rows.
     """
 
     best: Sequence[int] = ()  # of each draw the token that `Arithmetic.greedy` gives it without a mask ...
@@ -41,7 +42,7 @@ class Forward(Protocol):
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
         """Compute and store K/V of all rows, and what the rows ask for.
 
-        best_only: of the rows that sample only the best tokens are wanted, not the logits.
+        best_only: of the rows that sample only the best tokens are wanted, not the logits. No row has guesses then.
         """
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
@@ -55,11 +56,12 @@ class Forward(Protocol):
 
 def drawn_tokens(batch: Batch) -> list[int]:
     """Indices of the step's tokens after which one is drawn."""
-    indices, first = [], 0
+    indices: list[int] = []
+    first = 0
     for row in batch.rows:
-        first += len(row.token_ids)
         if row.sample:
-            indices.append(first - 1)
+            indices += range(first + row.num_known - 1, first + len(row.token_ids))
+        first += len(row.token_ids)
     return indices
 
 

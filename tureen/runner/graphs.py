@@ -16,7 +16,7 @@ from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import Batch, Row
-from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
+from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
 from tureen.types import NO_TOKEN
@@ -58,10 +58,15 @@ class TapeForward:
         scored = (self._tape.score(list(piece)) for piece in pieces)
         if best_only:
             return ForwardOutput(best=self._tape.best(), scored=scored, hidden=hidden)
-        logits, values, token_ids = self._tape.sampled()
+        if any(row.num_drafts for row in batch.rows):
+            logits = self._tape.score(drawn_tokens(batch))
+            peaks = None
+        else:
+            logits, values, token_ids = self._tape.sampled()
+            peaks = Peaks(values, token_ids)
         if pieces:
             logits = logits.copy()  # the tape's memory is written again for each piece
-        return ForwardOutput((), logits, Peaks(values, token_ids), scored, hidden)
+        return ForwardOutput((), logits, peaks, scored, hidden)
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         for module, factors in adapter.items():

@@ -15,6 +15,7 @@ from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
+from tureen.runner import drawing
 from tureen.runner.base import (
     NAN_LOGITS,
     NOTHING_TO_DRAW,
@@ -33,7 +34,7 @@ from tureen.runner.trace import Profiler, TraceOptions
 from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
-from tureen.sampling.sampler import Sampler, outputs_of
+from tureen.sampling.sampler import Sampler
 from tureen.types import MediaItem, PositionLogprobs
 from tureen.weights.source import ModelSource
 
@@ -96,19 +97,18 @@ class ModelRunner:
             self._sampler.set_slot(state)
         if not batch.rows:
             return StepOutput(())
-        drawing = [row for row in batch.rows if row.sample]
-        is_plain = masks is None and self._sampler.plain.issuperset([row.slot for row in drawing])
-        output = self.forward.run(batch, best_only=is_plain)
+        sampling = [row for row in batch.rows if row.sample]
+        output = self.forward.run(batch, best_only=masks is None and self._are_plain(sampling))
         has_extras = False
         for row in batch.rows:
             if row.slot in self._sampler.following:
-                self._sampler.catch_up(row.slot, row.start, row.token_ids)
+                self._sampler.catch_up(row.slot, row.start, row.token_ids[: row.num_known])
             if row.score_targets or row.hidden_from is not None:
                 has_extras = True
         if not has_extras:
-            return StepOutput(_spread(batch.rows, self._draw(drawing, output, masks)))
+            return StepOutput(_spread(batch.rows, self._draw(sampling, output, masks)))
         extras = list(self._extras(batch, output))  # first: where it raises, nothing has been drawn
-        outputs = _spread(batch.rows, self._draw(drawing, output, masks))
+        outputs = _spread(batch.rows, self._draw(sampling, output, masks))
         return StepOutput(
             tuple(_combine(drawn, score, states) for drawn, (score, states) in zip(outputs, extras, strict=True))
         )
@@ -137,15 +137,17 @@ class ModelRunner:
         """End the processes that belong to it; the tensors go with the object."""
         self._sampler.close()
 
+    def _are_plain(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows want their best token and nothing else of their logits."""
+        return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
+
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
         """What the rows that sample draw."""
         if not rows:
             return []
         if output.logits is None:
-            return outputs_of(output.best)
-        allowed = masks.wait() if masks else {}
-        positions = [row.start + len(row.token_ids) for row in rows]
-        return self._sampler.sample(output.logits, [row.slot for row in rows], positions, allowed, output.peaks)
+            return drawing.best_outputs(output.best)
+        return drawing.draw(self._sampler, rows, output, masks.wait() if masks else {})
 
     def _extras(self, batch: Batch, output: ForwardOutput) -> Iterator[tuple[Scores | None, tuple[bytes, ...] | None]]:
         """Each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""

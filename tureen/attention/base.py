@@ -39,6 +39,15 @@ class LayerShape(NamedTuple):
     softcap: float | None = None  # c: scores become c * tanh(score / c)
 
 
+class AttentionNeeds(NamedTuple):
+    """What a model asks of an attention backend."""
+
+    device: str  # cpu or cuda
+    dtype: str  # of queries, keys and values: float32, bfloat16, float16
+    layers: tuple[LayerShape, ...]
+    page_size: int  # tokens
+
+
 class AttentionBackend(Protocol):
     """Stores K/V in pages and attends to them."""
 

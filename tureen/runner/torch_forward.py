@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend
-from tureen.attention.reference import ReferenceAttention
+from tureen.attention.base import AttentionBackend, AttentionNeeds
+from tureen.attention.choice import find_backend
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
@@ -86,9 +87,17 @@ class TorchKit:
     """Makes the parts of a forward pass by torch: the model, tensors for keys and values."""
 
     def __init__(
-        self, device: DeviceInfo, dtype: torch.dtype, model: ModelConfig, capacity: Capacity, progress: Progress
+        self,
+        device: DeviceInfo,
+        dtype: torch.dtype,
+        model: ModelConfig,
+        capacity: Capacity,
+        attention: ModuleType,
+        progress: Progress,
     ) -> None:
+        """attention: a file of `tureen.attention` that declares a backend."""
         self.model = model
+        self._attention = attention
         self._device = device
         self._dtype = dtype
         self._capacity = capacity
@@ -112,7 +121,7 @@ class TorchKit:
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
         layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
-        attention = ReferenceAttention(layers, cache.keys, cache.values)
+        attention = self._attention.make_backend(layers, cache.keys, cache.values)
         return TorchForward(weights, attention, self._capacity.page_size, self._device, self._dtype)
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
@@ -137,9 +146,16 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    parts = Parts(TorchKit(device, dtype, shape, capacity, progress), source, config)
+    kit = TorchKit(device, dtype, shape, capacity, _find_attention(config, shape, device, dtype), progress)
+    parts = Parts(kit, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
+
+
+def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
+    """See find_backend."""
+    layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
+    return find_backend(config.attention_backend, AttentionNeeds(device.type, _name(dtype), layers, config.page_size))
 
 
 def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

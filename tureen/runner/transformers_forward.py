@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tureen.attention.base import LayerShape
-from tureen.attention.reference import ReferenceAttention
+from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape
+from tureen.attention.choice import find_backend
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
@@ -56,7 +56,7 @@ class TransformersForward:
     def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
         self.device_name = device.name
-        self.attention: ReferenceAttention | None = None  # None: only look at what it is asked for
+        self.attention: AttentionBackend | None = None  # None: only look at what it is asked for
         self.seen: dict[int, Seen] = {}  # by layer
         self._model = model
         self._page_size = page_size
@@ -146,7 +146,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = torch_pool.allocate(
         described, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device
     )
-    forward.attention = ReferenceAttention(shapes, pool.keys, pool.values)
+    needs = AttentionNeeds(device.type, forward.dtype, tuple(shapes), config.page_size)
+    backend = find_backend(config.attention_backend, needs)
+    forward.attention = backend.make_backend(shapes, pool.keys, pool.values)
     sampler = make_sampler(config, described.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(forward, sampler, capacity, described)
 

@@ -122,3 +122,11 @@ def test_flush_forgets_all_but_what_is_in_use():
     cache.close(table)
     assert cache.flush() == 1
     assert cache.pool.num_free == 8
+
+
+def test_the_check_says_when_a_table_does_not_hold_what_it_shares():
+    cache = CacheManager(8, 2)
+    table = _open(cache, [1, 2, 3])
+    cache.publish(table, [1, 2, 3], 2)
+    table.pages.reverse()
+    assert cache.check() == ["a page table does not hold the pages of its nodes"]

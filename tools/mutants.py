@@ -228,8 +228,8 @@ class Mutation:
             self.is_broken = True
             return
         every = [mutant for path in paths for mutant in mutants_of(path)]
-        unlike = [mutant for mutant in every if (mutant.path, mutant.shown) not in self._equivalent]
-        chosen = random.Random(name).sample(unlike, min(self._num_mutants, len(unlike)))
+        drawn = random.Random(name).sample(every, min(self._num_mutants, len(every)))
+        chosen = [mutant for mutant in drawn if (mutant.path, mutant.shown) not in self._equivalent]
         num_killed = num_stuck = 0
         for mutant in chosen:
             fate = self._try_mutant(session, mutant, recorded, items)
@@ -239,8 +239,8 @@ class Mutation:
                 self._print(f"    survived: {mutant.path}:{mutant.line} | {mutant.shown}")
         self.totals = [self.totals[0] + num_killed, self.totals[1] + len(chosen)]
         self._print(
-            f"{name:14} {num_killed} / {len(chosen)} killed, {num_stuck} of these ran or waited without end; of "
-            f"{len(every)}, {len(every) - len(unlike)} of them equivalent; seed {name!r}"
+            f"{name:14} {num_killed} / {len(chosen)} killed, {num_stuck} of these ran or waited without end; "
+            f"{len(drawn)} of {len(every)} drawn with the seed {name!r}, {len(drawn) - len(chosen)} of them equivalent"
         )
 
     def _print(self, line: str) -> None:

@@ -89,6 +89,23 @@ def test_an_app_that_raises_raises_where_its_answer_is_awaited_and_nothing_is_ke
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("status", "is_kept"), [(200, True), (204, True), (299, True), (300, False), (400, False)])
+def test_of_an_answer_is_kept_for_its_key_what_says_success(status, is_kept):
+    async def scenario():
+        kept = Recordings(Config())
+
+        async def make(send):
+            await send(START | {"status": status})
+            await send({"type": "http.response.body", "body": b"all"})
+
+        recording = _record(kept, make, ("k", b"1"))
+        assert await _read(recording) == b"all"
+        assert kept.repeated(OWNER, "k", b"1") is (recording if is_kept else None)
+        assert (len(kept), kept._num_bytes > 0) == (is_kept, is_kept)
+
+    asyncio.run(scenario())
+
+
 def test_before_it_runs_a_recording_has_not_ended_and_to_cancel_it_is_nothing():
     async def scenario():
         recording = Recordings(Config()).new("r", OWNER, Call(Account()), None)

@@ -32,6 +32,16 @@ def test_a_finished_sequence_leaves_its_full_pages_to_the_next_one(page_size):
     assert cache.num_available == 64
 
 
+def test_a_table_says_whether_it_is_closed_and_for_how_many_tokens_it_has_room():
+    cache = CacheManager(8, 4)
+    table = _open(cache, [1] * 5)
+    assert (table.is_open, table.room) == (True, 8)
+    assert cache.grow(table, 9)
+    assert table.room == 12
+    cache.close(table)
+    assert not table.is_open
+
+
 def test_only_computed_full_pages_are_published():
     cache = CacheManager(8, 4)
     table = _open(cache, list(range(12)))

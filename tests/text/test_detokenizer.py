@@ -160,7 +160,7 @@ def test_exactly_what_may_become_a_stop_is_held_back(ids, stops):
 
 
 @settings(max_examples=300, deadline=None)
-@given(ids_lists, st.lists(stop_texts, max_size=2), st.lists(st.integers(0, 60), min_size=41, max_size=41))
+@given(ids_lists, st.lists(stop_texts, max_size=2), st.lists(st.none() | st.integers(0, 60), min_size=41, max_size=41))
 def test_text_is_taken_up_to_where_it_may_be_and_none_is_lost(ids, stops, ends):
     detokenizer = Detokenizer(TOY, SamplingParams(stop=tuple(stops)))
     prefixes = {stop[:length] for stop in stops for length in range(len(stop))}
@@ -170,11 +170,11 @@ def test_text_is_taken_up_to_where_it_may_be_and_none_is_lost(ids, stops, ends):
         taken += detokenizer.take(end)
         text = _characters(ids[:count], True)
         held = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
-        reached = max(reached, min(end, len(text) - held))
+        reached = max(reached, min(len(text) if end is None else end, len(text) - held))
         assert (taken, detokenizer.length) == (text[:reached], len(text))
     text = _stored(ids, True).decode("utf-8", "replace")
     taken += detokenizer.close(ends[-1])
-    assert taken == text[: max(reached, ends[-1])]
+    assert taken == text[: len(text) if ends[-1] is None else max(reached, ends[-1])]
     assert taken + detokenizer.close() == text
 
 
@@ -241,6 +241,14 @@ def test_searches_may_take_50_milliseconds_at_once_and_two_a_token_in_the_long_r
     assert num_fed == expected
 
 
+@pytest.mark.parametrize(("milliseconds", "is_refused"), [(50, False), (50.001, True)])
+def test_all_that_searches_may_take_at_once_may_be_one(monkeypatch, milliseconds, is_refused):
+    readings = itertools.count(1)
+    monkeypatch.setattr(stops_module.time, "thread_time", lambda: next(readings) // 2 * milliseconds / 1000)
+    with pytest.raises(RequestFailed) if is_refused else contextlib.nullcontext():
+        assert StopPatterns(["a"]).feed("a", ignore=False) == [(0, 1, "a")]
+
+
 def _append_many(detokenizer, ids):
     for token_id in ids:
         detokenizer.append(token_id, stops_allowed=True)
@@ -269,6 +277,7 @@ def test_spaces_between_special_tokens_are_removed_when_asked(decoder):
     removed = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=False)
     assert "".join(_run(removed, ids, tokenizer=tokenizer)[0]) == " hi <a><b> hi <b>"
     assert tokenizer.decode(ids, skip_special_tokens=False, spaces_between_special_tokens=False) == "hi <a><b> hi <b>"
+    assert "".join(_run(removed, ids[1:], tokenizer=tokenizer)[0]) == " <a><b> hi <b>"
 
 
 def test_many_long_stops_cost_work_proportional_to_the_text():

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
 from tureen.api.anthropic_messages import Conversation, conversation_of, tool_choice_of, tools_of
 from tureen.api.body import PARAM_FIELDS
+from tureen.api.call import call_of
 from tureen.api.chat import Chat, ChatPlan, Reader, joined
 from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, whole
 from tureen.api.chat_prompt import chat_prompt
@@ -58,7 +59,7 @@ def routes(state: ServerState) -> list[Entry]:
 
         body, chat = await read_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
-            log.debug("request %s is for user %s", request.scope["request_id"], echo(body.metadata.user_id))
+            log.debug("request %s is for user %s", call_of(request.scope).request_id, echo(body.metadata.user_id))
         plan = await planned(chat, request, state)
         if body.stream:
             return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tureen.api.call import current_call
+from tureen.api.call import current_work
 from tureen.api.planning import Plan
 from tureen.api.state import ServerState
 from tureen.errors import RequestFailed, TureenError, Unavailable
@@ -148,12 +148,12 @@ class Run:
     """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
-        self._call = current_call()
+        self._work = current_work()
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
         self._places = plan.places
-        who = {"client": plan.owner, "client_weight": self._call.account.limits.weight}
+        who = {"client": plan.owner, "client_weight": self._work.account.limits.weight}
         self.outputs = [
             Output(msgspec.structs.replace(request, id=state.new_id(rid), **who), index, rid, plan.arrived_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
@@ -172,7 +172,7 @@ class Run:
         """
         with self._state.coming(len(self.outputs)) as self._submit, self._holding():
             self._state.enter(self._owner, self._names)
-            self._call.names.update(self._names)
+            self._work.names.update(self._names)
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
             try:
                 async with contextlib.aclosing(follow) as stream:
@@ -190,8 +190,8 @@ class Run:
     def _holding(self) -> Iterator[None]:
         """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""
         most = [most_tokens(output.request, output.index) for output in self.outputs]
-        self._call.begin(sum(most))
-        self._holds = [self._call.share(num_tokens) for num_tokens in most]
+        self._work.begin(sum(most))
+        self._holds = [self._work.share(num_tokens) for num_tokens in most]
         try:
             yield
         finally:
@@ -245,7 +245,7 @@ class Run:
             if num_new:
                 hold.pay(num_prompt + num_new)
                 num_prompt = 0
-            self._call.num_tokens += num_new
+            self._work.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)
@@ -261,7 +261,7 @@ class Run:
                     if output.finish is not None:
                         finish = output.finish.type
                         if finish == "abort":
-                            self._call.has_failed = True
+                            self._work.has_failed = True
                         else:
                             hold.pay(num_prompt)
                             num_prompt = 0
@@ -270,7 +270,7 @@ class Run:
         except TureenError as error:
             finish = "error"
             _name_place(error, self._places)
-            self._call.has_failed = True
+            self._work.has_failed = True
             raise
         finally:
             hold.give_back()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from tureen.api.call import current_call
+from tureen.api.call import current_work
 from tureen.api.chat import ChatPlan
 from tureen.api.generation import Output, Run, most_tokens
 from tureen.api.state import ServerState
@@ -25,7 +25,7 @@ async def updates_within(
     if plan.reasoning is None or (request.grammar is not None and not plan.starts_inside):
         bound = request.max_new_tokens  # nothing is thought: a grammar says what the output is from its first token
     if bound < request.max_new_tokens:  # the prompt and the thoughts may be computed again
-        current_call().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
+        current_work().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
     first = msgspec.structs.replace(request, max_new_tokens=bound)
     going_on = None
     async with contextlib.aclosing(_updates(plan, first, state, interval)) as updates:

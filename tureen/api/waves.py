@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tureen.api import planning
-from tureen.api.call import current_call
+from tureen.api.call import current_work
 from tureen.api.generation import Output, Run, most_tokens
 from tureen.api.planning import Plan
 from tureen.api.shared_fields import MAX_INPUTS
@@ -34,7 +34,7 @@ async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: Serv
     """The outputs of all, in their order. Raises the TureenError of the first that fails or is aborted."""
     _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
     runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
-    current_call().begin(sum(most_tokens(request, 0) for request in requests))
+    current_work().begin(sum(most_tokens(request, 0) for request in requests))
     outputs: list[Output] = []
     is_aborted = False
 
@@ -44,7 +44,7 @@ async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: Serv
         for run in runs:
             run.abort(reason)
 
-    current_call().names.add(name)
+    current_work().names.add(name)
     with state.loading(asker.owner, {name: (0,)}, abort):
         for run in runs:
             outputs += await run.whole()

@@ -13,10 +13,11 @@ import msgspec
 
 from tureen.api import planning
 from tureen.api.chat_prompt import ChatPrompt, chat_prompt
+from tureen.api.drafts import Options, Plan, one_prompt, plan_of
 from tureen.api.generation import Output
 from tureen.api.loading import loading
 from tureen.api.offload import offload
-from tureen.api.planning import Names, Plan, Sampling
+from tureen.api.planning import Names, Sampling
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
@@ -25,7 +26,7 @@ from tureen.text.messages import CallArguments, CallStart, Content, Message, Par
 from tureen.text.reasoning import ReasoningFormat, ReasoningParser
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, ToolParser, constraint, schema_places
-from tureen.types import GenerateRequest, LogprobSpec
+from tureen.types import LogprobSpec
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 
@@ -307,31 +308,26 @@ def _plan(
     def left(limit_ms: int | None) -> int | None:
         return None if limit_ms is None else max(1, limit_ms - waited_ms)
 
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(prompt.prompt.token_ids),
-        params=planning.NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
+    options = Options(
         adapter=chat.adapter,
         logprobs=chat.logprobs,
         processor=chat.processor,
         priority=chat.priority,
-        cache_salt=planning.cache_namespace(owner, chat.cache_salt),
+        cache_salt=chat.cache_salt,
         deadline_ms=left(chat.deadline_ms),
         ttft_deadline_ms=left(chat.ttft_deadline_ms),
     )
     if chat.clip_max_tokens:  # as one that the request does not ask for
         sampling = sampling._replace(origins={**sampling.origins, "max_new_tokens": "default"})
-    requests = planning.samples(template, sampling, chat.field, state.context)
-    names, rids = planning.name_requests(chat.rid, 1, len(requests), is_batch=False)
-    return Plan(
-        requests=tuple(requests),
-        rids=rids,
-        names=names,
+    draft = one_prompt(
+        prompt.prompt,
+        chat.field,
+        sampling,
+        options,
         owner=owner,
+        rid=chat.rid,
         log_metrics=chat.log_metrics,
         arrived_s=arrived_s,
-        media=[prompt.prompt.media] * len(requests),
         places=calling.places,
     )
+    return plan_of(draft, state)

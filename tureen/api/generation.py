@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tureen.api.call import current_work
-from tureen.api.planning import Plan
+from tureen.api.drafts import Plan
 from tureen.api.state import ServerState
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
@@ -153,9 +153,8 @@ class Run:
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
         self._places = plan.places
-        who = {"client": plan.owner, "client_weight": self._work.account.limits.weight}
         self.outputs = [
-            Output(msgspec.structs.replace(request, id=state.new_id(rid), **who), index, rid, plan.arrived_s)
+            Output(request, index, rid, plan.arrived_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media)), []
@@ -280,7 +279,8 @@ class Run:
 
     def _take(self, output: Output) -> GenerateRequest:
         """The output's request with its pixels, which are the engine's then."""
-        return msgspec.structs.replace(output.request, media=self._media.pop(output.index, ()))
+        media = self._media.pop(output.index, ())
+        return msgspec.structs.replace(output.request, media=media) if media else output.request
 
     def _count(self, output: Output, finish: str, num_tokens: int) -> None:
         metrics = self._state.metrics

@@ -19,6 +19,7 @@ from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.chat import Chat, ChatPlan
 from tureen.api.chat_answer import arguments_of, check_complete, growing, planned
 from tureen.api.dialect import Docs, Entry, client_name, read_with, streamed, unless_gone
+from tureen.api.drafts import Options, one_prompt, plan_of
 from tureen.api.errors import shaped
 from tureen.api.generation import WHOLE_INTERVAL, Output
 from tureen.api.ollama_fields import (
@@ -30,13 +31,12 @@ from tureen.api.ollama_fields import (
     sampling_of,
 )
 from tureen.api.ollama_messages import DEFAULTS, LATEST, NAMES, adapter, chat_of, prompt_chat
-from tureen.api.planning import NO_PARAMS, Plan
-from tureen.api.prompts import tokenize
+from tureen.api.prompts import Prompt
 from tureen.api.state import ServerState
+from tureen.api.tokenising import tokenize
 from tureen.api.tool_fields import call_id
 from tureen.errors import InvalidRequest, TureenError
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
-from tureen.types import GenerateRequest
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is: clients look at it to know what they may send."""
@@ -196,20 +196,9 @@ async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: Serv
     context = state.context
     sampling = planning.make_sampling(sampling_of(body, given), context, NAMES, DEFAULTS)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(ids),
-        params=NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
-        adapter=adapter(body.model, state),
-        cache_salt=planning.cache_namespace(owner),
-    )
-    requests = planning.samples(template, sampling, "prompt", context)
-    names, rids = planning.name_requests(None, 1, 1, is_batch=False)
-    return ChatPlan(
-        plan=Plan(requests=tuple(requests), rids=rids, names=names, owner=owner), tokenizer=context.tokenizer
-    )
+    options = Options(adapter=adapter(body.model, state))
+    draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
+    return ChatPlan(plan=plan_of(draft, state), tokenizer=context.tokenizer)
 
 
 async def _respond(request: Request, state: ServerState, plan: ChatPlan, answer: Answer) -> ASGIApp:

@@ -26,11 +26,11 @@ async def updates_within(
         bound = request.max_new_tokens  # nothing is thought: a grammar says what the output is from its first token
     if bound < request.max_new_tokens:  # the prompt and the thoughts may be computed again
         current_work().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
-    first = msgspec.structs.replace(request, max_new_tokens=bound)
+    first = request if bound == request.max_new_tokens else msgspec.structs.replace(request, max_new_tokens=bound)
     going_on = None
     async with contextlib.aclosing(_updates(plan, first, state, interval)) as updates:
         async for output in updates:
-            going_on = _going_on(output, request, plan)
+            going_on = _going_on(output, request, plan, state)
             if going_on is None:
                 yield output
     if going_on is None:
@@ -64,7 +64,7 @@ def _is_thinking(output: Output, plan: ChatPlan) -> bool:
     return plan.starts_inside or output.text.lstrip().startswith(form.begin)
 
 
-def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> GenerateRequest | None:
+def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan, state: ServerState) -> GenerateRequest | None:
     """Ends the thoughts of an output that has used up its budget with them, and returns what asks for the rest; None
     where there is nothing to do."""
     if output.finish is None or output.finish.type != "length":
@@ -83,6 +83,7 @@ def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> Gener
     grammar = request.grammar
     return msgspec.structs.replace(
         request,
+        id=state.new_id(output.rid),
         token_ids=(*request.token_ids, *output.token_ids),
         max_new_tokens=left,
         params=msgspec.structs.replace(request.params, min_new_tokens=least),

@@ -13,6 +13,7 @@ from tureen.api.call import current_work
 from tureen.api.constraint_fields import Constraint, constrained
 from tureen.api.planning import Sampling, name_requests
 from tureen.api.prompts import Prompt, too_long
+from tureen.api.reading import PLAIN, Reading
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
 from tureen.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
@@ -64,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     media: list[tuple[MediaItem, ...]] = []
     """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
     places: Mapping[str, str] = {}
+    reading: Reading = PLAIN
 
 
 def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **more: Any) -> Draft:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tureen.api import tokenising, waves
 from tureen.api.drafts import Options
-from tureen.api.generation import Output
 from tureen.api.offload import offload
+from tureen.api.outputs import Output
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.state import Context, ServerState

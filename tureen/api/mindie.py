@@ -17,7 +17,8 @@ from tureen.api import planning
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import client_name, prepared, streamed, unless_gone
 from tureen.api.drafts import Options, Plan, one_prompt, plan_of
-from tureen.api.generation import Output, Run
+from tureen.api.generation import Run
+from tureen.api.outputs import Output
 from tureen.api.planning import Names
 from tureen.api.prompts import Prompt
 from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
@@ -276,9 +277,9 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     is_whole = config.mindie_full_text or config.vllm_profile
     front = body.prompt if config.vllm_profile else ""
     is_first = True
-    async with contextlib.aclosing(run.updates()) as updates:
-        async for output in updates:
-            _check_complete(output)
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            _check_complete(event.output)
             has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
             if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
                 yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL

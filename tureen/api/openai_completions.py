@@ -16,10 +16,11 @@ from tureen.api import openai_answer, openai_fields, planning, prompts, tokenisi
 from tureen.api.body import read_json
 from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.api.drafts import Draft, Options, Plan, plan_of
-from tureen.api.generation import Output, Run
+from tureen.api.generation import Run
 from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_fields import OpenAIBody, Tokens, TopLogprobs
+from tureen.api.outputs import Output
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
 from tureen.api.state import Context, ServerState
@@ -281,9 +282,9 @@ async def _chunks(
     run: Run, texts: Sequence[GrowingText], body: CompletionBody, head: Answer, context: Context
 ) -> AsyncGenerator[Answer, None]:
     counting = Counting(body, run.outputs, body.num_generated)
-    async with contextlib.aclosing(run.updates()) as updates:
-        async for output in updates:
-            text = texts[output.index]
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            text = texts[event.output.index]
             if text.has_news:
                 so_far = counting.so_far()
                 choice = await text.offloaded()

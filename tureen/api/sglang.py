@@ -20,9 +20,10 @@ from tureen.api.body import read_json, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.api.drafts import REQUEST_SIZE
 from tureen.api.errors import error_object
-from tureen.api.generation import Output, Run
+from tureen.api.generation import Run
 from tureen.api.loading import loading
 from tureen.api.offload import INLINE_CHARS, LARGE, offload
+from tureen.api.outputs import Output
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
 from tureen.api.sglang_request import GenerateBody, GeneratePlan
@@ -152,8 +153,9 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     with _taking_turns(plan, run, state) as end_turn:
         # a session's output is looked at by who replaces it before it ends
         has_turns = any(plan.turns)
-        async with contextlib.aclosing(run.updates(1 if has_turns else None)) as updates:
-            async for output in updates:
+        async with contextlib.aclosing(run.events(1 if has_turns else None)) as events:
+            async for event in events:
+                output = event.output
                 if has_turns and not _is_due(output, state.context.config.stream_interval):
                     continue
                 one = await _rendered(output, plan, state.context)

@@ -16,7 +16,8 @@ from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.api.drafts import Options, Plan, one_prompt, plan_of
-from tureen.api.generation import Output, Run
+from tureen.api.generation import Run
+from tureen.api.outputs import Output
 from tureen.api.planning import Names
 from tureen.api.prompts import Prompt
 from tureen.api.sse import event
@@ -359,8 +360,8 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
     front = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
-    async with contextlib.aclosing(run.updates(interval=1)) as updates:
-        async for _ in updates:
+    async with contextlib.aclosing(run.events(interval=1)) as events:
+        async for _ in events:
             for index in texts.catch_up():
                 is_last = output.finish is not None and index + 1 == len(output.token_ids)
                 one = {

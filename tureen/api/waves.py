@@ -8,8 +8,9 @@ from typing import NamedTuple
 from tureen.api import planning
 from tureen.api.call import current_work
 from tureen.api.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
-from tureen.api.generation import Output, Run, most_tokens
+from tureen.api.generation import Run, most_tokens
 from tureen.api.offload import offload
+from tureen.api.outputs import Output
 from tureen.api.planning import Sampling
 from tureen.api.prompts import Prompt
 from tureen.api.shared_fields import MAX_INPUTS

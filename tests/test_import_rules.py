@@ -62,9 +62,19 @@ def test_a_permission_that_nobody_uses_is_left_over(breaches):
     ]
 
 
-def test_modules_in_a_circle_are_found(breaches):
-    circle = breaches({"cache/a.py": "import tureen.cache.b", "cache/b.py": "import tureen.cache.a"})
-    assert circle == ["modules import each other in a circle: cache.a -> cache.b"]
+@pytest.mark.parametrize(
+    ("graph", "circles"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}}, [["a", "b", "c"], ["d", "e"]]),
+    ],
+)
+def test_circles_are_the_sets_of_modules_that_reach_each_other(monkeypatch, graph, circles):
+    monkeypatch.syspath_prepend(TOOLS)
+    from import_rules import cycles
+
+    assert cycles(graph) == circles
 
 
 def test_independent_modules_do_not_import_each_other(breaches):

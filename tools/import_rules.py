@@ -10,8 +10,8 @@ The docstring of a package's `__init__`, or of a module that stands beside the p
 one. `Imported by` names those who may import it, or says "all". `Independent`, where it stands, names modules of the
 package that do not import each other; a word in capitals means all modules that assign that name.
 
-Imports inside functions and for type checking count as all others do. The rules: every import between packages is
-allowed by both ends, no permission is left over, packages do not import each other in a circle, and modules do not.
+Imports inside functions and for type checking count as all others do. Every import between packages must be allowed by
+both ends, and no permission may be left over. Circles of modules and of packages are counted by tools/ratchets.py.
 """
 
 from __future__ import annotations
@@ -71,16 +71,17 @@ def check(modules: Mapping[str, Module]) -> list[str]:
     """Returns a sentence for each breach of the rules."""
     rooms = {name: module for name, module in modules.items() if name and "." not in name}
     rules = {name: read_rules(module.docstring) for name, module in rooms.items()}
-    silent = [f"{rooms[name].path.relative_to(ROOT)}: its docstring has no line `Imports: …` or `Imported by: …`"
-              for name, rule in rules.items() if rule is None]  # fmt: skip
+    silent = [
+        f"{rooms[name].path.relative_to(ROOT)}: its docstring has no line `Imports: …` or `Imported by: …`"
+        for name, rule in rules.items()
+        if rule is None
+    ]
     if silent:
         return silent
     stated = {name: rule for name, rule in rules.items() if rule is not None}
     return [
         *_breaches(modules, stated),
         *_left_over(modules, stated),
-        *(f"modules import each other in a circle: {' -> '.join(cycle)}" for cycle in cycles(module_graph(modules))),
-        *(f"packages import each other in a circle: {' -> '.join(cycle)}" for cycle in cycles(room_graph(modules))),
         *_dependent(modules, stated),
     ]
 
@@ -114,7 +115,7 @@ def room_graph(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Returns each largest set of nodes that all reach each other, sorted (Tarjan's algorithm would be faster)."""
+    """Returns each largest set of nodes that all reach each other, sorted."""
 
     @cache
     def reached(start: str) -> frozenset[str]:

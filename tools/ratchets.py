@@ -3,7 +3,7 @@
     tools/ratchets.py                         compares, names each that has risen
     tools/ratchets.py --list "class names"    what a figure counts, place by place
     tools/ratchets.py --write                 lowers the file to what the code has now
-    tools/ratchets.py --feature api "drafts"  a named feature: its package may have as many lines as it has now
+    tools/ratchets.py --feature api "drafts"  a named feature: its package may have as many lines of code as it has now
 
 The walk of a request is measured by tests/sim/test_walk.py, and lowered by hand.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +28,11 @@ from prose import empty_names, riddles
 DATA = ROOT / "tools" / "ratchets.json"
 FOOTPRINTS = ("min_p", "json_schema", "cache_salt", "lora_path")
 """Parameters whose names should stand in few files."""
-LINES, FEATURES, WALK = "lines", "features", "walk of a plain /generate"
+LINES, FEATURES = "lines of code", "features"
+SILENT = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
+"""Kinds of tokens that are no code."""
 
 Places = dict[str, dict[str, list[str]]]
 """Figure -> key -> where each thing stands that is counted under the key."""
@@ -86,12 +92,25 @@ def measure() -> Places:
 
 
 def count_lines() -> dict[str, int]:
-    """Lines of Python by package; modules beside the packages count together, as `tureen`."""
+    """Lines of code by package, without blank lines, comments and docstrings: explaining costs nothing.
+
+    Modules beside the packages count together, as `tureen`.
+    """
     totals: dict[str, int] = defaultdict(int)
     for path in sorted((ROOT / "tureen").rglob("*.py")):
         parts = path.relative_to(ROOT / "tureen").parts
-        totals[parts[0] if len(parts) > 1 else "tureen"] += path.read_text(encoding="utf-8").count("\n")
+        totals[parts[0] if len(parts) > 1 else "tureen"] += len(code_lines(path.read_text(encoding="utf-8")))
     return dict(totals)
+
+
+def code_lines(text: str) -> set[int]:
+    """Returns the numbers of the lines of a source that hold code."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = {line for token in tokens if token.type not in SILENT for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 def compare(allowed: Mapping[str, Mapping[str, int]], places: Places, lines: Mapping[str, int]) -> list[str]:
@@ -108,8 +127,8 @@ def compare(allowed: Mapping[str, Mapping[str, int]], places: Places, lines: Map
         limit = line_limit(allowed, package)
         if count > limit:
             complaints.append(
-                f"tureen/{package}: {count} lines, at most {limit}: take something out, or name what they are for: "
-                f"tools/ratchets.py --feature {package} 'a few words'"
+                f"tureen/{package}: {count} lines of code, at most {limit}: take something out, or name "
+                f"what they are for: tools/ratchets.py --feature {package} 'a few words'"
             )
     return complaints
 

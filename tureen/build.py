@@ -1,7 +1,7 @@
 """Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
 
-Imports: config, devices, engine, errors, grammar, kernels, log, media, registry, runner, sandbox, serving, text, types,
-weights.
+Imports: attention, config, devices, engine, errors, grammar, kernels, log, media, registry, runner, sandbox, serving,
+text, types, weights.
 Imported by: bench, offline, server.
 """
 

@@ -151,7 +151,7 @@ def test_greedy_takes_the_first_token_where_it_is_the_best():
     logits = np.zeros((1, VOCAB), dtype=np.float32)
     logits[0, 0] = 1.0
     state = make_state(temperature=0.0)
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(token_id=0)]
+    assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=0)]
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 4}], ids=str)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.api.call import current_work
-from tureen.api.constraint_fields import Constraint, constrained
+from tureen.api.constraint_fields import ConstrainedParams, constrained
 from tureen.api.planning import Sampling, name_requests
 from tureen.api.prompts import Prompt, too_long
 from tureen.api.reading import PLAIN, Reading
@@ -102,7 +102,7 @@ def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> Genera
 class Resolved(NamedTuple):
     """What of a prompt's sampling depends on the prompt and the server."""
 
-    constraint: Constraint
+    constraint: ConstrainedParams
     max_new_tokens: int
 
 
@@ -152,7 +152,7 @@ def _requests(
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
-    """What separates a request's cached prefixes: nobody can spell the namespace of a client with another name."""
+    """Name the namespace of a request's cached prefixes: nobody can spell the namespace of a client with another name."""
     return f"{owner}\n{salt}" if owner or salt else ""
 
 

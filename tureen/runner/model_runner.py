@@ -142,7 +142,7 @@ class ModelRunner:
         return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
 
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
-        """What the rows that sample draw."""
+        """Draw the tokens of the rows that sample."""
         if not rows:
             return []
         if output.logits is None:
@@ -259,7 +259,7 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """What was drawn, to the rows that sample."""
+    """Hand what was drawn to the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)

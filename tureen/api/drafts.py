@@ -152,7 +152,7 @@ def _requests(
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
-    """Name the namespace of a request's cached prefixes: nobody can spell the namespace of a client with another name."""
+    """Name the namespace of a request's cached prefixes: nobody can spell that of a client with another name."""
     return f"{owner}\n{salt}" if owner or salt else ""
 
 

@@ -132,7 +132,7 @@ class PackedCopy:
             raise OSError(f"{end >> 20} MiB are needed, more than the disk has free")
         descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=folder)  # nobody else may read it
         try:
-            with open(descriptor, "wb") as file:
+            with _owned(descriptor) as file:
                 file.write(head)
                 for one, offset in zip(data, offsets, strict=True):
                     file.seek(offset)
@@ -151,6 +151,14 @@ def _origin(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType)
     files = [source.path] if source.path.is_file() else [file for file in source.path.iterdir() if file.is_file()]
     facts = [(str(file.resolve()), *_facts(file)) for file in sorted(files)]
     return hashlib.sha256(repr((facts, settings, _facts(Path(str(kernels.__file__))))).encode()).hexdigest()
+
+
+def _owned(descriptor: int) -> BinaryIO:
+    try:
+        return open(descriptor, "wb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _facts(file: Path) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The k-th call that needs a file, memory or a thread fails while pictures, weights and adapters are loaded, or packed
 weights are kept: the request at hand is told, what was there before serves on."""
 
+import asyncio
 import base64
 import builtins
 import errno
@@ -35,6 +36,8 @@ MMAP = Site(mmap, "mmap", no_more(errno.ENOMEM))
 THREAD = Site(threading.Thread, "start", lambda: RuntimeError("can't start new thread"))
 EMPTY = Site(np, "empty", MemoryError)
 FROM_BUFFER = Site(np, "frombuffer", MemoryError)
+ZEROS = Site(np, "zeros", MemoryError)
+ARRAY = Site(np, "array", MemoryError)
 READ = Site(os, "preadv", no_more(errno.EIO))
 
 
@@ -109,7 +112,15 @@ def serving(tmp_path_factory):
     write_adapter(model, root / "adapter", seed=3)
     with RealApp(root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
         app.root = root
+        app.run(all_threads())
         yield app
+
+
+async def all_threads():
+    """Has the event loop start all threads that it may."""
+    count = min(32, os.cpu_count() + 4)
+    together = threading.Barrier(count)
+    await asyncio.gather(*(asyncio.to_thread(together.wait) for _ in range(count)))
 
 
 def output(app, **fields):
@@ -121,7 +132,7 @@ LOADING = [OPEN, BUILTIN_OPEN, DUP, MMAP, EMPTY, FROM_BUFFER, THREAD]
 
 
 @pytest.mark.parametrize("site", LOADING, ids=str)
-def test_weights_that_cannot_be_loaded_leave_those_that_are_served(serving, site):
+def test_weights_that_cannot_be_loaded_leave_those_that_are_served(serving, site, caplog):
     expected = output(serving)
     before = held()
 
@@ -140,11 +151,12 @@ def test_weights_that_cannot_be_loaded_leave_those_that_are_served(serving, site
         assert output(serving) == expected
 
     each_failure(site, work)
+    caplog.clear()  # it holds errors, and they what their frames hold
     assert_nothing_left(before)
 
 
 @pytest.mark.parametrize("site", LOADING, ids=str)
-def test_an_adapter_that_cannot_be_loaded_leaves_all_as_it_was(serving, site):
+def test_an_adapter_that_cannot_be_loaded_leaves_all_as_it_was(serving, site, caplog):
     expected = output(serving)
     before = held()
 
@@ -163,7 +175,23 @@ def test_an_adapter_that_cannot_be_loaded_leaves_all_as_it_was(serving, site):
         assert serving.client.health.num_replacements == 0, "the engine was lost"
 
     each_failure(site, work)
+    caplog.clear()
     assert_nothing_left(before)
+
+
+@pytest.mark.parametrize("site", [EMPTY, FROM_BUFFER, ZEROS, ARRAY], ids=str)
+def test_memory_that_a_step_cannot_have_costs_no_output(serving, site):
+    with RealApp(serving.root / "red", kernels="native", engine="thread", max_total_tokens=1024) as app:
+        expected = output(app)
+
+        def work(failing):
+            with failing.armed():
+                assert output(app) == expected
+            app.wait_until(lambda: app.client.health.state == "healthy")
+            assert output(app) == expected
+            app.check_idle()
+
+        each_failure(site, work)
 
 
 # ---- the copy of packed weights

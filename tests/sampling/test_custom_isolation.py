@@ -471,3 +471,31 @@ def test_code_that_no_thread_can_load_is_refused_by_name_and_leaves_nothing(pool
 
 def no_thread(*_):
     raise RuntimeError("can't start new thread")
+
+
+def test_one_hanging_processor_after_another_costs_others_no_wait_and_is_refused_whatever_its_bytes(monkeypatch):
+    monkeypatch.setattr(processor_pool, "LOAD_CPU_S", 0.2)
+    clock = SimpleNamespace(now_s=0.0)
+    pool = ProcessorPool(2, VOCAB, clock=lambda: clock.now_s)
+    processors = CustomProcessors({}, pool)
+    alice = state(0, ONLY, client="alice", params={"token_id": 3})
+    load(processors, [alice])
+    begun, num_refused = [], 0
+    for second in range(30):
+        clock.now_s += 1
+        try:
+            begun.append(pool.acquire("bob", hanging("__init__", second)))
+        except TooManyRequests:
+            num_refused += 1
+        [[row]] = run_steps(processors, [alice], 1)
+        assert row.token_id == 3
+        assert set(pool.take_waits()) == {"alice"}  # no step has waited for what bob has loaded
+        if second == 2:
+            assert begun[0].is_settled.wait(120)
+    assert (len(begun), num_refused) == (3, 27)
+    assert all(one.is_settled.wait(120) and one.error.is_rejected for one in begun)
+    assert "not loaded within" in str(begun[0].error)
+    carol = state(0, ONLY, client="carol", params={"token_id": 5})
+    [[row]] = steps(processors, [carol], 1)
+    assert row.token_id == 5
+    processors.close()

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
@@ -163,8 +163,15 @@ class ModelRunner:
         return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
     def _load_adapter(self, number: int, path: str) -> None:
-        """Raises InvalidRequest."""
-        adapter = read_adapter(path, self._model)
+        """Raises InvalidRequest, Unavailable."""
+        try:
+            adapter = read_adapter(path, self._model)
+        except MemoryError:
+            raise Unavailable(
+                "lora_path: there is no memory for this adapter; unload another one",
+                field="lora_path",
+                code="out_of_memory",
+            ) from None
         if self._forward is not None:
             self._forward.load_adapter(number, adapter)
         self._adapters[number] = adapter

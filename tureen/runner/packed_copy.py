@@ -169,11 +169,14 @@ def _facts(file: Path) -> tuple[int, int]:
 def _open_own(path: Path) -> io.BufferedReader:
     """Opens a plain file that nobody else can have written. Raises _Unusable, OSError."""
     file = open_regular(path, no_link=True)
-    status = os.fstat(file.fileno())
-    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
-        return file
-    file.close()
-    raise _Unusable("it is not a file that only this user may write")
+    try:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise _Unusable("it is not a file that only this user may write")
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _read_header(file: BinaryIO) -> tuple[_Header, int]:

@@ -158,6 +158,12 @@ class Lease:
         self.error: ProcessorError | None = None
         self.is_settled = threading.Event()
 
+    def note_use(self, idle_since_s: float | None) -> None:
+        """None: requests need it."""
+        self.idle_since_s = idle_since_s or 0.0
+        if self.processor is not None:
+            self.processor.worker.idle_since_s = idle_since_s
+
 
 class ProcessorPool:
     """All of them. The engine's thread calls it; loading and expiry happen in other threads."""
@@ -210,7 +216,7 @@ class ProcessorPool:
                 lease = self._leases[key] = Lease(key, payload)
                 self._begin_load(lease)
             lease.num_users += 1
-            self._note_use(lease, None)
+            lease.note_use(None)
             return lease
 
     def release(self, lease: Lease) -> None:
@@ -218,7 +224,7 @@ class ProcessorPool:
         with self._lock:
             lease.num_users -= 1
             if lease.num_users == 0:
-                self._note_use(lease, self._clock())
+                lease.note_use(self._clock())
 
     def run(self, batches: Sequence[Batch]) -> list[Rows | ProcessorError]:
         """Process the rows of all batches at once; no key comes twice, and each has been acquired.
@@ -346,7 +352,7 @@ class ProcessorPool:
                 if self._leases.get(lease.key) is not lease and lease.processor is not None:
                     self.supervisor.end(lease.processor.worker)  # its place was given away meanwhile
                     lease.processor = None
-                self._note_use(lease, self._clock() if lease.num_users == 0 else None)
+                lease.note_use(self._clock() if lease.num_users == 0 else None)
                 lease.is_settled.set()
 
     def _loaded(self, lease: Lease) -> Processor:
@@ -400,11 +406,6 @@ class ProcessorPool:
                 code="custom_logit_processor_queue_full",
             )
         self._end(min(idle, key=lambda one: one.idle_since_s))
-
-    def _note_use(self, lease: Lease, idle_since_s: float | None) -> None:
-        lease.idle_since_s = idle_since_s or 0.0
-        if lease.processor is not None:
-            lease.processor.worker.idle_since_s = idle_since_s
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.key]

@@ -40,6 +40,9 @@ Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 
 log = get_logger("sandbox")
 
+_numbers = itertools.count(1)
+"""Of the workers of all supervisors."""
+
 
 class Supervisor:
     """One fork server, whichever process it is at the moment. Any thread may call it; only wait_ready waits."""
@@ -66,7 +69,6 @@ class Supervisor:
         self._has_been_ready = False
         self._closing = threading.Event()
         self._server: _Server | None = None
-        self._numbers = itertools.count(1)
         self._workers: dict[Worker, int] = {}  # with the number that the fork server knows it by
         self._stopped: dict[Worker, float] = {}  # since when
         self._thread: threading.Thread | None = None
@@ -144,7 +146,7 @@ class Supervisor:
                 ours, theirs = socket.socketpair()
             except OSError as error:
                 raise Lost(f"no worker of {self.name} can be started: {error.strerror}", is_blameless=True) from None
-            number = next(self._numbers)
+            number = next(_numbers)
             with theirs:
                 try:
                     socket.send_fds(server.control, [FORK.pack(number)], [theirs.fileno(), *descriptors])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import msgspec
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tureen.api.awake import AwakeTimer
 from tureen.api.call import call_of
 from tureen.api.errors import error_object
 from tureen.api.head import authority, body_length
@@ -56,8 +58,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
-        self._stalled: asyncio.TimerHandle | None = None  # set while the client has to take something
+        self._late: AwakeTimer | None = None  # set while a head is awaited
+        self._stalled: AwakeTimer | None = None  # set while the client has to take something
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
         self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
@@ -225,7 +227,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_waiting()
-        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._on_late)
+        self._late = AwakeTimer(HEAD_TIMEOUT_S, self._on_late)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
@@ -240,7 +242,7 @@ class Connection(HttpToolsProtocol):
         self._stop_watching()
         num_bytes = self.transport.get_write_buffer_size()
         if num_bytes:
-            self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._look_at_writing, num_bytes)
+            self._stalled = AwakeTimer(WRITE_TIMEOUT_S, partial(self._look_at_writing, num_bytes))
 
     def _stop_watching(self) -> None:
         if self._stalled is not None:

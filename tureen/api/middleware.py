@@ -12,6 +12,7 @@ from typing import cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tureen.api.awake import AwakeTimer
 from tureen.api.call import ClientCall, ClientWork, call_of, rendered, serving
 from tureen.api.dialect import Entry
 from tureen.api.head import host_name
@@ -222,18 +223,20 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
 
     async def receive_in_time() -> Message:
         nonlocal waited_s
-        clock = asyncio.get_running_loop()
-        started_s = clock.time()
+        limit = asyncio.timeout(None)
+        left_s = min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s
+        timer = AwakeTimer(left_s, lambda: limit.reschedule(0.0))
         try:
-            async with asyncio.timeout(min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s):
+            async with limit:
                 return await receive()
         except TimeoutError:
             raise RequestTimeout(
-                f"{num_bytes} bytes of the body came in {waited_s + clock.time() - started_s:.0f} s; after the first "
+                f"{num_bytes} bytes of the body came in {waited_s + timer.passed_s:.0f} s; after the first "
                 f"{BODY_GRACE_S:.0f} s it must be {MIN_BODY_RATE} bytes a second, and all within {MAX_BODY_S:.0f} s"
             ) from None
         finally:
-            waited_s += clock.time() - started_s
+            timer.cancel()
+            waited_s += timer.passed_s
 
     async def receive_limited() -> Message:
         nonlocal num_bytes, is_complete

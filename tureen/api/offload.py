@@ -61,7 +61,13 @@ class Offload:
 
         self._num_waiting += 1
         try:
-            return await asyncio.wrap_future(self._threads.submit(copy_context().run, each))
+            turn = self._threads.submit(copy_context().run, each)
+        except RuntimeError:  # what the pool could not begin it keeps: it ends at once
+            self._num_waiting -= 1
+            has_left.set()
+            raise Unavailable("the system starts no thread to read a large request; try again") from None
+        try:
+            return await asyncio.wrap_future(turn)
         finally:
             self._num_waiting -= 1
             has_left.set()

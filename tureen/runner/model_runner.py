@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner import drawing
@@ -171,8 +171,15 @@ class ModelRunner:
         return tuple(scores) if is_sound else None
 
     def _load_adapter(self, number: int, path: str) -> None:
-        """Raises InvalidRequest."""
-        adapter = read_adapter(path, self._model)
+        """Raises InvalidRequest, Unavailable."""
+        try:
+            adapter = read_adapter(path, self._model)
+        except MemoryError:
+            raise Unavailable(
+                "lora_path: there is no memory for this adapter; unload another one",
+                field="lora_path",
+                code="out_of_memory",
+            ) from None
         if self._forward is not None:
             self._forward.load_adapter(number, adapter)
         self._adapters[number] = adapter

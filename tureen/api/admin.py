@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Annotated, Any, get_args
 
@@ -22,7 +21,6 @@ from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 
 HEALTH_TIMEOUT_S = 20.0
-HELPERS_TIMEOUT_S = 0.5
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -50,9 +48,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        with contextlib.suppress(TureenError, TimeoutError):  # a step may be long: what it said last holds then
-            async with asyncio.timeout(HELPERS_TIMEOUT_S):
-                await state.client.call("stats")
         down = state.helpers_down
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 

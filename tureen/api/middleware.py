@@ -58,8 +58,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex[:12]
-        scope["request_id"] = request_id
+        request_id = scope.setdefault("request_id", uuid.uuid4().hex[:12])
         scope["send_part"] = send  # what comes after an answer's head need not pass those who look at the head
         started_s, status = time.monotonic(), 0
 
@@ -96,7 +95,9 @@ class Gate:
         return self._state.quotas.visit(who_calls(scope), scope["limits"])
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        is_gone = scope.get("client_left", False) or status in (0, CLIENT_GONE_STATUS)
+        refusal = scope.get("refusal_status", 0)  # by the connection, before the application answered
+        is_gone = not refusal and (scope.get("client_left", False) or status in (0, CLIENT_GONE_STATUS))
+        status = refusal or status
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return

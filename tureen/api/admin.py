@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Annotated, Any, get_args
 
@@ -20,10 +19,9 @@ from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
 
 HEALTH_TIMEOUT_S = 20.0
-HELPERS_TIMEOUT_S = 0.5
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -51,9 +49,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        with contextlib.suppress(TureenError, TimeoutError):  # a step may be long: what it said last holds then
-            async with asyncio.timeout(HELPERS_TIMEOUT_S):
-                await state.client.call("stats")
         down = state.helpers_down
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 

@@ -26,6 +26,7 @@ class ClientWork:
         self.names: set[str] = set()  # what the client calls what runs for it
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
+        self.inline_size = 0  # of what the event loop has done for it since others had their turn; see offload.py
         self._ahead: Hold | None = None  # what its runs may use that have not begun
 
     def begin(self, num_tokens: int) -> None:
@@ -42,6 +43,10 @@ class ClientWork:
         if self._ahead is not None:
             self._ahead.give_back(num_tokens)
         return self.account.hold(num_tokens)
+
+    def pass_turn(self) -> None:
+        """Others have had theirs."""
+        self.inline_size = 0
 
     def end(self) -> None:
         """Nothing more will run for it."""
@@ -61,6 +66,7 @@ class ClientCall:
     send_part: Send | None = None
     """Takes what comes after the head of a stream, past those who look at heads only."""
     has_client_left: bool = False
+    refusal_status: int = 0  # of the connection, before the application answered; 0 = it refused nothing
     work: ClientWork | None = None  # None: the route is not one whose use is counted
 
     def sent_by(self, send: Send) -> ClientCall:

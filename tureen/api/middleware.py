@@ -59,7 +59,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         call = call_of(scope)
-        call.request_id = uuid.uuid4().hex[:12]
+        call.request_id = call.request_id or uuid.uuid4().hex[:12]
         call.send_part = send
         started_s, status = time.monotonic(), 0
 
@@ -96,7 +96,8 @@ class Gate:
         return self._state.quotas.visit(call.who(scope), call.limits)
 
     def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
-        is_gone = call.has_client_left or status in (0, CLIENT_GONE_STATUS)
+        is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
+        status = call.refusal_status or status
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return

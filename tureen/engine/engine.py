@@ -97,6 +97,11 @@ class Engine:
         called often."""
         return len(self.preparing) > 0
 
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None:
+        """See Preparing."""
+        return self.preparing.helpers_down
+
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         self.control.check_there()

@@ -52,7 +52,7 @@ class Phase(enum.Enum):
 
 
 class Admission(NamedTuple):
-    """What a server lets in."""
+    """The limits and the books of what a server lets in."""
 
     max_connections: int = sys.maxsize
     note_refusal: Callable[[str, TureenError], None] = lambda *_: None

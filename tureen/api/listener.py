@@ -11,7 +11,7 @@ from tureen.config import Config
 from tureen.errors import StartupError
 
 MAX_SHARE = 0.75
-"""Of the files that the server may open, for connections; models, helper processes and pictures need some too."""
+"""Connections may take this share of the files that the server may open. Models, helpers and pictures need some too."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -4,6 +4,7 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
@@ -64,7 +65,8 @@ class Engine:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        orders = {"fcfs": Order(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
+        longest = LongestPrefixFirst(partial(_cached_len, self.cache))
+        orders = {"fcfs": Order(), "lpm": longest, "fair": LeastServedFirst(rank)}
         queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
@@ -205,9 +207,6 @@ class Engine:
         self.preparing.clear()
         return self.cache.flush()
 
-    def _cached_len(self, sequence: Sequence) -> int:
-        return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
-
     def _begin(self, sequence: Sequence) -> None:
         """What is known of its output before it runs is there: it lines up, or ends."""
         if sequence not in self.preparing.replays:
@@ -284,11 +283,9 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        only_end = OutputDelta(sequence.request.id, finish=reason)
-        delta = only_end if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
-        assert delta is not None
+        delta = None if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
         self._forget(sequence)
-        return delta
+        return delta or OutputDelta(sequence.request.id, finish=reason)
 
     def _delta(self, sequence: Sequence, reason: FinishReason | None = None) -> OutputDelta | None:
         delta = output.delta(sequence, reason)
@@ -301,6 +298,11 @@ class Engine:
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
+
+
+def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
+    """Count the pages of a sequence that are cached."""
+    return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 
 def _check_room(num_waiting: int, limit: int) -> None:

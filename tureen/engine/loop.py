@@ -37,7 +37,7 @@ PREPARE_S = 0.0003
 """So often an idle engine looks whether a grammar is compiled."""
 
 HELPERS_S = 0.25
-"""So often an idle engine looks whether a helper process is being replaced, where it has some."""
+"""An idle engine looks as often whether a helper process is being replaced, where it has some."""
 
 log = get_logger("engine")
 

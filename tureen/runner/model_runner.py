@@ -175,11 +175,8 @@ class ModelRunner:
         try:
             adapter = read_adapter(path, self._model)
         except MemoryError:
-            raise Unavailable(
-                "lora_path: there is no memory for this adapter; unload another one",
-                field="lora_path",
-                code="out_of_memory",
-            ) from None
+            message = "there is no memory for this adapter; unload another one"
+            raise Unavailable(message, code="out_of_memory") from None
         if self._forward is not None:
             self._forward.load_adapter(number, adapter)
         self._adapters[number] = adapter

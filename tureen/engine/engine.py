@@ -231,11 +231,9 @@ class Engine:
 
         Raises InvalidRequest, RequestFailed.
         """
-        can_only_end = False
-        if result.error is not None:
-            can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
-            if not can_only_end:
-                return self._drop(sequence, result.error)
+        can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
+        if result.error is not None and not can_only_end:
+            return self._drop(sequence, result.error)
         assert sequence.table is not None
         sequence.advance(row, result)
         if can_only_end:

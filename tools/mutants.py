@@ -37,7 +37,8 @@ CPU_S = 30.0
 """What the tests of a mutant may use, and ten times what they used before."""
 
 IDLE_S = 60.0
-"""Tests that compute nothing for so long wait for what does not come."""
+LEAST_SHARE = 0.01
+"""Tests that use less of a processor for so long wait for what does not come."""
 
 MORE_BYTES = 4 << 30
 HOME = Path(__file__).parent.parent
@@ -322,7 +323,7 @@ def forked(work: Callable[[], bool], cpu_s: float) -> str:
     used, is_stuck = -1.0, False
     while not select.select([waiting], [], [], IDLE_S)[0]:
         now = _cpu_s(process)
-        is_stuck = now - used < 0.01 or now > cpu_s
+        is_stuck = now - used < LEAST_SHARE * IDLE_S or now > cpu_s
         if is_stuck:
             break
         used = now

@@ -16,7 +16,7 @@ from test_custom_processors import VOCAB, another, applied, load, run_steps, sen
 
 from tureen.errors import TooManyRequests, Unavailable
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.sampling import processor_pool
+from tureen.sampling import processor_messages, processor_pool
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 
@@ -248,7 +248,7 @@ def test_numpy_and_printing_work_in_the_jail(processors, body):
     assert np.array_equal(make_array(logits), np.ones((1, VOCAB)))
 
 
-def test_a_worker_cannot_compute_on_when_its_call_is_over(processors):
+def test_a_worker_cannot_compute_on_when_its_call_is_over(processors, monkeypatch):
     body = """
 import os, signal
 from tureen.sampling import processor_messages as messages
@@ -266,19 +266,22 @@ while True: pass
 """
     one = state(0, sent(body))
     [lease] = load(processors, [one])
-    end = os.pidfd_open(lease.processor.worker.pid)
+    worker = lease.processor.worker
+    monkeypatch.setattr(worker, "limits", worker.limits._replace(cpu_s=1))
+    end = os.pidfd_open(worker.pid)
     run_steps(processors, [one], 1)
     assert select.select([end], [], [], 120)[0]  # at the limit of its processor time
     os.close(end)
     processors.pool.release(lease)
 
 
-def test_a_processor_that_is_used_for_long_gets_the_time_it_needs():
+def test_a_processor_that_is_used_for_long_gets_the_time_it_needs(monkeypatch):
+    monkeypatch.setattr(processor_messages, "LIMITS", processor_messages.LIMITS._replace(cpu_s=1))
     made = CustomProcessors({}, ProcessorPool(1, VOCAB))
-    body = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nreturn logits"
+    body = "import time\nend = time.process_time() + 0.25\nwhile time.process_time() < end: pass\nreturn logits"
     try:
-        found = steps(made, [state(0, sent(body))], 14)  # 7 s; 5 are allowed at first
-        assert [step[0].error for step in found] == [None] * 14
+        found = steps(made, [state(0, sent(body))], 10)  # 2.5 s; 2 are allowed at first
+        assert [step[0].error for step in found] == [None] * 10
     finally:
         made.close()
 

@@ -38,6 +38,10 @@ Handle = Callable[[bytes], bytes]
 """A worker answers each message by one. The end of its connection ends it."""
 
 
+Workers = dict[int, tuple[int, int]]
+"""By the descriptor of its process: its id, the worker's number."""
+
+
 class Program(NamedTuple):
     """What the workers of a fork server do."""
 
@@ -58,12 +62,17 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     gc.freeze()
     with contextlib.suppress(OSError):  # nobody waits any more
         control.send(READY)
-        _serve(control, program)
+        workers: Workers = {}
+        try:
+            _serve(control, program, workers)
+        finally:
+            for pid, _ in workers.values():  # nobody else may be there to reap them
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
-def _serve(control: socket.socket, program: Program) -> None:
+def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
     """Raises OSError when the supervisor is gone."""
-    workers: dict[int, tuple[int, int]] = {}  # descriptor of its process -> its id, the worker's number
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:

@@ -316,13 +316,11 @@ def test_a_resumed_request_keeps_its_deadline_and_has_had_its_first_token():
 
 def test_an_idle_engine_tells_that_a_helper_is_being_replaced_and_when_it_is_back(monkeypatch):
     """It looks now and then where it has helpers, and reports what has changed only."""
-    down = [(), ("one",), ("one",), (), (), ()]
-    world = World({len(down): [Close()]})
-    monkeypatch.setattr(
-        Engine, "helpers_down", property(lambda _: down[min(max(0, world.num_turns - 1), len(down) - 1)])
-    )
+    down = [(), (), ("one",), ("one",), (), ()]  # at each turn
+    world = World({len(down) - 1: [Close()]})
+    monkeypatch.setattr(Engine, "helpers_down", property(lambda _: down[world.num_turns]))
     world.run()
-    assert world.waits == [HELPERS_S] * (len(down) - 1)
+    assert world.waits == [HELPERS_S] * len(down)
     assert len(world.published) == 3  # at the start, and at each change
 
 

@@ -286,6 +286,7 @@ OWN = {
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
     "tureen/api/page.py": "the package's own pages",
+    "tureen/api/verdicts.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",

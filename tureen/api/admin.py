@@ -13,14 +13,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen import __version__
-from tureen.api import sglang
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.call import call_of
 from tureen.api.dialect import Docs, Entry, client_name
+from tureen.api.drafts import Options, one_prompt, plan_of
+from tureen.api.embedding import vector_of, wanted_states
+from tureen.api.generation import Run
+from tureen.api.planning import Names, Sampling
+from tureen.api.prompts import Prompt
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.sampling.params import SamplingParams
 
 HEALTH_TIMEOUT_S = 20.0
 HELPERS_TIMEOUT_S = 0.5
@@ -59,13 +64,18 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health_generate(_: Request) -> Response:
         check()
-        body = {"input_ids": [state.context.info.bos_token_id or 0], "log_metrics": False}
-        num_tokens = 1 if state.context.info.pooling is None else 0
-        params = {"max_new_tokens": num_tokens, "temperature": 0}
-        plan = await sglang.prepare(body | {"sampling_params": params}, state)
+        state.check_accepting()
+        info = state.context.info
+        is_generating = info.pooling is None
+        sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())
+        options = Options(hidden_states="none" if is_generating else wanted_states(None, info))
+        prompt = Prompt([info.bos_token_id or 0])
+        plan = plan_of(one_prompt(prompt, "prompt", sampling, options, log_metrics=False), state)
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                await (sglang.answer if num_tokens else sglang.embed)(plan, state)
+                [output] = await Run(state, plan).whole()
+            if not is_generating:
+                vector_of(output)
         except TimeoutError:
             raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:.0f} s", code="engine_slow") from None
         return PlainTextResponse("")
@@ -160,6 +170,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
             abort_request,
             access="user",
             methods=["POST"],
+            any_model=True,
             is_limited=False,
             docs=Docs("Control", "End running requests.", bodies=(AbortBody,), example={"rid": "mine"}),
         ),

@@ -19,7 +19,7 @@ from tureen.api.call import call_of
 from tureen.api.chat import Chat
 from tureen.api.chat_answer import arguments_of, check_complete, events_of, planned, whole
 from tureen.api.chat_prompt import chat_prompt
-from tureen.api.dialect import Docs, Entry, read_with, streamed, unless_gone
+from tureen.api.dialect import Docs, Entry, ErrorShape, read_with, streamed, unless_gone
 from tureen.api.drafts import Plan
 from tureen.api.errors import shaped
 from tureen.api.model_field import adapter_of
@@ -46,6 +46,21 @@ ERROR_TYPES = {
 PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
 """What is called otherwise than in SamplingParams."""
 
+ERROR_SHAPE = ErrorShape(
+    "AnthropicError",
+    {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+)
 EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
 
 log = get_logger("api")
@@ -82,7 +97,13 @@ def routes(state: ServerState) -> list[Entry]:
             methods=["POST"],
             render_error=error_response,
             docs=Docs(
-                "Anthropic", "The next message.", (AnthropicBody,), EXAMPLE, stream="text/event-stream", headers=headers
+                "Anthropic",
+                "The next message.",
+                (AnthropicBody,),
+                EXAMPLE,
+                stream="text/event-stream",
+                headers=headers,
+                error=ERROR_SHAPE,
             ),
         ),
         Entry(
@@ -91,7 +112,14 @@ def routes(state: ServerState) -> list[Entry]:
             access="user",
             methods=["POST"],
             render_error=error_response,
-            docs=Docs("Anthropic", "How many tokens a prompt has.", (AnthropicCountBody,), counted, headers=headers),
+            docs=Docs(
+                "Anthropic",
+                "How many tokens a prompt has.",
+                (AnthropicCountBody,),
+                counted,
+                headers=headers,
+                error=ERROR_SHAPE,
+            ),
         ),
     ]
 

@@ -9,29 +9,15 @@ from msgspec import Meta
 
 from tureen.api.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
 from tureen.api.tool_fields import MAX_TOOLS
+from tureen.api.verdicts import tables_of
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens; Anthropic's own bound
 
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "container": (None, "there are no containers; leave it out"),
-    "context_management": (None, "the server edits no conversations; send what is to be read"),
-    "custom_params": (None, "processors belong to /generate and to OpenAI's routes"),
-    "diagnostics": (None, "the server keeps no requests to compare with; leave it out"),
-    "inference_geo": (None, "the server is where it is; leave it out"),
-    "max_new_tokens": (None, "it is called max_tokens here"),
-    "mcp_servers": (None, "the server calls no tools; list them in tools and call them yourself"),
-    "n": (1, "a message has one answer; send the request again"),
-    "output_format": (None, "it is called output_config.format today"),
-    "speed": ("standard", "there is one speed; leave it out"),
-    "stop": (None, "it is called stop_sequences here"),
-    "user_profile_id": (None, "there are no profiles; leave it out"),
-    "workspace_id": (None, "there are no workspaces; leave it out"),
-}
-"""What Anthropic has and this server has not, or other APIs have: the value that asks for nothing, and why any other is
-refused."""
+TABLES = tables_of("anthropic")
+NOT_OFFERED = TABLES["body"].refused
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 T = TypeVar("T")

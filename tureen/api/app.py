@@ -1,4 +1,4 @@
-"""The ASGI application: every dialect's routes, the gate in front, one way to answer errors."""
+"""The ASGI application: every dialect's routes and our own, the gate in front, one way to answer errors."""
 
 from __future__ import annotations
 
@@ -16,28 +16,18 @@ from starlette.routing import Match
 from tureen.api import (
     adapter_routes,
     admin,
-    anthropic,
     compat,
     generate,
-    ollama,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
     openapi,
     parsing_routes,
     pause,
     profile_routes,
     replay,
-    score_routes,
     session_routes,
-    sglang,
-    tgi,
-    tokenize_routes,
     weight_routes,
 )
 from tureen.api.call import call_of, rendered
-from tureen.api.dialect import ClientGone, Dialect, Entry
+from tureen.api.dialect import ClientGone, Entry, Routes, dialects
 from tureen.api.middleware import CLIENT_GONE_STATUS, Gate, Limiter
 from tureen.api.reporter import report_forever
 from tureen.api.state import ServerState, make_context
@@ -50,13 +40,7 @@ from tureen.metrics import Metrics
 from tureen.serving.client import EngineClient
 from tureen.text.tokenizer import Tokenizer
 
-DIALECTS: tuple[Dialect, ...] = (
-    generate.routes,
-    sglang.routes,
-    tgi.routes,
-    anthropic.routes,
-    ollama.routes,
-    openai_responses.routes,
+OUR_ROUTES: tuple[Routes, ...] = (
     parsing_routes.routes,
     session_routes.routes,
     pause.routes,
@@ -64,24 +48,10 @@ DIALECTS: tuple[Dialect, ...] = (
     weight_routes.routes,
     profile_routes.routes,
     admin.routes,
-    openai_chat.routes,
-    openai_completions.routes,
-    openai_embeddings.routes,
-    score_routes.routes,
-    tokenize_routes.routes,
     replay.routes,
     openapi.routes,
     compat.routes,
 )
-WITHOUT_TEXT: tuple[Dialect, ...] = (
-    sglang.routes,
-    openai_embeddings.routes,
-    score_routes.routes,
-    tokenize_routes.routes,
-    parsing_routes.routes,
-    admin.routes,
-)
-"""Where a model that makes embeddings works; users' other routes say what it is."""
 
 log = get_logger("http")
 
@@ -101,7 +71,7 @@ def build_app(
         await state.close()
 
     app = Starlette(
-        routes=[route for dialect in DIALECTS for route in _entries(dialect, state)],
+        routes=_routes(state),
         middleware=[Middleware(Gate, state=state), Middleware(replay.Replay, state=state), Middleware(Limiter)],
         exception_handlers={
             TureenError: _tureen_error,
@@ -118,13 +88,16 @@ def build_app(
     return app
 
 
-def _entries(dialect: Dialect, state: ServerState) -> list[Entry]:
-    if state.context.info.pooling is None or dialect in WITHOUT_TEXT:
-        return dialect(state)
-    return [
-        _without_text(entry) if entry.access == "user" and "POST" in (entry.methods or ()) else entry
-        for entry in dialect(state)
-    ]
+def _routes(state: ServerState) -> list[Entry]:
+    groups = (generate.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
+    entries = [entry for routes in groups for entry in routes(state)]
+    if state.context.info.pooling is None:
+        return entries
+    return [_without_text(entry) if _needs_text(entry) else entry for entry in entries]
+
+
+def _needs_text(entry: Entry) -> bool:
+    return entry.access == "user" and "POST" in (entry.methods or ()) and not entry.any_model
 
 
 def _without_text(entry: Entry) -> Entry:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.call import call_of
@@ -18,7 +20,9 @@ from tureen.api.errors import error_response
 from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.sse import EventStream, until_gone
 from tureen.api.state import ServerState
+from tureen.api.verdicts import FieldTable
 from tureen.errors import TureenError
+from tureen.registry import find_dialects
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -29,8 +33,25 @@ BYTES_PER_CHAR = 8
 Access = Literal["open", "user", "admin"]
 """Who may call a route: anybody, who has an API key, who has the admin key."""
 
-Dialect = Callable[[ServerState], "list[Entry]"]
+Routes = Callable[[ServerState], "list[Entry]"]
 """A module's `routes(state)`: the paths of one API."""
+
+
+class ErrorShape(NamedTuple):
+    """How an API writes errors: the name and the JSON schema of the object."""
+
+    name: str
+    schema: Mapping[str, Any]
+
+
+PLAIN_ERROR = ErrorShape(
+    "PlainError",
+    {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+    },
+)
 
 
 class Docs(NamedTuple):
@@ -43,6 +64,7 @@ class Docs(NamedTuple):
     stream: str | None = None  # media type of its streams; None = it has none
     answer: str = "application/json"  # media type of its other answers
     headers: Mapping[str, str] = {}  # request headers of its own: name -> meaning
+    error: ErrorShape | None = None  # of this API; what is refused before a body is read has ours
 
 
 class Entry(Route):
@@ -56,16 +78,74 @@ class Entry(Route):
         access: Access,
         methods: Sequence[str] = ("GET",),
         is_limited: bool = True,
+        any_model: bool = False,
         docs: Docs | None = None,
         render_error: Callable[[TureenError], Response] = error_response,
     ) -> None:
-        """`is_limited`: what users send here counts towards --max-client-requests. `render_error`: how this API writes
-        an error that comes before its answer, the gate's too."""
+        """`is_limited`: what users send here counts towards --max-client-requests. `any_model`: users' work that a
+        model that makes embeddings does too. `render_error`: how this API writes an error that comes before its answer,
+        the gate's too."""
         super().__init__(path, endpoint, methods=list(methods))
         self.docs = docs
         self.render_error = render_error
         self.access = access
+        self.any_model = any_model
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+
+class BodyPart(NamedTuple):
+    """An object of a body: the body itself, or one that stands in it under `name`."""
+
+    struct: type[msgspec.Struct]
+    table: FieldTable = FieldTable()
+    name: str = ""
+    aliases: Mapping[str, str] = MappingProxyType({})
+
+
+class SpokenRoute(NamedTuple):
+    """One route of an API that was somebody else's first; what becomes of its fields, for `/compat`."""
+
+    api: str
+    route: str
+    parts: tuple[BodyPart, ...]
+
+
+class BodySection(NamedTuple):
+    """A section of the page of parameters."""
+
+    title: str
+    text: str
+    struct: type[msgspec.Struct]
+
+
+Respond = Callable[[dict[str, Any], Request, ServerState], Awaitable[ASGIApp]]
+
+
+class GenerateForm(NamedTuple):
+    """Bodies of this dialect that are sent to `/generate`, which several share."""
+
+    prompt_fields: tuple[str, ...]  # one of them is in a body, and only in those of this dialect
+    body: type[msgspec.Struct]
+    respond: Respond
+    refuse: Callable[[TureenError], ASGIApp] | None = None  # writes errors about the choice of dialect; None = as ours
+
+
+class Dialect(NamedTuple):
+    """An API that clients speak, as the file `dialect.py` in its folder describes it. Everything else finds it here."""
+
+    order: int  # where lists and pages have it
+    routes: Routes
+    spoken: tuple[SpokenRoute, ...] = ()
+    sections: tuple[BodySection, ...] = ()
+    generate: GenerateForm | None = None
+    meant: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
+    """Fields that take other values than the type they are decoded into says, for OpenAPI."""
+
+
+def dialects() -> list[Dialect]:
+    """All of them, in order."""
+    found: list[Dialect] = [module.DIALECT for module in find_dialects()]
+    return sorted(found, key=lambda dialect: dialect.order)
 
 
 async def read_body(request: Request, kind: type[S]) -> S:

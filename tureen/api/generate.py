@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from tureen.api import mindie, sglang, tgi
 from tureen.api.body import read_json
-from tureen.api.dialect import Docs, Entry
-from tureen.api.mindie import MindieBody
-from tureen.api.sglang_request import GenerateBody
+from tureen.api.dialect import PLAIN_ERROR, Docs, Entry, GenerateForm, dialects
 from tureen.api.state import ServerState
-from tureen.api.tgi import TgiBody
 from tureen.errors import InvalidRequest
 
-Respond = Callable[[dict[str, Any], Request, ServerState], Awaitable[ASGIApp]]
 
-BY_PROMPT_FIELD: dict[str, Respond] = {
-    "text": sglang.respond,
-    "input_ids": sglang.respond,
-    "input_embeds": sglang.respond,
-    "prompt": mindie.respond,
-    "inputs": tgi.respond,
-}
+def prompt_fields() -> dict[str, GenerateForm]:
+    """The fields that may hold the prompt, and whose bodies have them."""
+    forms = [dialect.generate for dialect in dialects() if dialect.generate is not None]
+    return {name: form for form in forms for name in form.prompt_fields}
 
 
 def routes(state: ServerState) -> list[Entry]:
+    forms = prompt_fields()
+
     async def generate(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        found = [name for name in BY_PROMPT_FIELD if given.get(name) is not None]
-        if len(found) == 1:
-            return await BY_PROMPT_FIELD[found[0]](given, request, state)
+        body = read_json(request.headers.get("content-type"), await request.body())
+        sent = [name for name in forms if body.get(name) is not None]
+        if len(sent) == 1:
+            return await forms[sent[0]].respond(body, request, state)
         error = InvalidRequest(
-            f"send exactly one of {', '.join(BY_PROMPT_FIELD)}; got {' and '.join(found) or 'none of them'}",
-            field=found[-1] if found else "text",
+            f"send exactly one of {', '.join(forms)}; got {' and '.join(sent) or 'none of them'}",
+            field=sent[-1] if sent else next(iter(forms)),
         )
-        if "prompt" in found:
-            return mindie.as_mindie(error)
+        for name in sent:
+            refuse = forms[name].refuse
+            if refuse is not None:
+                return refuse(error)
         raise error
 
     docs = Docs(
         "Generate",
         "Generate text. The field that holds the prompt says whose dialect a body speaks.",
-        bodies=(GenerateBody, MindieBody, TgiBody),
+        bodies=tuple(dict.fromkeys(form.body for form in forms.values())),
         example={"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}},
         stream="text/event-stream",
+        error=PLAIN_ERROR,
     )
     return [Entry("/generate", generate, access="user", methods=["POST", "PUT"], docs=docs)]

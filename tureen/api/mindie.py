@@ -21,9 +21,9 @@ from tureen.api.generation import Run
 from tureen.api.outputs import Output
 from tureen.api.planning import Names
 from tureen.api.prompts import Prompt
-from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
 from tureen.api.state import Context, ServerState
 from tureen.api.tokenising import tokenize
+from tureen.api.verdicts import tables_of
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.sampling.params import LogitBias, Stops, StopTokenIds
 from tureen.types import LogprobSpec
@@ -48,36 +48,8 @@ NAMES = Names("", RENAMED)
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
 """What this dialect calls otherwise than SamplingParams."""
 
-INSIDE = "it is between the parts of vLLM; leave it out"
-NO_LOGPROBS = "the answers of this dialect hold text alone; for log-probabilities send text and return_logprob"
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "logprobs": (None, NO_LOGPROBS),
-    "prompt_logprobs": (None, NO_LOGPROBS),
-    "use_beam_search": (False, NO_BEAMS),
-    "early_stopping": (False, NO_BEAMS),
-    "length_penalty": (1.0, NO_BEAMS),
-    "flat_logprobs": (False, NO_LOGPROBS),
-    "logprob_token_ids": (None, NO_LOGPROBS),
-    "prompt_logprob_token_ids": (None, NO_LOGPROBS),
-    "prompt_logprob_start": (None, NO_LOGPROBS),
-    "allowed_token_ids": (None, "send logit_bias; or send text, and choice among its sampling_params"),
-    "bad_words": (None, "send logit_bias; or send text and custom_logit_processor"),
-    "structured_outputs": (None, "send text, and json_schema, regex, ebnf or choice among its sampling_params"),
-    "thinking_token_budget": (None, "send text and custom_logit_processor"),
-    "stream_interval": (None, "send text, and it among its sampling_params; or start the server with it"),
-    "truncate_prompt_tokens": (None, "a prompt is never cut; send what is to be read"),
-    "detokenize": (True, "the answers of this dialect hold text alone; for ids send text"),
-    "watermarking": (None, NO_SUCH_THING),
-    "repetition_detection": (None, "send a repetition_penalty"),
-    "output_kind": (None, INSIDE),
-    "skip_clone": (False, INSIDE),
-    "output_text_buffer_length": (0, INSIDE),
-    "extra_args": (None, INSIDE),
-    "skip_reading_prefix_cache": (None, "send text and a cache_salt of your own"),
-    "routed_experts_prompt_start": (None, NO_SUCH_THING),
-    "trace_decode_token_ids": (None, INSIDE),
-}
-"""What vLLM has and this server has not: the value that asks for nothing, and why any other is refused."""
+TABLES = tables_of("mindie")
+NOT_OFFERED = TABLES["body"].refused
 
 _json = msgspec.json.Encoder()
 

@@ -28,8 +28,9 @@ MAX_WAITING = 1024
 
 
 class Offload:
-    """Decides by the size of a piece of work where it is done; a thread has the context of the task. Whose task is cancelled waits for nothing: what has not
-    begun never does, and what goes over many entries ends after the one at hand."""
+    """Decides by the size of a piece of work where it is done; a thread has the context of the task. Whose task
+    is cancelled waits for nothing: what has not begun never does, and what goes over many entries ends after the one at
+    hand."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "offload")

@@ -18,7 +18,7 @@ from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.chat import Chat
 from tureen.api.chat_answer import arguments_of, check_complete, events_of, planned
-from tureen.api.dialect import Docs, Entry, client_name, read_with, streamed, unless_gone
+from tureen.api.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_with, streamed, unless_gone
 from tureen.api.drafts import Options, Plan, one_prompt, plan_of
 from tureen.api.errors import shaped
 from tureen.api.generation import WHOLE_INTERVAL
@@ -91,7 +91,7 @@ def _entry(path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "P
 
 
 def _docs(summary: str, body: type[msgspec.Struct], example: dict[str, Any]) -> Docs:
-    return Docs("Ollama", summary, (body,), example, stream=NDJSON)
+    return Docs("Ollama", summary, (body,), example, stream=NDJSON, error=PLAIN_ERROR)
 
 
 def _fact_routes(state: ServerState) -> list[Entry]:
@@ -116,14 +116,15 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     async def root(_: Request) -> Response:
         return PlainTextResponse("Ollama is running")
 
-    shown = Docs("Ollama", "What a model is and can.", (OllamaShowBody,), {"model": "default"})
-    there = Docs("Ollama", "Whether the server is there.", answer="text/plain")
+    about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
+    shown = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    there = about._replace(summary="Whether the server is there.", answer="text/plain")
 
     return [
         _entry("/", root, there, "GET"),
-        _entry("/api/tags", tags, Docs("Ollama", "The models."), "GET"),
+        _entry("/api/tags", tags, about, "GET"),
         _entry("/api/show", show, shown),
-        _entry("/api/version", version, Docs("Ollama", "The version of Ollama's API."), "GET"),
+        _entry("/api/version", version, about._replace(summary="The version of Ollama's API."), "GET"),
     ]
 
 

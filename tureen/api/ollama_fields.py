@@ -12,6 +12,7 @@ from msgspec import Meta
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.state import Context
 from tureen.api.tool_fields import MAX_TOOLS
+from tureen.api.verdicts import tables_of
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.sampling.params import JsonObject, Stops
@@ -20,45 +21,8 @@ from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
 UNBOUNDED = (-1, -2)  # values of num_predict: no bound, and to the end of the context, which is the same here
-AT_START = "the model is loaded when the server starts, and so is this decided then; leave it out"
-NO_SUCH_SAMPLING = "there is no such way to sample here; leave it out"
-NO_PICTURES = "the server makes no pictures; leave it out"
-
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "context": (None, "send the conversation to /api/chat; what is known of it is reused"),
-    "height": (None, NO_PICTURES),
-    "logprobs": (False, "OpenAI's routes and /generate have log-probabilities"),
-    "shift": (False, "the start of a conversation is never dropped; send what is to be read"),
-    "steps": (None, NO_PICTURES),
-    "suffix": (None, "the server fills no gaps in a text; leave it out"),
-    "template": (None, "the model's own template, or the operator's, is used; with raw: true none is"),
-    "top_logprobs": (0, "OpenAI's routes and /generate have log-probabilities"),
-    "truncate": (False, "the start of a conversation is never dropped; send what is to be read"),
-    "width": (None, NO_PICTURES),
-}
-OPTIONS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "embedding_only": (False, AT_START),
-    "f16_kv": (None, AT_START),
-    "logits_all": (False, AT_START),
-    "low_vram": (False, AT_START),
-    "main_gpu": (None, AT_START),
-    "mirostat": (0, NO_SUCH_SAMPLING),
-    "mirostat_eta": (None, NO_SUCH_SAMPLING),
-    "mirostat_tau": (None, NO_SUCH_SAMPLING),
-    "num_batch": (None, AT_START),
-    "num_gpu": (None, AT_START),
-    "num_keep": (None, "the start of a conversation is never dropped; leave it out"),
-    "num_thread": (None, AT_START),
-    "numa": (None, AT_START),
-    "penalize_newline": (True, "penalties make no exceptions; leave it out"),
-    "repeat_last_n": (-1, "penalties look at the whole prompt and output, which is -1"),
-    "tfs_z": (1, NO_SUCH_SAMPLING),
-    "typical_p": (1, NO_SUCH_SAMPLING),
-    "use_mlock": (None, AT_START),
-    "use_mmap": (None, AT_START),
-    "vocab_only": (False, AT_START),
-}
-"""What Ollama has and this server has not: the value that asks for nothing, and why any other is refused."""
+TABLES = tables_of("ollama")
+NOT_OFFERED, OPTIONS_NOT_OFFERED = TABLES["body"].refused, TABLES["options"].refused
 
 PARAMETERS = {
     "num_predict": "max_new_tokens",

@@ -18,29 +18,8 @@ from tureen.errors import InvalidRequest
 from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
-OWN_TEMPLATE = "the model's chat template is used, which --chat-template of the server replaces; leave it out"
-
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    **openai_fields.NOT_OFFERED,
-    "functions": (None, 'it is tools today: [{"type": "function", "function": …}]'),
-    "function_call": (None, "it is tool_choice today"),
-    "audio": (None, "no sound is made here; leave it out"),
-    "prediction": (None, "nothing is made faster by it here; leave it out"),
-    "web_search_options": (None, "nothing is searched for here; send a tool that does it"),
-    "verbosity": ("medium", "say it in a message"),
-    "prompt_cache_retention": ("in_memory", "prefixes are kept in memory while there is room; leave it out"),
-    "prompt_cache_options": (None, "prefixes are kept in memory while there is room; leave it out"),
-    "chat_template": (None, OWN_TEMPLATE),
-    "chat_template_args": (None, OWN_TEMPLATE),
-    "documents": (None, "put them into a message"),
-    "mm_processor_kwargs": (None, "pictures are cut as the model's makers say; leave it out"),
-    "add_special_tokens": (False, "the chat template writes what is needed; leave it out"),
-    "echo": (False, "a chat has no text to begin with; use /v1/completions"),
-    "input_ids": (None, "send messages, or prompt to /v1/completions"),
-    "include_reasoning": (True, "send separate_reasoning"),
-    "stream_reasoning": (True, "send separate_reasoning"),
-    "best_of": (None, "/v1/completions has it"),
-}
+TABLE = openai_fields.table_of("chat")
+NOT_OFFERED = TABLE.refused
 
 
 class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +133,7 @@ def parse(given: dict[str, Any]) -> ChatBody:
     for where, fields in (("", given), ("chat_template_kwargs.", given.get("chat_template_kwargs"))):
         if isinstance(fields, dict) and fields.get("chat_template") is not None:
             raise InvalidRequest(
-                f"{where}chat_template is not available: {OWN_TEMPLATE}",
+                f"{where}chat_template is not available: {NOT_OFFERED['chat_template'][1]}",
                 field=f"{where}chat_template",
                 code="chat_template_not_allowed",
             )

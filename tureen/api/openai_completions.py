@@ -31,12 +31,8 @@ from tureen.types import LogprobSpec, PositionLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    **openai_fields.NOT_OFFERED,
-    "suffix": ("", "no model here is asked to fill in a gap; put the model's own marks into the prompt"),
-    "add_special_tokens": (True, "a text becomes what the model's tokenizer makes of it; send token ids"),
-    "prompt_embeds": (None, "send input_embeds to /generate"),
-}
+TABLE = openai_fields.table_of("completions")
+NOT_OFFERED = TABLE.refused
 
 
 class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,18 +22,13 @@ from tureen.api.openai_fields import Label
 from tureen.api.outputs import Output
 from tureen.api.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.api.state import ServerState
+from tureen.api.verdicts import tables_of
 from tureen.api.waves import Asker
 from tureen.errors import echo
 from tureen.log import get_logger
 
-NO_OVERRIDES = "send input_embeds to /encode"
-
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "embed_overrides": (None, NO_OVERRIDES),
-    "embed_override_token_id": (None, NO_OVERRIDES),
-    "lora_path": (None, "name the adapter as the model"),
-}
-"""What SGLang has here besides."""
+TABLE = tables_of("openai")["embeddings"]
+NOT_OFFERED = TABLE.refused
 
 log = get_logger("api")
 
@@ -82,7 +77,7 @@ def routes(state: ServerState) -> list[Entry]:
         bodies=(EmbeddingsBody,),
         example={"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]},
     )
-    return [Entry("/v1/embeddings", embeddings, access="user", methods=["POST"], docs=docs)]
+    return [Entry("/v1/embeddings", embeddings, access="user", methods=["POST"], any_model=True, docs=docs)]
 
 
 def parse(given: dict[str, Any]) -> EmbeddingsBody:

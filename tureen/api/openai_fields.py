@@ -14,12 +14,6 @@ from tureen.api.model_field import adapter_of
 from tureen.api.planning import Names
 from tureen.api.processor_field import check_processor
 from tureen.api.shared_fields import (
-    NO_BEAMS,
-    NO_NODES,
-    NO_SUCH_THING,
-    OF_GROUPS,
-    OF_PREPARATIONS,
-    ONE_PREPARATION,
     CacheSalt,
     Deadline,
     FirstTokenDeadline,
@@ -28,6 +22,7 @@ from tureen.api.shared_fields import (
     Priority,
 )
 from tureen.api.state import ServerState
+from tureen.api.verdicts import FieldTable, tables_of
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.sampling.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
@@ -52,81 +47,14 @@ ALIASES = {
 }
 """OpenAI's and vLLM's names of sampling parameters."""
 
-NOT_HERE = "the answers of this route have no place for it; /generate has what it shows"
-OLD_NAME = "it has another name today: send structured_outputs"
-
-NOT_OFFERED: dict[str, tuple[Any, str]] = (
-    OF_GROUPS
-    | OF_PREPARATIONS
-    | {
-        "store": (False, "no answer is kept here; leave it out"),
-        "moderation": (None, "nothing is moderated here; leave it out"),
-        "use_beam_search": (False, NO_BEAMS),
-        "beam_width": (1, NO_BEAMS),
-        "length_penalty": (1.0, NO_BEAMS),
-        "early_stopping": (False, NO_BEAMS),
-        "guided_json": (None, f'{OLD_NAME}: {{"json": …}}'),
-        "guided_regex": (None, f'{OLD_NAME}: {{"regex": …}}'),
-        "guided_choice": (None, f'{OLD_NAME}: {{"choice": …}}'),
-        "guided_grammar": (None, f'{OLD_NAME}: {{"grammar": …}}'),
-        "guided_structural_tag": (None, f'{OLD_NAME}: {{"structural_tag": …}}'),
-        "guided_decoding_backend": (None, "the server's --grammar-backend is for all requests; leave it out"),
-        "guided_whitespace_pattern": (None, "JSON has one layout here; leave it out"),
-        "prompt_logprobs": (None, "send echo: true and logprobs to /v1/completions"),
-        "allowed_token_ids": (None, "send structured_outputs, or logit_bias"),
-        "bad_words": (None, "send logit_bias"),
-        "logits_processors": (None, "send custom_logit_processor"),
-        "truncate_prompt_tokens": (None, "a prompt is never cut; send what is to be read"),
-        "thinking_token_budget": (None, "send max_tokens, or a custom_logit_processor"),
-        "return_tokens_as_token_ids": (False, NOT_HERE),
-        "return_token_ids": (False, NOT_HERE),
-        "return_prompt_token_ids": (False, NOT_HERE),
-        "return_hidden_states": (False, NOT_HERE),
-        "return_meta_info": (False, NOT_HERE),
-        "return_text_in_logprobs": (True, "log-probabilities always come with text here; leave it out"),
-        "session_params": (
-            None,
-            "sessions belong to /generate; here the whole prompt is sent, and what is known is reused",
-        ),
-        "session_id": (None, "sessions belong to /generate; leave it out"),
-        "extra_key": (None, "send cache_salt"),
-        "kv_transfer_params": (None, NO_NODES),
-        "vllm_xargs": (None, "it is for plug-ins of vLLM; leave it out"),
-        "ec_transfer_params": (None, NO_NODES),
-        "return_routed_experts": (False, NOT_HERE),
-        "routed_experts_start_len": (0, NOT_HERE),
-        "routed_experts_prompt_start": (None, NOT_HERE),
-        "return_cached_tokens_details": (False, NOT_HERE),
-        "return_spec_tokens_details": (False, NOT_HERE),
-        "return_input_ids_in_sglext": (False, NOT_HERE),
-        "return_output_ids_in_sglext": (False, NOT_HERE),
-        "return_sampling_mask": (False, NOT_HERE),
-        "return_token_offsets": (False, NOT_HERE),
-        "return_prompt_text": (False, NOT_HERE),
-        "enable_response_messages": (False, NOT_HERE),
-        "return_flat_raw_output_top_logprobs": (False, "send logprobs_mode"),
-        "return_flat_raw_top_logprobs_b64": (False, "send logprobs_mode"),
-        "sampling_logprobs_mode": (None, "send logprobs_mode"),
-        "logprob_token_ids": (None, NOT_HERE),
-        "include_reasoning": (True, "send separate_reasoning to /v1/chat/completions"),
-        "thinking": (None, "send reasoning_effort, or chat_template_kwargs to /v1/chat/completions"),
-        "task": (None, "the model's own template says what it can do; leave it out"),
-        "truncation_side": (None, "a prompt is never cut; send what is to be read"),
-        "watermark": (None, NO_SUCH_THING),
-        "watermarking": (None, NO_SUCH_THING),
-        "custom_labels": (None, "metrics have no labels of clients; leave it out"),
-        "repetition_detection": (None, "send a repetition_penalty"),
-        "previous_input_messages": (None, "send the whole conversation in input"),
-        "use_audio_in_video": (False, "no model here listens; leave it out"),
-        "media_io_kwargs": (None, ONE_PREPARATION),
-        "mm_payload": (None, ONE_PREPARATION),
-        "return_mm_kwargs": (False, ONE_PREPARATION),
-    }
-)
-"""What OpenAI, vLLM and SGLang have and these routes have not: the value that asks for nothing, and why any other is
-refused."""
+TABLES = tables_of("openai")
 
 log = get_logger("api")
+
+
+def table_of(route: str) -> FieldTable:
+    """The verdicts on the fields of a route that generates."""
+    return TABLES["common"].joined(TABLES.get(route, FieldTable()))
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,32 +21,8 @@ from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_MESSAGES, Tool, ToolChoice
 
-NOTHING_STORED = "no response is stored; send the whole conversation in input, what is known of it is reused"
-
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    **openai_fields.NOT_OFFERED,
-    "store": (False, NOTHING_STORED),
-    "previous_response_id": (None, NOTHING_STORED),
-    "conversation": (None, NOTHING_STORED),
-    "prompt": (None, "there are no stored prompts; send instructions and input"),
-    "background": (False, "a response is answered on the connection that asks for it; leave it out"),
-    "background_options": (None, "nothing runs in the background; leave it out"),
-    "truncation": ("disabled", "the start of a conversation is never dropped; send what is to be read"),
-    "context_management": (None, "a conversation is taken as it is; send what is to be read"),
-    "access_programs": (None, "there are none; leave it out"),
-    "image": (None, "pictures are always shown as finely as the model takes them; leave it out"),
-    "max_tool_calls": (None, "it bounds tools that a server calls; this one calls none"),
-    "top_logprobs": (0, "/v1/chat/completions has log-probabilities"),
-    "logprobs_mode": (None, "/v1/chat/completions has log-probabilities"),
-    "prompt_cache_retention": ("in_memory", "prefixes are kept in memory while there is room; leave it out"),
-    "prompt_cache_options": (None, "prefixes are kept in memory while there is room; leave it out"),
-    "response_format": (None, "it is called text.format here"),
-    "n": (1, "a response has one answer; send the request again"),
-    "chat_template_kwargs": (None, "send reasoning.effort; or send /v1/chat/completions"),
-    "max_tokens": (None, "it is called max_output_tokens here"),
-    "max_completion_tokens": (None, "it is called max_output_tokens here"),
-    "max_new_tokens": (None, "it is called max_output_tokens here"),
-}
+TABLE = openai_fields.table_of("responses")
+NOT_OFFERED = TABLE.refused
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,45 +6,29 @@ Specification: OpenAPI 3.1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tureen.api.dialect import Docs, Entry
-from tureen.api.ollama_fields import OllamaChatBody
-from tureen.api.openai_chat_fields import ChatBody
-from tureen.api.openai_responses_fields import AllowedTool, AllowedTools, ResponsesBody
+from tureen.api.dialect import Docs, Entry, dialects
 from tureen.api.page import asset, page
 from tureen.api.replay import MAX_KEY_CHARS
-from tureen.api.sessions import SessionParams
-from tureen.api.sglang_request import GenerateBody
-from tureen.api.shared_fields import PerPrompt
 from tureen.api.state import ServerState
-from tureen.api.tokenize_routes import TokenizeBody
-from tureen.api.tool_fields import MAX_TOOLS, ToolChoiceField, ToolField
 from tureen.sampling.params import ALIASES, SamplingParams, Stops
 
 Schema = dict[str, Any]
-Tools = Annotated[list[ToolField], msgspec.Meta(max_length=MAX_TOOLS)]
-ToolChoiceMode = Literal["auto", "none", "required"]
+Meanings = Mapping[tuple[type[msgspec.Struct], str], Any]
 
 ABOUT_FIELD = ("description", "default")
 REFERENCE = "#/components/schemas/{name}"
-MEANT: Mapping[tuple[type[msgspec.Struct], str], Any] = {
-    (GenerateBody, "sampling_params"): SamplingParams | PerPrompt[SamplingParams],
-    (GenerateBody, "session_params"): SessionParams | PerPrompt[SessionParams],
+OUR_MEANT: Meanings = {
     (SamplingParams, "stop"): str | Stops,
     (SamplingParams, "stop_regex"): str | Stops,
-    (ChatBody, "tools"): Tools,
-    (ChatBody, "tool_choice"): ToolChoiceMode | ToolChoiceField,
-    (TokenizeBody, "tools"): Tools,
-    (OllamaChatBody, "tools"): Tools,
-    (ResponsesBody, "tool_choice"): ToolChoiceMode | AllowedTool | AllowedTools,
 }
-"""Fields that take other values than the type they are decoded into says."""
+"""Fields that take other values than the type they are decoded into says; dialects have more."""
 
 ERROR = {
     "type": "object",
@@ -62,27 +46,6 @@ ERROR = {
         }
     },
 }
-PLAIN_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
-}
-ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
-ERROR_SHAPES = {"Error": ERROR, "PlainError": PLAIN_ERROR, "AnthropicError": ANTHROPIC_ERROR}
-SHAPE_OF_API = {"Generate": "PlainError", "TGI": "PlainError", "Ollama": "PlainError", "Anthropic": "AnthropicError"}
-"""APIs whose clients expect errors in a shape of their own; what is refused before a body is read has ours."""
-
 ALWAYS = {400: "The request is wrong.", 500: "The request failed; others go on."}
 WITH_KEY = {401: "The key is missing or wrong.", 403: "The key does not open this."}
 WITH_ENGINE = {503: "Busy, shutting down, or the engine is dead; Retry-After says when to try again."}
@@ -109,12 +72,17 @@ Keys are sent as `Authorization: Bearer KEY`; a server that was started without 
 """
 
 
+def meanings() -> dict[tuple[type[msgspec.Struct], str], Any]:
+    """All fields that take other values than the type they are decoded into says: what they take."""
+    return {key: kind for table in (OUR_MEANT, *(one.meant for one in dialects())) for key, kind in table.items()}
+
+
 def routes(_: ServerState) -> list[Entry]:
-    made: list[bytes] = []
+    made, meant = list[bytes](), meanings()
 
     async def openapi(request: Request) -> Response:
         if not made:
-            made.append(msgspec.json.encode(document(request.app.routes)))
+            made.append(msgspec.json.encode(document(request.app.routes, meant)))
         return Response(made[0], media_type="application/json")
 
     async def docs(_: Request) -> Response:
@@ -126,7 +94,7 @@ def routes(_: ServerState) -> list[Entry]:
     ]
 
 
-def document(routes: Iterable[BaseRoute]) -> Schema:
+def document(routes: Iterable[BaseRoute], meant: Meanings) -> Schema:
     """The OpenAPI document of all routes that say what they are."""
     entries = [(route, route.docs) for route in routes if isinstance(route, Entry) and route.docs is not None]
     paths: dict[str, Schema] = {}
@@ -135,6 +103,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
         methods = sorted((entry.methods or set()) - {"HEAD"})
         operations |= {method.lower(): _operation(entry, docs, method) for method in methods}
     bodies = {body for _, docs in entries for body in docs.bodies}
+    errors = {docs.error.name: docs.error.schema for _, docs in entries if docs.error is not None}
     return {
         "openapi": "3.1.0",
         "info": {"title": "tureen", "version": "1", "description": ABOUT},
@@ -142,7 +111,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
         "tags": [{"name": api} for api in dict.fromkeys(docs.api for _, docs in entries)],
         "paths": paths,
         "components": {
-            "schemas": _schemas(bodies) | ERROR_SHAPES,
+            "schemas": _schemas(bodies, meant) | {"Error": ERROR} | errors,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key: --api-key."},
                 "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key: --admin-api-key."},
@@ -183,7 +152,7 @@ def _responses(entry: Entry, docs: Docs) -> Schema:
     kinds = [kind for kind in (docs.answer, docs.stream) if kind is not None]
     statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
     statuses |= WITH_BODY if docs.bodies else (WITH_NAME if entry.param_convertors else {})
-    own = SHAPE_OF_API.get(docs.api)
+    own = None if docs.error is None else docs.error.name
     shapes: list[Schema] = [{"$ref": REFERENCE.format(name=name)} for name in ("Error", own) if name is not None]
     error = {"application/json": {"schema": shapes[0] if own is None else {"anyOf": shapes}}}
     answer = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
@@ -195,17 +164,17 @@ def _name(struct: type[msgspec.Struct]) -> str:
     return struct.__name__
 
 
-def _schemas(bodies: Iterable[type[msgspec.Struct]]) -> dict[str, Schema]:
+def _schemas(bodies: Iterable[type[msgspec.Struct]], meant: Meanings) -> dict[str, Schema]:
     """JSON schemas of bodies and of what stands in them, by the names of the structs."""
-    wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in MEANT), SessionParams}
-    kinds = [*sorted(wanted, key=_name), *MEANT.values()]
+    wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in meant)}
+    kinds = [*sorted(wanted, key=_name), *meant.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    for (struct, name), kind in MEANT.items():
-        [meant], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    for (struct, name), kind in meant.items():
+        [shown], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
         for one in wanted:
             if issubclass(one, struct):
                 fields = schemas[_name(one)]["properties"]
-                fields[name] = meant | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
+                fields[name] = shown | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
     own = schemas[SamplingParams.__name__]["properties"]
     own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
     for schema in schemas.values():

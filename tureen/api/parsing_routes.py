@@ -66,6 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
             parse_function_call,
             access="user",
             methods=["POST"],
+            any_model=True,
             docs=Docs(
                 "SGLang",
                 "Find the tool calls in a text.",
@@ -78,6 +79,7 @@ def routes(state: ServerState) -> list[Entry]:
             separate_reasoning,
             access="user",
             methods=["POST"],
+            any_model=True,
             docs=Docs(
                 "SGLang",
                 "Find the reasoning in a text.",

@@ -98,8 +98,8 @@ def routes(state: ServerState) -> list[Entry]:
         example={"query": "pets", "documents": ["A cat sleeps.", "Taxes rise."]},
     )
     return [
-        Entry("/v1/score", score, access="user", methods=["POST"], docs=about_score),
-        Entry("/v1/rerank", rerank, access="user", methods=["POST"], docs=about_rerank),
+        Entry("/v1/score", score, access="user", methods=["POST"], any_model=True, docs=about_score),
+        Entry("/v1/rerank", rerank, access="user", methods=["POST"], any_model=True, docs=about_rerank),
     ]
 
 

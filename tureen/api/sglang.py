@@ -66,7 +66,7 @@ def routes(state: ServerState) -> list[Entry]:
     docs = Docs(
         "SGLang", "Embed prompts: the last token's hidden state.", bodies=(EncodeBody,), example={"text": "Paris"}
     )
-    return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], docs=docs)]
+    return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
 
 
 async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:

@@ -23,12 +23,6 @@ from tureen.api.sessions import SessionParams, Turn
 from tureen.api.shared_fields import (
     MAX_PROMPTS,
     MAX_TOKEN_IDS,
-    NO_BEAMS,
-    NO_NODES,
-    NO_SUCH_THING,
-    OF_GROUPS,
-    OF_PREPARATIONS,
-    ONE_PREPARATION,
     CacheSalt,
     Deadline,
     FirstTokenDeadline,
@@ -39,6 +33,7 @@ from tureen.api.shared_fields import (
     TokenIds,
 )
 from tureen.api.state import Context, ServerState
+from tureen.api.verdicts import tables_of
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.sampling.params import JsonObject
@@ -51,70 +46,8 @@ MAX_HIDDEN_SIZE = 1 << 16
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
-NO_SOUND = "no model here listens; leave it out"
-NO_EXPERTS = "what a model's experts do is not shown; leave it out"
-INSIDE = "it is between the parts of SGLang; leave it out"
-RAW = "send logprobs_mode"
-NOT_OFFERED: dict[str, tuple[Any, str]] = (
-    OF_GROUPS
-    | OF_PREPARATIONS
-    | {
-        "session": (None, "it is called session_params today"),
-        "session_id": (None, 'send session_params: {"id": …}'),
-        "watermark": (None, NO_SUCH_THING),
-        "extra_key": (None, "send cache_salt"),
-        "sampling_logprobs_mode": (None, RAW),
-        "return_sampling_mask": (False, NO_SUCH_THING),
-        "return_flat_raw_top_logprobs": (False, RAW),
-        "return_flat_raw_output_top_logprobs": (False, RAW),
-        "return_flat_raw_top_logprobs_b64": (False, RAW),
-        "return_bytes": (False, "send return_text_in_logprobs"),
-        "return_entropy": (False, NO_SUCH_THING),
-        "return_prompt_token_ids": (False, "send return_logprob: true and logprob_start_len: 0"),
-        "require_reasoning": (False, "send grammar_after among sampling_params"),
-        "max_thinking_tokens": (None, "send custom_logit_processor"),
-        "lora_id": (None, "send lora_path"),
-        "background": (False, "no answer is kept here; leave it out"),
-        "audio_data": (None, NO_SOUND),
-        "use_audio_in_video": (False, NO_SOUND),
-        "mm_hashes": (None, "pictures are recognised by themselves; leave it out"),
-        "mm_content_hashes": (None, "pictures are recognised by themselves; leave it out"),
-        "no_logs": (False, "contents are never logged; log_metrics: false leaves a request out of the metrics"),
-        "custom_labels": (None, "metrics have no labels of clients; leave it out"),
-        "multi_item_delimiter_indices": (None, "send /v1/score, or a batch"),
-        "positional_embed_overrides": (None, "send input_embeds"),
-        "bootstrap_pair_key": (None, NO_NODES),
-        "decode_tp_size": (None, NO_NODES),
-        "routing_key": (None, NO_NODES),
-        "encoder_urls": (None, NO_NODES),
-        "kv_hints": (None, NO_NODES),
-        "return_routed_experts": (False, NO_EXPERTS),
-        "return_indexer_topk": (False, NO_EXPERTS),
-        "routed_experts_start_len": (0, NO_EXPERTS),
-        "image_max_dynamic_patch": (None, ONE_PREPARATION),
-        "video_max_dynamic_patch": (None, ONE_PREPARATION),
-        "conversation_id": (None, INSIDE),
-        "http_worker_ipc": (None, INSIDE),
-        "external_trace_header": (None, INSIDE),
-        "received_time": (None, INSIDE),
-        "need_wait_for_mm_inputs": (None, INSIDE),
-        "num_items_assigned": (None, INSIDE),
-        "token_indices_to_pool": (None, INSIDE),
-    }
-)
-"""What SGLang has and this server has not: the value that asks for nothing, and why any other is refused."""
-
-PARAMS_NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "beam_width": (1, NO_BEAMS),
-    "watermark": (None, NO_SUCH_THING),
-    "ebnf_full_assistant": (False, "a grammar is for the whole output; send grammar_after for text in front of it"),
-    "stop_strs": (None, INSIDE),
-    "stop_regex_strs": (None, INSIDE),
-    "stop_str_max_len": (None, INSIDE),
-    "stop_regex_max_len": (None, INSIDE),
-    "is_normalized": (None, INSIDE),
-}
-"""The same of `sampling_params`."""
+TABLES = tables_of("sglang")
+NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
 WantedHidden = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
@@ -40,25 +40,3 @@ KeptTokens = Annotated[
     Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
 ]
 AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]
-
-NO_BEAMS = "there is no beam search here; leave it out"
-NO_SUCH_THING = "this server has no such thing; leave it out"
-NO_NODES = "it steers a group of servers, and this is one; leave it out"
-ONE_PREPARATION = "pictures are prepared as the model was trained; leave it out"
-
-OF_GROUPS: dict[str, tuple[Any, str]] = dict.fromkeys(
-    (
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "data_parallel_rank",
-        "routed_dp_rank",
-        "disagg_prefill_dp_rank",
-    ),
-    (None, NO_NODES),
-)
-OF_PREPARATIONS: dict[str, tuple[Any, str]] = dict.fromkeys(
-    ("max_dynamic_patch", "min_dynamic_patch", "images_config", "video_config", "mm_processor_kwargs"),
-    (None, ONE_PREPARATION),
-)
-"""Fields of SGLang's that are refused on all its routes, as in a dialect's NOT_OFFERED."""

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
+from tureen.api.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.api.drafts import Options, Plan, one_prompt, plan_of
 from tureen.api.generation import Run
 from tureen.api.outputs import Output
@@ -23,6 +23,7 @@ from tureen.api.prompts import Prompt
 from tureen.api.sse import event
 from tureen.api.state import Context, ServerState
 from tureen.api.tokenising import tokenize
+from tureen.api.verdicts import tables_of
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
 from tureen.sampling.params import JsonObject, SamplingParams, Stops
 from tureen.text.detokenizer import Detokenizer
@@ -36,11 +37,8 @@ NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", 
 PLAIN = SamplingParams(no_stop_trim=True)
 """A stop string stays in the text, as the tokens that make it do."""
 
-NOT_OFFERED: dict[str, tuple[Any, str]] = {
-    "typical_p": (None, "leave it out, or send top_p"),
-    "watermark": (False, "leave it out"),
-}
-"""Parameters that TGI has and this server has not: the value that asks for nothing, and why any other is refused."""
+TABLES = tables_of("tgi")
+NOT_OFFERED = TABLES["parameters"].refused
 
 _json = msgspec.json.Encoder()
 
@@ -139,7 +137,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 def _docs(summary: str) -> Docs:
     example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}
-    return Docs("TGI", summary, bodies=(TgiBody,), example=example, stream="text/event-stream")
+    return Docs("TGI", summary, bodies=(TgiBody,), example=example, stream="text/event-stream", error=PLAIN_ERROR)
 
 
 def error_object(error: TureenError) -> dict[str, str]:

@@ -95,7 +95,7 @@ def routes(state: ServerState) -> list[Entry]:
     )
     about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
     return [
-        Entry(f"{prefix}{path}", endpoint, access="user", methods=["POST"], docs=docs)
+        Entry(f"{prefix}{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for prefix in ("", "/v1")
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]

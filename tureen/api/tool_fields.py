@@ -39,6 +39,10 @@ class ToolField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     function: FunctionField
 
 
+ToolList = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
+"""What Tools are read as."""
+
+
 class NamedFunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(description="Name of one of the tools.")]
 

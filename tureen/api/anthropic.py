@@ -62,6 +62,13 @@ ERROR_SHAPE = ErrorShape(
     },
 )
 EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+ABOUT = Docs(
+    "Anthropic",
+    "The next message.",
+    example=EXAMPLE,
+    headers={"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."},
+    error=ERROR_SHAPE,
+)
 
 log = get_logger("api")
 
@@ -88,7 +95,6 @@ def routes(state: ServerState) -> list[Entry]:
         return await _count_tokens(request, state)
 
     counted = {name: EXAMPLE[name] for name in ("model", "messages")}
-    headers = {"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."}
     return [
         Entry(
             "/v1/messages",
@@ -96,15 +102,7 @@ def routes(state: ServerState) -> list[Entry]:
             access="user",
             methods=["POST"],
             render_error=error_response,
-            docs=Docs(
-                "Anthropic",
-                "The next message.",
-                (AnthropicBody,),
-                EXAMPLE,
-                stream="text/event-stream",
-                headers=headers,
-                error=ERROR_SHAPE,
-            ),
+            docs=ABOUT._replace(bodies=(AnthropicBody,), stream="text/event-stream"),
         ),
         Entry(
             "/v1/messages/count_tokens",
@@ -112,14 +110,7 @@ def routes(state: ServerState) -> list[Entry]:
             access="user",
             methods=["POST"],
             render_error=error_response,
-            docs=Docs(
-                "Anthropic",
-                "How many tokens a prompt has.",
-                (AnthropicCountBody,),
-                counted,
-                headers=headers,
-                error=ERROR_SHAPE,
-            ),
+            docs=ABOUT._replace(summary="How many tokens a prompt has.", bodies=(AnthropicCountBody,), example=counted),
         ),
     ]
 

@@ -1,10 +1,8 @@
-"""What belongs to one HTTP request and is no dialect's business: who sent it, how its errors are written, what runs."""
+"""What belongs to one HTTP request and is no dialect's business: who sent it, how its errors are written."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from starlette.responses import Response
@@ -12,41 +10,11 @@ from starlette.types import Scope, Send
 
 from tureen.api.errors import error_response
 from tureen.api.keys import NO_LIMITS, Limits
-from tureen.api.quotas import Account, Hold, Who
+from tureen.api.quotas import Who
+from tureen.api.work import ClientWork
 from tureen.errors import TureenError
 
 SCOPE_KEY = "tureen.call"
-
-
-class ClientWork:
-    """What runs for one HTTP request: whose tokens it uses, what it is called, whether it failed."""
-
-    def __init__(self, account: Account) -> None:
-        self.account = account  # who pays
-        self.names: set[str] = set()  # what the client calls what runs for it
-        self.has_failed = False
-        self.num_tokens = 0  # of all outputs, so far
-        self._ahead: Hold | None = None  # what its runs may use that have not begun
-
-    def begin(self, num_tokens: int) -> None:
-        """Its runs may use so many tokens in all. What has begun is not refused in the middle, however it goes on.
-
-        Raises TooManyRequests when its client has not so many left.
-        """
-        if self._ahead is None:
-            self.account.check(num_tokens)
-            self._ahead = self.account.hold(num_tokens)
-
-    def share(self, num_tokens: int) -> Hold:
-        """What one output of a run may use, of what the work has begun with as far as that goes."""
-        if self._ahead is not None:
-            self._ahead.give_back(num_tokens)
-        return self.account.hold(num_tokens)
-
-    def end(self) -> None:
-        """Nothing more will run for it."""
-        if self._ahead is not None:
-            self._ahead.give_back()
 
 
 @dataclass
@@ -88,22 +56,3 @@ def call_of(scope: Scope) -> ClientCall:
 def rendered(error: TureenError, scope: Scope) -> Response:
     """The error as the API that was called writes it."""
     return call_of(scope).render_error(error)
-
-
-_WORK: ContextVar[ClientWork] = ContextVar("work")
-
-
-def current_work() -> ClientWork:
-    """The work that this task does; without an HTTP request, such as in tureen.Engine, work that has no limits."""
-    return _WORK.get(None) or ClientWork(Account())
-
-
-@contextlib.contextmanager
-def serving(work: ClientWork) -> Iterator[None]:
-    """It is the current work of this task and of those that it starts."""
-    token = _WORK.set(work)
-    try:
-        yield
-    finally:
-        _WORK.reset(token)
-        work.end()

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tureen.api.call import current_work
 from tureen.api.constraint_fields import Constraint, constrained
 from tureen.api.planning import Sampling, name_requests
 from tureen.api.prompts import Prompt, too_long
 from tureen.api.reading import PLAIN, Reading
 from tureen.api.state import Context, ServerState
+from tureen.api.work import current_work
 from tureen.errors import InvalidRequest
 from tureen.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 

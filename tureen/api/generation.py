@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from tureen.api.call import current_work
 from tureen.api.drafts import Plan
 from tureen.api.outputs import Output
 from tureen.api.reading import OutputEvent
 from tureen.api.state import ServerState
+from tureen.api.work import current_work
 from tureen.errors import RequestFailed, TureenError
 from tureen.log import get_logger
 from tureen.metrics import Metrics

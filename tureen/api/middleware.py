@@ -12,13 +12,14 @@ from typing import cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.call import ClientCall, ClientWork, call_of, rendered, serving
+from tureen.api.call import ClientCall, call_of, rendered
 from tureen.api.dialect import Entry
 from tureen.api.head import host_name
 from tureen.api.keys import NO_LIMITS, SCHEME, Key, Keys
 from tureen.api.listener import LOOPBACK
 from tureen.api.quotas import Account
 from tureen.api.state import ServerState
+from tureen.api.work import ClientWork, serving
 from tureen.config import Config
 from tureen.errors import (
     Forbidden,

@@ -13,9 +13,9 @@ from typing import Any
 
 from starlette.types import Message
 
-from tureen.api.call import ClientWork
 from tureen.api.quotas import Who
 from tureen.api.track import Reader, Track
+from tureen.api.work import ClientWork
 from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestTimeout, Unprocessable, echo
 

@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.call import SCOPE_KEY, ClientWork, call_of, rendered
+from tureen.api.call import SCOPE_KEY, call_of, rendered
 from tureen.api.dialect import ClientGone, Docs, Entry, unless_gone
 from tureen.api.recording import Recording
 from tureen.api.sse import Parts, event
 from tureen.api.state import ServerState
+from tureen.api.work import ClientWork
 from tureen.errors import InvalidRequest, TureenError
 
 KEY_HEADER = b"idempotency-key"

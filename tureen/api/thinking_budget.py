@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from tureen.api.call import current_work
 from tureen.api.drafts import Plan
 from tureen.api.generation import Run, most_tokens
 from tureen.api.outputs import Output
 from tureen.api.reading import OutputEvent
 from tureen.api.state import ServerState
+from tureen.api.work import current_work
 from tureen.types import GenerateRequest
 
 

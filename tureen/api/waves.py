@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tureen.api import planning
-from tureen.api.call import current_work
 from tureen.api.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
 from tureen.api.generation import Run, most_tokens
 from tureen.api.offload import offload
@@ -15,6 +14,7 @@ from tureen.api.planning import Sampling
 from tureen.api.prompts import Prompt
 from tureen.api.shared_fields import MAX_INPUTS
 from tureen.api.state import ServerState
+from tureen.api.work import current_work
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.types import GenerateRequest
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 500, 50, 250, 15
 SERVED = ("layers", "lora", "media", "models", "recipes", "vision", "weights")
 """What there is to serve: architectures, file formats, adapters, pictures."""
-SPOKEN = ("api", "dialects", "text")
+SPOKEN = ("control", "dialects", "front", "http", "requests", "text")
 """What clients speak: the dialects, chat templates, tool calls, reasoning."""
 PROCESSES = ("sandbox", "serving")
 """What runs in processes of its own: how they are started, watched and replaced."""

@@ -16,13 +16,13 @@ PARTS = {
     "stop strings": (["text/stops.py"], ["tests/text/test_detokenizer.py", "tests/api/test_generate.py"]),
     "detokenizer": (["text/detokenizer.py"], ["tests/text/test_detokenizer.py"]),
     "sampler": (["sampling/sampler.py", "sampling/random.py", "sampling/filtered.py"], ["tests/sampling"]),
-    "quotas": (["api/quotas.py"], ["tests/api/test_quotas.py", "tests/api/test_metered_tokens.py"]),
+    "quotas": (["requests/quotas.py"], ["tests/api/test_quotas.py", "tests/api/test_metered_tokens.py"]),
     "recordings": (
-        ["api/recording.py", "api/track.py", "api/replay.py"],
+        ["requests/recording.py", "requests/track.py", "http/replay.py"],
         ["tests/api/test_replay.py", "tests/api/test_track.py"],
     ),
     "HTTP front": (
-        ["api/middleware.py", "api/connection.py", "api/sse.py", "api/listener.py"],
+        ["http/middleware.py", "http/connection.py", "http/sse.py", "http/listener.py"],
         [
             "tests/api/test_connections.py",
             "tests/api/test_access.py",

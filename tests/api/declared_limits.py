@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from tureen.api.openapi import meanings
+from tureen.front.openapi import meanings
 
 Put = Callable[[Any], Any]
 """A body that is right but for the value it is given, which stands at some place."""

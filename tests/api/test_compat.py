@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from app_under_test import App
 
-from tureen.api.compat import rows_of, spoken_routes
+from tureen.front.compat import rows_of, spoken_routes
 
 FIELDS: dict[str, list[str]] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "api_fields.json").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ import pytest
 from app_under_test import App
 
 import tureen.dialects
-from tureen.api.dialect import dialects
-from tureen.api.verdicts import read_tables
+from tureen.http.dialect import dialects
+from tureen.requests.verdicts import read_tables
 
 DOCS_TOOL = Path(__file__).resolve().parents[2] / "tools" / "docs.py"
 
@@ -26,14 +26,14 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.api.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, SpokenRoute, client_name
-from tureen.api.drafts import Options, one_prompt, plan_of
-from tureen.api.generation import Run
-from tureen.api.planning import Names, make_sampling
-from tureen.api.prompts import Prompt
-from tureen.api.tokenising import tokenize
-from tureen.api.verdicts import read_tables
+from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, SpokenRoute, client_name
+from tureen.requests.drafts import Options, one_prompt, plan_of
+from tureen.requests.generation import Run
+from tureen.requests.planning import Names, make_sampling
+from tureen.requests.prompts import Prompt
+from tureen.requests.tokenising import tokenize
+from tureen.requests.verdicts import read_tables
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 

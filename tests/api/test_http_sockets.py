@@ -14,7 +14,7 @@ import pytest
 from app_under_test import LiveServer
 
 import tureen
-from tureen.api import connection
+from tureen.http import connection
 
 START = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -12,10 +12,10 @@ from declared_limits import Place, places_of, sample
 from msgspec import inspect
 from work import counted
 
-from tureen.api.compat import spoken_routes
-from tureen.api.dialect import Entry
-from tureen.api.generate import prompt_fields
-from tureen.api.tokenize_routes import TokenizeBody
+from tureen.dialects.openai.tokenize_routes import TokenizeBody
+from tureen.front.compat import spoken_routes
+from tureen.front.generate import prompt_fields
+from tureen.http.dialect import Entry
 
 LARGEST = 4 << 20
 """Bytes of a body. A list of which fewer than 1,000 times the limit fit into it is as long as fits."""

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from app_under_test import App
 
-from tureen.api.compat import rows_of, spoken_routes
 from tureen.config import Config
+from tureen.front.compat import rows_of, spoken_routes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("migrate-from-*.md"))}

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from tureen.api import offload as offloading
-from tureen.api.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
 from tureen.errors import InvalidRequest, Unavailable
+from tureen.requests import offload as offloading
+from tureen.requests.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
 
 NET_S = 60
 """For what happens at once; a test that fails waits so long."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from tureen.api.body import read_json
 from tureen.errors import TureenError
 from tureen.grammar.base import GrammarSpec
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
 from tureen.media.decode import Refused, decode
+from tureen.requests.body import read_json
 from tureen.weights.gguf import GgufFile
 from tureen.weights.safetensors import SafetensorsFile
 

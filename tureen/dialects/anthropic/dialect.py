@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tureen.api import anthropic
-from tureen.api.anthropic_fields import TABLES, AnthropicBody, AnthropicCountBody
-from tureen.api.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+from tureen.dialects.anthropic import messages as anthropic
+from tureen.dialects.anthropic.body import TABLES, AnthropicBody, AnthropicCountBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
 
 COUNTED = TABLES["body"]._replace(told={})
 

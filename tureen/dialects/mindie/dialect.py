@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tureen.api import mindie
-from tureen.api.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
-from tureen.api.mindie import TABLES, MindieBody
+from tureen.dialects.mindie import generate as mindie
+from tureen.dialects.mindie.generate import TABLES, MindieBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
 
 DIALECT = Dialect(
     order=20,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tureen.api import ollama
-from tureen.api.dialect import BodyPart, BodySection, Dialect, SpokenRoute
-from tureen.api.ollama_fields import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from tureen.api.tool_fields import ToolList
+from tureen.dialects.ollama import routes as ollama
+from tureen.dialects.ollama.body import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+from tureen.requests.tool_fields import ToolList
 
 PAGE = "See [Ollama's API](ollama.md)."
 OPTIONS = BodyPart(OllamaOptions, TABLES["options"], "options")

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tureen.api import (
-    openai_chat,
-    openai_chat_fields,
-    openai_completions,
-    openai_embeddings,
-    openai_responses,
-    openai_responses_fields,
-    tokenize_routes,
-)
-from tureen.api.dialect import BodyPart, BodySection, Dialect, Entry, SpokenRoute
-from tureen.api.openai_chat_fields import ChatBody
-from tureen.api.openai_completions import CompletionBody
-from tureen.api.openai_embeddings import EmbeddingsBody
-from tureen.api.openai_responses_fields import AllowedTool, AllowedTools, ResponsesBody
-from tureen.api.state import ServerState
-from tureen.api.tokenize_routes import DetokenizeBody, TokenizeBody
-from tureen.api.tool_fields import ToolChoiceField, ToolList
+from tureen.dialects.openai import chat as openai_chat
+from tureen.dialects.openai import chat_body as openai_chat_fields
+from tureen.dialects.openai import completions as openai_completions
+from tureen.dialects.openai import embeddings as openai_embeddings
+from tureen.dialects.openai import responses as openai_responses
+from tureen.dialects.openai import responses_body as openai_responses_fields
+from tureen.dialects.openai import tokenize_routes
+from tureen.dialects.openai.chat_body import ChatBody
+from tureen.dialects.openai.completions import CompletionBody
+from tureen.dialects.openai.embeddings import EmbeddingsBody
+from tureen.dialects.openai.responses_body import AllowedTool, AllowedTools, ResponsesBody
+from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, SpokenRoute
+from tureen.requests.state import ServerState
+from tureen.requests.tool_fields import ToolChoiceField, ToolList
 
 ToolChoiceMode = Literal["auto", "none", "required"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tureen.api import score_routes, sglang
-from tureen.api.dialect import BodyPart, BodySection, Dialect, Entry, GenerateForm, SpokenRoute
-from tureen.api.score_routes import RerankBody, ScoreBody
-from tureen.api.sessions import SessionParams
-from tureen.api.sglang_request import PROMPT_FIELDS, TABLES, GenerateBody
-from tureen.api.shared_fields import PerPrompt
-from tureen.api.state import ServerState
+from tureen.dialects.sglang import generate as sglang
+from tureen.dialects.sglang import score as score_routes
+from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
+from tureen.dialects.sglang.score import RerankBody, ScoreBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, GenerateForm, SpokenRoute
+from tureen.requests.sessions import SessionParams
+from tureen.requests.shared_fields import PerPrompt
+from tureen.requests.state import ServerState
 from tureen.sampling.params import ALIASES, SamplingParams
 
 EMBEDDINGS = "See [embeddings](embeddings.md)."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tureen.api import tgi
-from tureen.api.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
-from tureen.api.tgi import TABLES, TgiBody, TgiParameters
+from tureen.dialects.tgi import generate as tgi
+from tureen.dialects.tgi.generate import TABLES, TgiBody, TgiParameters
+from tureen.http.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
 
 DIALECT = Dialect(
     order=30,

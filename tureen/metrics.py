@@ -1,7 +1,7 @@
 """Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get.
 
 Imports: nothing; prometheus_client.
-Imported by: api, offline.
+Imported by: front, offline, requests.
 """
 
 from __future__ import annotations

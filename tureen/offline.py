@@ -1,6 +1,6 @@
 """`tureen.Engine`: the same answers as over HTTP, without a server.
 
-Imports: api, build, config, errors, metrics, serving; asyncio, msgspec.
+Imports: build, config, dialects, errors, metrics, requests, serving; asyncio, msgspec.
 Imported by: nothing.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tureen.api import sglang
-from tureen.api.sglang import Answer
-from tureen.api.state import ServerState, make_context
 from tureen.build import connect, find_model, media_loader
 from tureen.config import Config, load
+from tureen.dialects.sglang import generate as sglang
+from tureen.dialects.sglang.generate import Answer
 from tureen.errors import Unavailable
 from tureen.metrics import Metrics
+from tureen.requests.state import ServerState, make_context
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 

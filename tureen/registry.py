@@ -55,6 +55,14 @@ def find_quantisation(method: object) -> ModuleType:
     return importlib.import_module(known[method])
 
 
+def find_dialects() -> list[ModuleType]:
+    """The module `dialect` of each folder of tureen.dialects, in which an API says what it is."""
+    package = "tureen.dialects"
+    folders = importlib.import_module(package).__path__
+    names = sorted({path.parent.name for folder in folders for path in Path(folder).glob("*/dialect.py")})
+    return [importlib.import_module(f"{package}.{name}.dialect") for name in names]
+
+
 def declared(package: str, constant: str) -> dict[str, str]:
     """Names in the tuple (or dict) `constant` of each file of the package -> module; read from the source, not run."""
     return {name: module for module, text in _sources(package) for name in _constant(text, constant)}

@@ -15,10 +15,10 @@ from patience import PATIENCE_S, until
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tureen.api.call import SCOPE_KEY, ClientCall
-from tureen.api.keys import load_keys
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.http.call import SCOPE_KEY, ClientCall
+from tureen.requests.keys import load_keys
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 OPEN = {"/health", "/health_generate", "/metrics", "/docs", "/openapi.json", "/compat", "/compat.json"}

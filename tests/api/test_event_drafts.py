@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from tureen.api.sglang import Draft
+from tureen.dialects.sglang.generate import Draft
 
 ALPHABET = 'ab "\\/\n\r\t\b\x00\x1f\x7f\u2028é日🙂\ufffd'
 

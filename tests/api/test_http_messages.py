@@ -8,8 +8,8 @@ import functools
 import pytest
 from wire import Wire, all_played, echoing, played
 
-from tureen.api.head import body_length
 from tureen.errors import InvalidRequest
+from tureen.http.head import body_length
 
 HOST = "127.0.0.1:30000"
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1:30000\r\n"

@@ -8,7 +8,7 @@ import functools
 import pytest
 from wire import Wire, echoing, played
 
-from tureen.api import connection, middleware
+from tureen.http import connection, middleware
 
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -16,8 +16,8 @@ import pytest
 from app_under_test import App, LiveServer, parse_metrics
 from patience import PATIENCE_S, until, wait_until
 
-from tureen.api import reporter
-from tureen.api.reporter import report_forever
+from tureen.control import reporter
+from tureen.control.reporter import report_forever
 from tureen.log import LOGGER_NAME, RateLimit, get_logger, set_up_logging
 
 DASHBOARD = [

@@ -12,8 +12,8 @@ import h11
 import uvicorn
 from wire import VirtualLoop, Wire
 
-from tureen.api import connection as limits
-from tureen.api.connection import Connection
+from tureen.http import connection as limits
+from tureen.http.connection import Connection
 
 PIECE_BYTES = 19
 LEFT_TO_EACH = ("host", "content-length", "transfer-encoding")

@@ -9,9 +9,9 @@ import json
 
 import numpy as np
 
-from tureen.api.processor_field import check_processor
 from tureen.config import Config
 from tureen.logit_processor import CustomLogitProcessor
+from tureen.requests.processor_field import check_processor
 from tureen.sampling.processor_pool import Batch, ProcessorError, ProcessorPool, Tracked
 
 HELD = contextlib.ExitStack()

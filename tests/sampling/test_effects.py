@@ -9,10 +9,10 @@ from arithmetics import make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 
 import tureen
-from tureen.api.constraint_fields import constrained
 from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
+from tureen.requests.constraint_fields import constrained
 from tureen.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")

@@ -16,11 +16,11 @@ from inline_compiler import InlineCompiler
 from simulated_engine import Faults, SimulatedHost, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
-from tureen.api.app import build_app
-from tureen.api.reporter import report_forever
 from tureen.config import Config
+from tureen.control.reporter import report_forever
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
+from tureen.front.app import build_app
 from tureen.log import Progress
 from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import uvloop
 
-from tureen.api.app import build_app
-from tureen.api.server import Server
 from tureen.bench.http import Address, BenchError, Connection
 from tureen.bench.report import Spread, spread
 from tureen.config import Config
 from tureen.engine.engine import Engine
+from tureen.front.app import build_app
+from tureen.http.server import Server
 from tureen.log import Progress
 from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import FakeRunner

@@ -3,5 +3,5 @@
 It plans with integers, and knows no tensors, sockets, processes or event loops.
 
 Imports: cache, errors, grammar, log, runner, sampling, sandbox, text, types; msgspec, numpy.
-Imported by: api, bench, build, serving.
+Imported by: bench, build, front, serving.
 """

@@ -3,5 +3,5 @@
 Pillow and numpy; no torch.
 
 Imports: errors, files, registry, sandbox; PIL, asyncio, av, httptools, msgspec, numpy.
-Imported by: api, build, models, runner, vision.
+Imported by: build, control, dialects, front, models, requests, runner, vision.
 """

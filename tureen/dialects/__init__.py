@@ -1,0 +1,7 @@
+"""The APIs that clients speak, a folder each: how a body is read, how answers and streams are written, its fields.
+
+A folder describes itself and is listed nowhere else; `tureen.registry` finds it.
+
+Imports: errors, http, log, media, requests, sampling, text, types; msgspec, numpy, starlette.
+Imported by: offline.
+"""

@@ -1,0 +1,6 @@
+"""From a body to requests and back, whichever dialect it is in: drafts, prompts, media, runs, sessions, quotas.
+
+Imports: config, errors, files, grammar, log, logit_processor, media, metrics, sampling, sandbox, serving, text, types;
+asyncio, msgspec, numpy, starlette.
+Imported by: control, dialects, front, http, offline, server.
+"""

@@ -212,7 +212,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     reason: str = "client"
 
 
-class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+class ControlCall(msgspec.Struct, frozen=True, tag="call", array_like=True):
     """A control operation: the engine's method `op` with these arguments; answered by the CallResult of same number."""
 
     number: int
@@ -224,7 +224,7 @@ class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
     """Stop the loop after the current step; unfinished requests end with an abort."""
 
 
-ToEngine = Submit | Abort | Call | Close
+ToEngine = Submit | Abort | ControlCall | Close
 
 # ... and what comes back.
 
@@ -240,11 +240,11 @@ class CallResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     error: FinishReason | None = None  # type "error"
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+class EngineReady(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
 
-class Phase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
+class StartupPhase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
     """Progress of start-up; `total` 0 = unknown."""
 
     name: str
@@ -252,11 +252,11 @@ class Phase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
     total: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The engine ends. `message` is one line for the operator; `startup` tells whether it ever was ready."""
 
     message: str
     startup: bool = False
 
 
-FromEngine = StepReport | CallResult | Phase | Ready | Failed
+FromEngine = StepReport | CallResult | StartupPhase | EngineReady | EngineFailed

@@ -12,13 +12,13 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -136,7 +136,7 @@ def _strings(node, alphabet, most, sets):
             return _repeated(of(item), least, times, most)
         case Terminal(item):
             return of(item)
-        case Call(name):
+        case RuleCall(name):
             return sets[name]
     if isinstance(node, Both):
         return of(node.first) & of(node.second)
@@ -168,8 +168,8 @@ def recursive(start, alphabet, walked, known, **rules):
 A = chars("a")
 STRING = token('"', star(chars("ab")), '"')
 DIGITS = star(chars("01"), 1)
-VALUE = choice(STRING, Call("list"), token("1"), token("10"))
-LIST = chain(token("["), optional(chain(Call("value"), star(chain(token(","), Call("value"))))), token("]"))
+VALUE = choice(STRING, RuleCall("list"), token("1"), token("10"))
+LIST = chain(token("["), optional(chain(RuleCall("value"), star(chain(token(","), RuleCall("value"))))), token("]"))
 
 SAMPLES = {
     "a literal": regular(Text("abba"), "ab", 4, 4),
@@ -222,35 +222,48 @@ SAMPLES = {
     "not marked up to a string": regular(
         chain(Both(chain(ANYTHING, "ab"), Not(chain(ANYTHING, "ab", star(ANY_CHAR, 1)))), token("b"), "a"), "ab", 4, 8
     ),
-    "rules": regular(chain(Call("x"), ",", Call("x")), "ab,", 4, 5, x=choice(Call("y"), "b"), y=star(A, 1, 2)),
-    "brackets": recursive(Call("x"), "()", 4, 8, x=optional(chain("(", Call("x"), ")"))),
-    "pairs of brackets": recursive(Call("x"), "()a", 4, 8, x=star(choice(A, chain("(", Call("x"), ")")))),
+    "rules": regular(
+        chain(RuleCall("x"), ",", RuleCall("x")), "ab,", 4, 5, x=choice(RuleCall("y"), "b"), y=star(A, 1, 2)
+    ),
+    "brackets": recursive(RuleCall("x"), "()", 4, 8, x=optional(chain("(", RuleCall("x"), ")"))),
+    "pairs of brackets": recursive(RuleCall("x"), "()a", 4, 8, x=star(choice(A, chain("(", RuleCall("x"), ")")))),
     "sums": recursive(
-        Call("sum"),
+        RuleCall("sum"),
         "(+)a",
         4,
         9,
-        sum=chain(Call("item"), star(chain("+", Call("item")))),
-        item=choice(star(A, 1), chain("(", Call("sum"), ")")),
+        sum=chain(RuleCall("item"), star(chain("+", RuleCall("item")))),
+        item=choice(star(A, 1), chain("(", RuleCall("sum"), ")")),
     ),
-    "a middle": recursive(Call("x"), "ab", 4, 8, x=choice("a", chain("a", Call("x"), "b"), chain("b", Call("x")))),
+    "a middle": recursive(
+        RuleCall("x"), "ab", 4, 8, x=choice("a", chain("a", RuleCall("x"), "b"), chain("b", RuleCall("x")))
+    ),
     "words before recursion": recursive(
-        chain(star(chars("ab")), Call("x")), "ab(", 3, 8, x=choice("ab", chain("(", Call("x"), "a"))
+        chain(star(chars("ab")), RuleCall("x")), "ab(", 3, 8, x=choice("ab", chain("(", RuleCall("x"), "a"))
     ),
     "rules that cannot end": recursive(
-        choice(Call("x"), Call("y")), "ab", 3, 5, x=chain("a", Call("x")), y=choice("b", chain("b", Call("y")))
+        choice(RuleCall("x"), RuleCall("y")),
+        "ab",
+        3,
+        5,
+        x=chain("a", RuleCall("x")),
+        y=choice("b", chain("b", RuleCall("y"))),
     ),
-    "nested lists": recursive(Call("value"), '[],"1', 4, 9, value=choice(Call("list"), token("1")), list=LIST),
-    "lists of values": recursive(Call("list"), '[,]"1', 3, 7, value=VALUE, list=LIST),
+    "nested lists": recursive(RuleCall("value"), '[],"1', 4, 9, value=choice(RuleCall("list"), token("1")), list=LIST),
+    "lists of values": recursive(RuleCall("list"), '[,]"1', 3, 7, value=VALUE, list=LIST),
     "separators": recursive(
-        Call("x"),
+        RuleCall("x"),
         "a, ()",
         4,
         9,
-        x=chain(Call("y"), star(chain(",", optional(Text(" ")), Call("y")))),
-        y=choice("a", chain("(", Call("x"), ")")),
+        x=chain(RuleCall("y"), star(chain(",", optional(Text(" ")), RuleCall("y")))),
+        y=choice("a", chain("(", RuleCall("x"), ")")),
     ),
     "blanks on both sides": recursive(
-        Call("x"), "a ()", 4, 9, x=chain(star(Text(" ")), choice("a", chain("(", Call("x"), ")")), star(Text(" ")))
+        RuleCall("x"),
+        "a ()",
+        4,
+        9,
+        x=chain(star(Text(" ")), choice("a", chain("(", RuleCall("x"), ")")), star(Text(" "))),
     ),
 }

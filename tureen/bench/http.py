@@ -48,7 +48,7 @@ class Address:
         self.headers = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {api_key}\r\n" if api_key else "")
 
 
-class Connection:
+class ClientConnection:
     """One keep-alive connection; one request at a time."""
 
     def __init__(self, address: Address) -> None:

@@ -18,7 +18,7 @@ from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
     LongestPrefixFirst,
-    Order,
+    QueueOrder,
     Schedule,
     WaitingQueue,
     first_come,
@@ -40,7 +40,7 @@ from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 log = get_logger("engine")
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
@@ -64,7 +64,7 @@ class Engine:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        orders = {"fcfs": Order(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
+        orders = {"fcfs": QueueOrder(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
         queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
@@ -79,7 +79,7 @@ class Engine:
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._limits = Limits(context_len, capacity.vocab_size, max_queued)
+        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from itertools import groupby
 
-from tureen.engine.queue import Order, Rank
+from tureen.engine.queue import QueueOrder, Rank
 from tureen.engine.sequence import Sequence
 
 PROMPT_COST = 1  # of a prompt token that had to be computed; counted when its request is admitted
@@ -16,7 +16,7 @@ OUTPUT_COST = 2  # of an output token, as in the paper
 WAIT_COST = 1000  # of a second that others waited for a client's code: about what they could have had in it
 
 
-class LeastServedFirst(Order):
+class LeastServedFirst(QueueOrder):
     """Of the clients that wait, the one that was served least comes first; a client's own requests, as ranked.
 
     Priorities and preempted sequences, which were admitted before, come first as ever. While two clients wait, what

@@ -15,11 +15,11 @@ from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.types import (
     Abort,
-    Call,
     CallResult,
     Close,
+    ControlCall,
+    EngineFailed,
     EngineStats,
-    Failed,
     FromEngine,
     GenerateRequest,
     OutputDelta,
@@ -79,7 +79,7 @@ class Loop:
         self._take = take
         self._publish = publish
         self._clock = clock
-        self._live: dict[str, Limits] = {}
+        self._live: dict[str, Deadlines] = {}
         self._soonest_s = math.inf  # no live request has a limit before
         self._pace = Pace()
         self._step_ms = 0.0
@@ -137,7 +137,7 @@ class Loop:
     def _fail(self, why: str) -> None:
         """End every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
-        self._publish(Failed(why))  # first: who hears of his request's end may ask at once how the engine is
+        self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
 
     def _handle(self, message: ToEngine) -> None:
@@ -147,7 +147,7 @@ class Loop:
             self._submit(message)
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id, message.reason)
-        elif isinstance(message, Call):
+        elif isinstance(message, ControlCall):
             self._call(message)
         elif isinstance(message, Close):
             self._close()
@@ -164,7 +164,7 @@ class Loop:
 
     def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
         now = self._clock()
-        limits = Limits.of(request, now if arrived_s is None else arrived_s)
+        limits = Deadlines.of(request, now if arrived_s is None else arrived_s)
         # others' prompts may come later, whenever they came
         before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
         wait_s = self._pace.seconds_for(one.num_prompt for one in before)
@@ -188,7 +188,7 @@ class Loop:
         stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
         self._publish(StepReport(deltas, stats))
 
-    def _call(self, message: Call) -> None:
+    def _call(self, message: ControlCall) -> None:
         try:
             value = msgspec.to_builtins(self._engine.call(message.op, **message.args))
         except TureenError as error:
@@ -222,7 +222,7 @@ class Loop:
         return num_tokens
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Deadlines(msgspec.Struct, frozen=True):
     """Until when a live request must have its first token, and its last; monotonic seconds."""
 
     num_prompt: int
@@ -232,7 +232,7 @@ class Limits(msgspec.Struct, frozen=True):
     has_output: bool = False
 
     @classmethod
-    def of(cls, request: GenerateRequest, arrived_s: float) -> Limits:
+    def of(cls, request: GenerateRequest, arrived_s: float) -> Deadlines:
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),

@@ -15,7 +15,7 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, Usage
 
 
-class Terms(NamedTuple):
+class SequenceTerms(NamedTuple):
     """What of a sequence is settled when it comes."""
 
     number: int  # order of arrival
@@ -192,9 +192,9 @@ class Sequence:
             self.hidden.add(output.hidden_states, self.num_computed)
 
 
-def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> Terms:
+def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
     ignores_eos = request.params.ignore_eos and request.grammar is None
-    return Terms(
+    return SequenceTerms(
         number=number,
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,

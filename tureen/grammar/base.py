@@ -70,7 +70,7 @@ class Grammar(Protocol):
         """The output can only end here: it is accepted and nothing can follow."""
 
 
-class Compiled(Protocol):
+class CompiledGrammar(Protocol):
     """A language ready for one vocabulary, shared by any number of outputs. Immutable."""
 
     @property
@@ -88,5 +88,5 @@ class Backend(Protocol):
         """Do what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
         enforce, naming the other backends that can."""
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> CompiledGrammar:
         """Make it ready. Raises GrammarError. Releases the GIL where it computes long."""

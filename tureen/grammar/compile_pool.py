@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.orders import LIMITS, MAX_REPLY_BYTES, Reply, invalid_code
+from tureen.grammar.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
@@ -45,7 +45,7 @@ class Task:
         self.is_over = False
         self.has_begun = False  # a worker was there for it
         self.is_blameless = False
-        self.reply: Reply | None = None
+        self.reply: CompileReply | None = None
         self._worker: Worker | None = None
         self._is_ended = False
 
@@ -167,7 +167,7 @@ class CompilePool:
                 self.supervisor.end(one)
 
 
-def _ask(worker: Worker, spec: bytes) -> tuple[Reply, bool]:
+def _ask(worker: Worker, spec: bytes) -> tuple[CompileReply, bool]:
     """The reply, and whether it was quick: else others go first from some moment on. Raises Lost, DecodeError."""
     start_s, start_cpu_s = time.monotonic(), worker.cpu_s
     worker.send(spec, until_s=start_s + LIMITS.cpu_s)
@@ -176,10 +176,10 @@ def _ask(worker: Worker, spec: bytes) -> tuple[Reply, bool]:
         is_quick = worker.cpu_s - start_cpu_s < LOWER_AFTER_S and time.monotonic() - start_s < MAX_QUICK_S
     if not is_quick:
         _lower(worker.pid)
-    return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=Reply), is_quick
+    return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=CompileReply), is_quick
 
 
-def _is_sound(reply: Reply, spec: bytes) -> bool:
+def _is_sound(reply: CompileReply, spec: bytes) -> bool:
     """Whether the worker that says so can be used again."""
     return reply.failure is None or reply.failure.code == invalid_code(msgspec.msgpack.decode(spec, type=GrammarSpec))
 

@@ -12,7 +12,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -20,6 +19,7 @@ from tureen.grammar.expression import (
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -133,7 +133,7 @@ def _at_edge(node: Expression, ranges: Ranges, is_first: bool) -> Expression:
             return Both(_at_edge(first, ranges, is_first), second)
         case Terminal(item):
             return _at_edge(item, ranges, is_first)
-        case Call(name):
+        case RuleCall(name):
             raise GrammarError(f"rule {name} is not regular")
     return _intersected(node, ranges, is_first)
 

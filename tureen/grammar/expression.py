@@ -80,13 +80,13 @@ class Terminal:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RuleCall:
     """What the rule of this name matches. An expression without calls is regular."""
 
     name: str
 
 
-Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | Call
+Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | RuleCall
 
 EMPTY = Text("")
 NOTHING = Choice(())

@@ -8,15 +8,15 @@ import msgspec
 
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
-LIMITS = Limits(memory_bytes=1 << 30, cpu_s=600)
+LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)
 """Of a worker that compiles. Its processor time is bounded by the engine, which ends it at the deadline."""
 
 MAX_REPLY_BYTES = 64 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True):
+class CompilerSetup(msgspec.Struct, frozen=True, array_like=True):
     """What the fork server is started with."""
 
     backend: str
@@ -31,7 +31,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     """What a worker answers to a GrammarSpec: what to load, or why there is nothing."""
 
     source: bytes = b""

@@ -15,11 +15,11 @@ MAX_WORK = 400_000  # parts of terms built for one question: about a second
 UNBOUNDED = 10**18  # `most` of a repeat without end, and the length of the longest string where there is none
 WORD_CHARS = 32  # a longer text is cut up, so that its suffixes stay small
 
-EMPTY, NOTHING, ANY, ANYTHING = 0, 1, 2, 3  # the terms every `Terms` begins with
+EMPTY, NOTHING, ANY, ANYTHING = 0, 1, 2, 3  # the terms every `TermTable` begins with
 WORD, SET, CHAIN, CHOICE, REPEAT, BOTH, NOT = range(7)
 
 
-class Terms:
+class TermTable:
     """Terms by number, equal ones once; for many an expression of the same language it is the same term.
 
     Without Both and Not only NOTHING is the empty language. Every method raises GrammarError when the work of all calls

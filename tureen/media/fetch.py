@@ -42,7 +42,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 Connect = Callable[[str, int, ssl.SSLContext | None, str], Awaitable[Connection]]
 
 
-class Target(NamedTuple):
+class FetchTarget(NamedTuple):
     """What a URL says."""
 
     is_tls: bool
@@ -51,11 +51,11 @@ class Target(NamedTuple):
     path: str  # with the query
 
 
-class Failed(Exception):
+class FetchFailed(Exception):
     """Why there is no picture, in words for the client."""
 
 
-class Answer:
+class HttpAnswer:
     """What has come of an HTTP answer so far: the protocol of httptools' parser."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ def check_domains(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def parse_url(url: str, domains: frozenset[str], field: str) -> Target:
+def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
     """Raises Forbidden."""
     found = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
     if found is None:
@@ -110,7 +110,7 @@ def parse_url(url: str, domains: frozenset[str], field: str) -> Target:
             code="media_url_forbidden",
         )
     path = found[4] or "/"
-    return Target(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
+    return FetchTarget(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
 
 
 def is_public(address: str) -> bool:
@@ -159,7 +159,7 @@ class Fetcher:
                 return await self._get(target, await self._addresses(target, field))
         except TimeoutError:
             fault = f"it was not there within {TIMEOUT_S:g} s"
-        except Failed as error:
+        except FetchFailed as error:
             fault = str(error)
         except ssl.SSLError:
             fault = "TLS with its host fails: its certificate is not valid for this name, or it speaks something else"
@@ -167,7 +167,7 @@ class Fetcher:
             fault = "its host cannot be reached"
         raise InvalidRequest(f"{field} could not be fetched: {fault}", field=field, code="media_fetch_failed")
 
-    async def _addresses(self, target: Target, field: str) -> list[str]:
+    async def _addresses(self, target: FetchTarget, field: str) -> list[str]:
         addresses = await self._resolve(target.host, target.port)
         if not all(map(is_public, addresses)):
             raise Forbidden(
@@ -177,7 +177,7 @@ class Fetcher:
             )
         return addresses[:MAX_ADDRESSES]
 
-    async def _get(self, target: Target, addresses: list[str]) -> bytes:
+    async def _get(self, target: FetchTarget, addresses: list[str]) -> bytes:
         """Raises OSError, Failed."""
         reader, writer = await self._dial(target, addresses)
         try:
@@ -186,7 +186,7 @@ class Fetcher:
         finally:
             writer.transport.abort()
 
-    async def _dial(self, target: Target, addresses: list[str]) -> Connection:
+    async def _dial(self, target: FetchTarget, addresses: list[str]) -> Connection:
         """The first address that takes the connection. Raises OSError."""
         fault = OSError("no address")
         for address in addresses:
@@ -199,13 +199,13 @@ class Fetcher:
 
 async def _body(reader: asyncio.StreamReader) -> bytes:
     """Of an HTTP answer. Raises OSError, Failed as soon as it cannot become a picture."""
-    answer = Answer()
+    answer = HttpAnswer()
     parser = httptools.HttpResponseParser(answer)
     received = 0
     while not answer.is_complete:
         data = await reader.read(CHUNK_BYTES)
         if not data and (answer.has_length or not answer.num_heads):
-            raise Failed("its host closed the connection too early")
+            raise FetchFailed("its host closed the connection too early")
         if not data:
             break
         received += len(data)
@@ -213,28 +213,28 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not answer.is_complete:
-                raise Failed("its host answers with what is no HTTP") from None
+                raise FetchFailed("its host answers with what is no HTTP") from None
         if answer.num_heads:
             _check_head(parser.get_status_code(), answer)
         if len(answer.body) > MAX_BYTES:
-            raise Failed(f"it has more than {MAX_BYTES >> 20} MiB")
+            raise FetchFailed(f"it has more than {MAX_BYTES >> 20} MiB")
         if received > MAX_HEAD_BYTES + 2 * len(answer.body):
-            raise Failed("its host sends too much besides the picture")
+            raise FetchFailed("its host sends too much besides the picture")
     return bytes(answer.body)
 
 
-def _check_head(status: int, answer: Answer) -> None:
+def _check_head(status: int, answer: HttpAnswer) -> None:
     if 300 <= status < 400:
-        raise Failed(f"its host redirects (HTTP {status}), which is not followed")
+        raise FetchFailed(f"its host redirects (HTTP {status}), which is not followed")
     if status != 200:
-        raise Failed(f"its host answers with HTTP {status}")
+        raise FetchFailed(f"its host answers with HTTP {status}")
     if answer.num_heads > 1:
-        raise Failed("its host answers with more than the picture")
+        raise FetchFailed("its host answers with more than the picture")
     if answer.is_compressed:
-        raise Failed("its host compresses it, although it was asked not to")
+        raise FetchFailed("its host compresses it, although it was asked not to")
 
 
-def _request(target: Target) -> bytes:
+def _request(target: FetchTarget) -> bytes:
     default = PORTS["https" if target.is_tls else "http"]
     host = target.host if target.port == default else f"{target.host}:{target.port}"
     lines = (

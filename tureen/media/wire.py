@@ -6,9 +6,9 @@ import struct
 
 import msgspec
 
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
-LIMITS = Limits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
+LIMITS = WorkerLimits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
 """Of a worker, for all pictures of a prompt. One that waits longer than that does not compute."""
 
 SIZE = struct.Struct("<I")
@@ -17,14 +17,14 @@ SIZE = struct.Struct("<I")
 MAX_REPLY_BYTES = 256 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True):
+class DecoderSetup(msgspec.Struct, frozen=True, array_like=True):
     """What the fork server is started with, as JSON objects."""
 
     hf: bytes  # config.json
     preprocessor: bytes  # preprocessor_config.json
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """The pictures of one prompt. Their bytes come after it."""
 
     modality: str
@@ -49,6 +49,6 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
     is_ours: bool = False  # nothing that the client sent is to blame
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class DecodeReply(msgspec.Struct, frozen=True, array_like=True):
     items: tuple[Item, ...] = ()
     refusal: Refusal | None = None

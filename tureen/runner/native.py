@@ -24,7 +24,7 @@ from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned
-from tureen.runner.parts import Parts
+from tureen.runner.parts import ForwardParts
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
@@ -118,7 +118,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     plan = plan_weights(kernels, source, config, model, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
-    parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
+    parts = ForwardParts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 

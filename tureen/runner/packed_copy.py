@@ -50,7 +50,7 @@ class Planned(NamedTuple):
     format: str
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CopyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: str
     weights: list[Planned]
     checksums: list[int]
@@ -124,7 +124,7 @@ class PackedCopy:
         return np.empty(one.shape, np.float32)
 
     def _write(self, folder: Path, data: Sequence[NDArray[np.uint8]]) -> None:
-        header = _Header(self._origin, self._weights, [_checksum(one) for one in data])
+        header = _CopyHeader(self._origin, self._weights, [_checksum(one) for one in data])
         text = msgspec.json.encode(header)
         head = MAGIC + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little") + text
         *offsets, end = _offsets(len(head), data)
@@ -168,7 +168,7 @@ def _open_own(path: Path) -> io.BufferedReader:
     raise _Unusable("it is not a file that only this user may write")
 
 
-def _read_header(file: BinaryIO) -> tuple[_Header, int]:
+def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
     """The header, and where it ends."""
     fixed = file.read(len(MAGIC) + 12)
     if len(fixed) < len(MAGIC) + 12 or not fixed.startswith(MAGIC):
@@ -178,7 +178,7 @@ def _read_header(file: BinaryIO) -> tuple[_Header, int]:
     if len(text) != length or zlib.crc32(text) != checksum:
         raise _Unusable("its header is damaged")
     try:
-        return msgspec.json.decode(text, type=_Header), len(fixed) + length
+        return msgspec.json.decode(text, type=_CopyHeader), len(fixed) + length
     except msgspec.MsgspecError:
         raise _Unusable("its header is damaged") from None
 

@@ -26,7 +26,7 @@ MAX_NUMBERS = 1 << 18
 log = get_logger("runner")
 
 
-class Kit(Protocol):
+class ForwardFactory(Protocol):
     """Makes the parts of forward passes of one kind, for models of one shape."""
 
     model: ModelConfig
@@ -54,10 +54,10 @@ class Served(NamedTuple):
     files: tuple[tuple[str, int, int], ...]  # name, bytes, time of the last change
 
 
-class Parts:
+class ForwardParts:
     """Makes the forward pass of one runner, again whenever its parts have changed."""
 
-    def __init__(self, kit: Kit, source: ModelSource, config: Config) -> None:
+    def __init__(self, kit: ForwardFactory, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
         self._kit = kit
         self._config = config

@@ -27,7 +27,7 @@ from tureen.runner.base import Batch, Capacity
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
-from tureen.runner.parts import Parts
+from tureen.runner.parts import ForwardParts
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
 from tureen.sampling.arithmetic import Peaks
@@ -148,7 +148,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    parts = Parts(TorchKit(device, dtype, shape, capacity, progress), source, config)
+    parts = ForwardParts(TorchKit(device, dtype, shape, capacity, progress), source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from tureen.sandbox import framing
-from tureen.sandbox.limits import Limits, confine, die_with_parent
+from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
 FORK, PING, READY = b"f", b"p", b"r"
 """What is said on the control socket. FORK comes with the descriptors of a new worker, its connection first; READY is
@@ -35,7 +35,7 @@ Handle = Callable[[bytes], bytes]
 class Program(NamedTuple):
     """What the workers of a fork server do."""
 
-    limits: Limits
+    limits: WorkerLimits
     open: Callable[[Sequence[int]], Handle]  # called in each worker, with the descriptors that came for it
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from tureen.sandbox import framing
 from tureen.sandbox.fork_server import BORN, READY
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
 OWN_BYTES = 16 << 20
 """Memory that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
@@ -37,7 +37,7 @@ class Lost(Exception):
 class Worker:
     """One process and the connection to it. One thread at a time sends and receives; any may `kill`."""
 
-    def __init__(self, connection: socket.socket, limits: Limits, is_orphan: Callable[[], bool]) -> None:
+    def __init__(self, connection: socket.socket, limits: WorkerLimits, is_orphan: Callable[[], bool]) -> None:
         """is_orphan: whether the fork server that it comes from has ended."""
         self.limits = limits
         self.pid = 0  # until it is born

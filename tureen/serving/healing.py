@@ -16,15 +16,15 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.streams import Streams, Watch
 from tureen.serving.watchdog import Sign, Watchdog
 from tureen.types import (
+    EngineFailed,
     EngineHealth,
     EngineInfo,
+    EngineReady,
     EngineStats,
-    Failed,
     FromEngine,
     GenerateRequest,
     OutputDelta,
-    Phase,
-    Ready,
+    StartupPhase,
     ToEngine,
 )
 
@@ -198,11 +198,11 @@ class HealingClient:
         if epoch != self._epoch:
             return
         match message:
-            case Phase(name, done, total):
+            case StartupPhase(name, done, total):
                 self._progress(name, done, total)
-            case Ready(info):
+            case EngineReady(info):
                 self._ready.set_result(info)
-            case Failed(text):
+            case EngineFailed(text):
                 self._lose(epoch, text)
             case _:
                 self._streams.receive(message)

@@ -21,7 +21,7 @@ class Live:
         self._num_chars = 0
         self._num_states = 0
         self._cached_tokens: int | None = None  # that the first engine found; no other's cache is the client's affair
-        self._repeat: Repeat | None = None
+        self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
         """What of an engine's delta the client does not have; None where it has all. Raises RequestFailed where the
@@ -51,7 +51,7 @@ class Live:
         if not self._token_ids:
             return request
         if must_repeat(request):
-            self._repeat = Repeat(tuple(self._token_ids), self._num_chars, self._num_states)
+            self._repeat = RepeatedOutput(tuple(self._token_ids), self._num_chars, self._num_states)
             return msgspec.structs.replace(request, ttft_deadline_ms=None)
         return msgspec.structs.replace(
             request,
@@ -61,7 +61,7 @@ class Live:
         )
 
 
-class Repeat:
+class RepeatedOutput:
     """An output that an engine makes again from its start. What the client has of it is compared and left out."""
 
     def __init__(self, token_ids: tuple[int, ...], num_chars: int, num_states: int) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from tureen.config import Config
 from tureen.log import get_logger
-from tureen.serving.child import Order
+from tureen.serving.child import BuildOrder
 from tureen.serving.framing import HEADER, PING, frame
 from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
@@ -36,7 +36,7 @@ class ProcessHost:
 
     can_be_killed = True
 
-    def __init__(self, order: Order, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
+    def __init__(self, order: BuildOrder, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
         self._order = order
         self._receive = receive
         self._lose = lose
@@ -139,7 +139,7 @@ class ProcessClient(HealingClient):
 
     def __init__(self, factory: str, config: Config) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
-            return ProcessHost(Order(factory, config, epoch), receive, lose)
+            return ProcessHost(BuildOrder(factory, config, epoch), receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
 

@@ -18,8 +18,8 @@ from tureen.serving.live import Live
 from tureen.serving.trials import POISON_AFTER, Trials
 from tureen.types import (
     Abort,
-    Call,
     CallResult,
+    ControlCall,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -109,7 +109,7 @@ class _Stream:
 class _Call(NamedTuple):
     """A control operation that has not been answered."""
 
-    message: Call
+    message: ControlCall
     future: asyncio.Future[Any]
     num_sent: int = 0  # to so many engines
 
@@ -198,7 +198,7 @@ class Streams:
         if self.refuse is not None:
             raise self.refuse()
         self._num_calls += 1
-        call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future())
+        call = _Call(ControlCall(self._num_calls, op, args), asyncio.get_running_loop().create_future())
         self._calls[self._num_calls] = call
         if self._send is not None:
             self._ask(call, self._send)
@@ -209,7 +209,7 @@ class Streams:
 
         async def do(op: str, **args: Any) -> object:
             self._num_calls += 1
-            call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future(), MOST_SENT)
+            call = _Call(ControlCall(self._num_calls, op, args), asyncio.get_running_loop().create_future(), MOST_SENT)
             self._ask(call, send)
             return await call.future
 

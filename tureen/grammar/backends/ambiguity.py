@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tureen.grammar.alphabet import Ranges
-from tureen.grammar.expression import Call, Chain, Choice, Expression, GrammarError, Repeat
+from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Repeat, RuleCall
 from tureen.grammar.regular import Automaton, automaton
 from tureen.grammar.rules import calls, can_be_empty
 
@@ -90,7 +90,7 @@ class Ambiguity:
 
     def _ends(self, expression: Expression) -> Ends:
         match expression:
-            case Call(name):
+            case RuleCall(name):
                 return self._of_calls[name]
             case Chain(items):
                 made = NONE

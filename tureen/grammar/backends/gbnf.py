@@ -7,7 +7,6 @@ from tureen.grammar.backends.patterns import count
 from tureen.grammar.expression import (
     ANY_CHAR,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -16,6 +15,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -38,14 +38,14 @@ def gbnf(language: Language) -> str:
     it a hundred times as long as a mask may.
     """
     made = lifted(language)
-    writer = Writer()
+    writer = GbnfWriter()
     lines = [f"root ::= {writer.written(made.start)}"]
     lines += [f"{name} ::= {writer.written(rule)}" for name, rule in made.rules.items()]
     lines += [f"{name} ::= {writer.lexeme(item)}" for name, item in made.lexemes.items()]
     return "\n".join([*lines, *writer.lines]) + "\n"
 
 
-class Writer:
+class GbnfWriter:
     """Writes expressions. `lines` are the rules that they call."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Writer:
                 return f"({self.written(item)}){count(least, most)}"
             case Terminal(item):
                 return self.written(item)
-            case Call(name):
+            case RuleCall(name):
                 return name
             case Both() | Not():
                 return self._by_states(automaton(expression))

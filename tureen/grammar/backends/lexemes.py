@@ -16,7 +16,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -25,6 +24,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -163,7 +163,7 @@ def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
     found: set[int] = set()
 
     def note(expression: Expression) -> bool:
-        if isinstance(expression, Call | Terminal):
+        if isinstance(expression, RuleCall | Terminal):
             firm = isinstance(expression, Terminal) or expression.name not in flat
         else:
             inside = [note(part) for part in parts(expression)]
@@ -204,15 +204,15 @@ class Lifting:
         """Cut up what a lexer could be wrong about; False if there is nothing."""
         self._rounds += 1
         loose = [name for name, item in made.lexemes.items() if name not in self._marked and _can_be_cut(item)]
-        if not loose or (isinstance(made.start, Call) and made.start.name in made.lexemes):
+        if not loose or (isinstance(made.start, RuleCall) and made.start.name in made.lexemes):
             return False
         if len(made.lexemes) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
             pieces = {name: self._pieces(made.lexemes[name]) for name in loose}
         else:
             pieces = self._certain_pieces(made)
-        self._start = _over_lexemes(replaced(self._start, lambda name: pieces.get(name) or Call(name)))
+        self._start = _over_lexemes(replaced(self._start, lambda name: pieces.get(name) or RuleCall(name)))
         self._rules = {
-            rule: _over_lexemes(replaced(body, lambda name: pieces.get(name) or Call(name)))
+            rule: _over_lexemes(replaced(body, lambda name: pieces.get(name) or RuleCall(name)))
             for rule, body in self._rules.items()
         }
         return bool(pieces)
@@ -237,8 +237,8 @@ class Lifting:
         match expression:
             case Terminal(item):
                 return self._lexeme(item, marked=True)
-            case Call(name):
-                return Call(self._names[name])
+            case RuleCall(name):
+                return RuleCall(self._names[name])
             case Chain(items):
                 return Chain(tuple(self._lifted_run(items)))
             case Choice(items):
@@ -263,7 +263,7 @@ class Lifting:
         name = self._lexemes.setdefault(item, f"T{len(self._lexemes)}")
         if marked:
             self._marked.add(name)
-        return Call(name)
+        return RuleCall(name)
 
     def _pieces(self, item: Expression) -> Expression:
         match item:
@@ -332,7 +332,7 @@ def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Exp
 
 def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """How many parts it has and how deep they are nested, with the calls written out."""
-    if isinstance(expression, Call):
+    if isinstance(expression, RuleCall):
         return of_calls[expression.name]
     inside = [_extent(part, of_calls) for part in parts(expression)]
     return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)

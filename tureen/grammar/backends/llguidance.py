@@ -19,7 +19,6 @@ from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
     Both,
-    Call,
     Chain,
     Choice,
     Expression,
@@ -27,6 +26,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -48,7 +48,7 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 END = b"</s>"
 
 
-class Backend:
+class LlguidanceBackend:
     """llguidance for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
@@ -60,16 +60,16 @@ class Backend:
         """The grammar as UTF-8. Raises GrammarError."""
         return lark(language).encode()
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> LlguidanceCompiled:
         """Compile the grammar. Raises GrammarError."""
         grammar = llguidance.LLMatcher.grammar_from_lark(source.decode())
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise too_complex(matcher)
-        return Compiled(matcher, self._tokens, self._forced_text, len(source))
+        return LlguidanceCompiled(matcher, self._tokens, self._forced_text, len(source))
 
 
-class Compiled:
+class LlguidanceCompiled:
     """A matcher at the beginning."""
 
     def __init__(
@@ -85,11 +85,11 @@ class Compiled:
         """The library does not say; this is what the resident memory of a process with many of them tells."""
         return 100_000 + 60 * self._source_bytes
 
-    def start(self) -> Grammar:
-        return Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+    def start(self) -> LlguidanceGrammar:
+        return LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
 
 
-class Grammar:
+class LlguidanceGrammar:
     """A matcher somewhere in an output."""
 
     def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText) -> None:
@@ -120,7 +120,9 @@ class Grammar:
             raise too_complex(self._matcher)
         if not text:
             return []
-        return self._forced_text.tokens(text, Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text))
+        return self._forced_text.tokens(
+            text, LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+        )
 
     @property
     def is_accepting(self) -> bool:
@@ -181,7 +183,7 @@ def lark(language: Language) -> str:
 
 def _rule(expression: Expression) -> str:
     match expression:
-        case Call(name):
+        case RuleCall(name):
             return name
         case Chain(items):
             return f"({' '.join([_rule(item) for item in items])})" if items else '""'

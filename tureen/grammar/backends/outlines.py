@@ -47,7 +47,7 @@ MAX_FORCED_WAYS = 64
 """Tokens that can be next where a text is forced: those that begin it."""
 
 
-class Backend:
+class OutlinesBackend:
     """outlines_core for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
@@ -79,7 +79,7 @@ class Backend:
             )
         return data
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> OutlinesCompiled:
         """Read the index. Raises GrammarError."""
         try:
             index = outlines_core.Index.from_binary(source)
@@ -88,10 +88,10 @@ class Backend:
         state = index.get_next_state(index.get_initial_state(), self._begin_id)
         if state is None:
             raise GrammarError("no text at all fits")
-        return Compiled(Walk(index, self._tokens, state), self._begin_id, self._forced_text, len(source))
+        return OutlinesCompiled(Walk(index, self._tokens, state), self._begin_id, self._forced_text, len(source))
 
 
-class Compiled:
+class OutlinesCompiled:
     """An index and its first state."""
 
     def __init__(self, start: Walk, begin_id: int, forced_text: ForcedText, source_bytes: int) -> None:
@@ -105,8 +105,8 @@ class Compiled:
         """Its hash tables take about twice what the binary form does."""
         return 10_000 + 2 * self._source_bytes
 
-    def start(self) -> Grammar:
-        return Grammar(replace(self._start), self._begin_id, self._forced_text)
+    def start(self) -> OutlinesGrammar:
+        return OutlinesGrammar(replace(self._start), self._begin_id, self._forced_text)
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Walk:
         return {self.tokens.bytes_of([token_id]): token_id for token_id in ids}
 
 
-class Grammar:
+class OutlinesGrammar:
     """A state of an index, with its mask."""
 
     def __init__(self, walk: Walk, begin_id: int, forced_text: ForcedText) -> None:

@@ -28,7 +28,7 @@ EXTRA = (
     'ab|ba|aa|abc|bb|aba|a)|(a|((|))|()|+a|a+|a,|, |, a|], |[a|[[|]]|{"|"}|": |"a|a"|"a"|": "|1, |12|10|01|'
     "é|éa|aé|éé|😀|a😀|ab|x\\|\\n|<e|e>|<e>|a<|/a| a|a "
 )
-"""Texts of tokens, among them one twice and some that cross the borders of lexemes."""
+"""Texts of tokens, among them one twice and some that cross the borders of terminals."""
 
 PIECES = (b"\xc3\xa9\xc3", b"a\xc3", b"\xa9a", b"\xf0\x9f", b"\x98\x80", b"\x80a")
 
@@ -195,23 +195,25 @@ SAMPLES = {
     "a marked contradiction": regular(
         choice(chain(token("a"), Terminal(Both(Text("b"), Text("a")))), chain(token("b"), token("a"))), "ab", 3, 4
     ),
-    "lexemes": regular(
+    "terminals": regular(
         chain(token("["), token("a"), star(chain(token(", "), token("a")), 0, 2), token("]")), "[]a, ", 5, 9
     ),
-    "nothing beside a lexeme, and an end that is not certain": regular(
+    "nothing beside a terminal, and an end that is not certain": regular(
         choice(chain(token("a"), choice(EMPTY, token("b"))), chain("a", star(chars("ab")), ")")), "ab)", 5, 7
     ),
-    "lexemes that begin alike, and what may follow only one of them": regular(
+    "terminals that begin alike, and what may follow only one of them": regular(
         chain(choice(chain("ab", token("a")), chain("aa", star(chars("ab")))), optional(Text(")"))), "ab)", 5, 7
     ),
-    "lexemes that are prefixes": regular(
+    "terminals that are prefixes": regular(
         chain(choice(token("1"), token("10"), token("1", star(chars("0")), "1")), token("]")), "01]", 4, 6
     ),
     "an object": regular(
         chain(token("{"), token('"a"'), token(":"), choice(STRING, token(DIGITS)), token("}")), '{}":a0', 6, 10
     ),
-    "a literal and lexemes without marks": regular(chain("a", token("b"), star(chars("ab")), token(")")), "ab)", 4, 6),
-    "a lexeme that a greedy lexer takes too much for": regular(chain(star(A), star(Text("ab"), 1, 2)), "ab", 5, 9),
+    "a literal and terminals without marks": regular(
+        chain("a", token("b"), star(chars("ab")), token(")")), "ab)", 4, 6
+    ),
+    "a terminal that a greedy lexer takes too much for": regular(chain(star(A), star(Text("ab"), 1, 2)), "ab", 5, 9),
     "marked before what is not": regular(chain(token(star(A, 1)), star(Text("ba"), 0, 2)), "ab", 5, 7),
     "up to a string": regular(
         chain(token(Both(chain(ANYTHING, "<e>"), Not(chain(ANYTHING, "<e>", star(ANY_CHAR, 1))))), token("1")),

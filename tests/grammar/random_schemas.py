@@ -144,7 +144,7 @@ class Walk:
                 return "".join(self.text(item, budget - 1) for _ in range(count))
             case Terminal(item):
                 return self._word(item)
-        raise TypeError(f"neither a rule nor a lexeme: {expression!r}")
+        raise TypeError(f"neither a rule nor a terminal: {expression!r}")
 
     def _steps(self, expression):
         match expression:

@@ -215,7 +215,7 @@ def test_languages_of_several_schemas_have_rules_of_their_own():
 
 
 def test_every_lexeme_of_a_property_name_holds_its_colon():
-    # A key's lexeme must not be the beginning of another one's, so all of them end alike.
+    # A key's terminal must not be the beginning of another one's, so all of them end alike.
     language = json_schema(json.dumps(OPEN_PERSON))
     keys = [
         part for rule in language.rules.values() for part in terminals(rule) if "Text(text='\"name\": ')" in str(part)

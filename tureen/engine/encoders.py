@@ -93,8 +93,8 @@ class Encoders:
         """It waits no longer."""
         del self._waiting[sequence]
         if self._current is not None and self._current.sequence is sequence:
-            heir = next((one for one in self._waiting if self._current.key in _keys(one)), None)
-            self._current = None if heir is None else self._current._replace(sequence=heir)
+            successor = next((one for one in self._waiting if self._current.key in _keys(one)), None)
+            self._current = None if successor is None else self._current._replace(sequence=successor)
 
     def clear(self) -> None:
         """Forget what came of earlier pictures."""

@@ -73,7 +73,7 @@ class Not:
 class Terminal:
     """A regular `item` that may be matched greedily: what can follow it never begins as the rest of a longer match.
 
-    It changes nothing in the language; a backend with a lexer makes one lexeme of it.
+    It changes nothing in the language; a backend with a lexer makes one terminal of it.
     """
 
     item: Expression

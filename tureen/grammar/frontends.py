@@ -58,7 +58,7 @@ def _language(spec: GrammarSpec) -> Language:
 
 
 def _whole(expression: Expression) -> Expression:
-    """What is regular is one lexeme, as nothing follows."""
+    """What is regular is one terminal, as nothing follows."""
     return expression if any(calls(expression)) else to_the_end(expression)
 
 

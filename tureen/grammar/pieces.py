@@ -1,4 +1,4 @@
-"""Parts of a language put together, with lexemes kept only as long as a lexer cannot be wrong about where it is."""
+"""Parts of a language put together, with terminals kept only as long as a lexer cannot be wrong about where it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tureen.grammar.rules import can_be_empty, chain, choice, holding, reachable
 
 @dataclass(frozen=True, slots=True)
 class TerminalPiece:
-    """An expression whose lexemes may be kept if it is certain where it begins."""
+    """An expression whose terminals may be kept if it is certain where it begins."""
 
     expression: Expression
     starts: tuple[str, ...] | None = None  # each of its texts begins with one of these; None: not known
@@ -41,7 +41,7 @@ class Assembly:
     def __init__(self) -> None:
         self.rules: dict[str, Expression] = {}
 
-    def without_lexemes(self, piece: TerminalPiece) -> TerminalPiece:
+    def without_terminals(self, piece: TerminalPiece) -> TerminalPiece:
         """The same language."""
         for name, rule in reachable(piece.expression, self.rules).items():
             self.rules[name] = unmarked(rule)
@@ -52,24 +52,24 @@ class Assembly:
         return can_be_empty(piece.expression, holding(reachable(piece.expression, self.rules), can_be_empty))
 
     def joined(self, pieces: Iterable[TerminalPiece]) -> TerminalPiece:
-        """One after the other: no lexemes from the first of them on whose end is not certain."""
+        """One after the other: no terminals from the first of them on whose end is not certain."""
         made = [piece for piece in pieces if piece is not NO_PIECE]
         for at in range(len(made) - 1):
             if not _end_is_certain(made[at], made[at + 1]):
-                made[at:] = [self.without_lexemes(piece) for piece in made[at:]]
+                made[at:] = [self.without_terminals(piece) for piece in made[at:]]
                 break
         if len(made) < 2:
             return made[0] if made else NO_PIECE
         return TerminalPiece(chain(piece.expression for piece in made), made[0].starts, made[-1].goes_on)
 
     def either(self, pieces: Sequence[TerminalPiece]) -> TerminalPiece:
-        """Any of them: no lexemes if it does not show in their first characters which one it is."""
+        """Any of them: no terminals if it does not show in their first characters which one it is."""
         if len(pieces) == 1:
             return pieces[0]
         known = [start for piece in pieces for start in piece.starts or ()]
         starts = None if any(piece.starts is None for piece in pieces) else tuple(known)
         if starts is None or not apart(starts):
-            pieces = [self.without_lexemes(piece) for piece in pieces]
+            pieces = [self.without_terminals(piece) for piece in pieces]
         goes_on = [piece.goes_on for piece in pieces if piece.goes_on is not None]
         certain = len(goes_on) == len(pieces)
         return TerminalPiece(

@@ -101,7 +101,7 @@ def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expre
 
 
 def unmarked(expression: Expression) -> Expression:
-    """The same language without lexemes."""
+    """The same language without terminals."""
     match expression:
         case Terminal(item):
             return unmarked(item)

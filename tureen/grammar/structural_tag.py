@@ -25,7 +25,7 @@ MAX_CHARS = 2_000
 MAX_TIMES = 2_000
 MAX_FORMATS = 2_000
 MAX_TRIGGERS = 200
-MAX_STATES = 500  # of an automaton that is only made to find a lexeme
+MAX_STATES = 500  # of an automaton that is only made to find a terminal
 
 JSON_STARTS = tuple('{["-0123456789tfn')
 NUMBER_GOES_ON = "0123456789.eE+-"
@@ -183,7 +183,7 @@ class _Builder:
         return self._set(expression, place)
 
     def _set(self, expression: Expression, place: FormatPlace) -> TerminalPiece:
-        """What has no lexemes of its own: it becomes one if it shows where its text ends."""
+        """What has no terminals of its own: it becomes one if it shows where its text ends."""
         if any(calls(expression)):
             return self._ended(TerminalPiece(expression), place)
         if place.stops is None:
@@ -241,7 +241,7 @@ class _Builder:
         return self._times(value, place, least, most)
 
     def _times(self, value: dict[str, Any], place: FormatPlace, least: int, most: int | None) -> TerminalPiece:
-        content = self.assembly.without_lexemes(self._format(value["content"], place.inner("content")))
+        content = self.assembly.without_terminals(self._format(value["content"], place.inner("content")))
         if any(calls(content.expression)) and self.assembly.can_be_empty(content):
             raise GrammarError(f"{place.path}.content can be empty, which cannot be repeated; make it match something")
         return self._ended(TerminalPiece(repeat(content.expression, least, most)), place)
@@ -287,7 +287,7 @@ class _Builder:
             whole = TerminalPiece(choice((EMPTY, whole.expression)), None, "")
         what_follows = (*(first.starts or ("",)), *(more.starts or ("",)), *(place.stops or ()))
         if place.stops == () or first.goes_on != "" or not apart(sorted(set(what_follows))):
-            whole = self.assembly.without_lexemes(whole)
+            whole = self.assembly.without_terminals(whole)
         return self._ended(whole, place)
 
     def _ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
@@ -326,7 +326,7 @@ def triggered(
     else:
         whole = TerminalPiece(chain((Repeat(tagged.expression), text.expression)), None, text.goes_on)
     if place.stops == () or any(piece.goes_on != "" for piece in dispatched):
-        whole = assembly.without_lexemes(whole)
+        whole = assembly.without_terminals(whole)
     if not at_least_one:
         return whole
     first = assembly.either([tag.after(0) for tag in tags])

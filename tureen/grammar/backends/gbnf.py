@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tureen.grammar.backends.lexemes import lifted
 from tureen.grammar.backends.patterns import count
+from tureen.grammar.backends.terminals import lifted
 from tureen.grammar.expression import (
     ANY_CHAR,
     Both,
@@ -27,7 +27,7 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 MAX_STATES = 300
 MAX_MOVES = 3_000
-"""Of the automaton of a lexeme that is written as rules; one with more of them is written as it is."""
+"""Of the automaton of a terminal that is written as rules; one with more of them is written as it is."""
 
 
 def gbnf(language: Language) -> str:
@@ -41,7 +41,7 @@ def gbnf(language: Language) -> str:
     writer = GbnfWriter()
     lines = [f"root ::= {writer.written(made.start)}"]
     lines += [f"{name} ::= {writer.written(rule)}" for name, rule in made.rules.items()]
-    lines += [f"{name} ::= {writer.lexeme(item)}" for name, item in made.lexemes.items()]
+    lines += [f"{name} ::= {writer.terminal(item)}" for name, item in made.terminals.items()]
     return "\n".join([*lines, *writer.lines]) + "\n"
 
 
@@ -52,7 +52,7 @@ class GbnfWriter:
         self.lines: list[str] = []
         self._automata = 0
 
-    def lexeme(self, item: Expression) -> str:
+    def terminal(self, item: Expression) -> str:
         """A regular expression."""
         if isinstance(item, Text | Chars):
             return self.written(item)

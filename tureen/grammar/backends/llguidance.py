@@ -1,4 +1,4 @@
-"""The backend that uses llguidance: lexemes by derivatives of regular expressions, above them Earley's algorithm.
+"""The backend that uses llguidance: terminals by derivatives of regular expressions, above them Earley's algorithm.
 
 The language is written as a grammar in llguidance's dialect of Lark.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import ForcedText
-from tureen.grammar.backends.lexemes import lexed
 from tureen.grammar.backends.patterns import count, pattern
+from tureen.grammar.backends.terminals import lexed
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
@@ -174,7 +174,7 @@ def lark(language: Language) -> str:
     made = lexed(language)
     lines = [NO_FORCING, f"start: {_rule(made.start)}"]
     lines += [f"{name}: {_rule(rule)}" for name, rule in made.rules.items()]
-    for name, item in made.lexemes.items():
+    for name, item in made.terminals.items():
         mixed: set[int] = set()
         _mixed(item, mixed)
         lines.append(f"{name}: {_terminal(item, mixed)}")
@@ -191,7 +191,7 @@ def _rule(expression: Expression) -> str:
             return f"({' | '.join([_rule(item) for item in items])})"
         case Repeat(item, least, most):
             return f"({_rule(item)}){count(least, most)}"
-    raise TypeError(f"not over lexemes: {type(expression).__name__}")
+    raise TypeError(f"not over terminals: {type(expression).__name__}")
 
 
 def _terminal(expression: Expression, mixed: set[int]) -> str:

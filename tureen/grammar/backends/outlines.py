@@ -13,8 +13,8 @@ import outlines_core
 from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import MAX_BYTES, ForcedText
-from tureen.grammar.backends.lexemes import flat_rules, pruned
 from tureen.grammar.backends.patterns import pattern
+from tureen.grammar.backends.terminals import flat_rules, pruned
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (

@@ -63,7 +63,7 @@ def _free_beginning(writer: RuleWriter, shape: ObjectShape, letter: str) -> Expr
 
 
 def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node: ValueSet) -> Expression:
-    """A property with one of these keys, not a named one; the colon is in the key's lexeme, as with named keys."""
+    """A property with one of these keys, not a named one; the colon is in the key's terminal, as with named keys."""
     value = writer.value(node)
     if value == NOTHING:
         return NOTHING

@@ -11,7 +11,7 @@ from tureen.bench.workloads import BenchRequest
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What one stream event says. Counts are for the whole answer so far; None = this event does not tell."""
+    """The content of one stream event. Counts are for the whole answer so far; None = this event does not tell."""
 
     has_tokens: bool
     text: str = ""

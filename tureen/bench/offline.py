@@ -17,7 +17,7 @@ from tureen.bench.workloads import Dice, make_load, shapes
 
 
 class OfflineGenerator(Protocol):
-    """What is used of `tureen.Engine`."""
+    """The part of `tureen.Engine` that generates."""
 
     def generate(self, *, input_ids: list[list[int]], sampling_params: dict[str, Any]) -> list[dict[str, Any]]: ...
 

@@ -1,4 +1,4 @@
-"""What tureen itself adds to the model's time: the engine's Python a step, and the way over HTTP."""
+"""Measures the time that tureen itself adds to the model's: the engine's Python a step, and the way over HTTP."""
 
 from __future__ import annotations
 

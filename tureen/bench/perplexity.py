@@ -23,7 +23,7 @@ CHUNK = 512  # tokens that see each other
 
 
 class ScoringEngine(Protocol):
-    """What is used of `tureen.Engine`."""
+    """The part of `tureen.Engine` that scores."""
 
     def generate(self, **fields: Any) -> Any: ...
 

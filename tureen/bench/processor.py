@@ -1,4 +1,5 @@
-"""What this processor could run, by the flags that the system lists, beside what the native kernels run on it."""
+"""The instruction sets of this processor, by the flags that the system lists, beside what the native kernels run on
+it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TargetSpec(msgspec.Struct, frozen=True):
 
 
 class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as the command line says it. None = the workload's own value."""
+    """The settings of a run, as the command line has them. None = the workload's own value."""
 
     targets: list[TargetSpec]
     workloads: list[str]
@@ -251,7 +251,7 @@ async def _first_request(
 
 
 def _for_the_record(plan: BenchPlan) -> BenchPlan:
-    """Without the key, and without this machine's folders in the commands."""
+    """Returns the plan without the key, and without this machine's folders in the commands."""
     targets = [
         msgspec.structs.replace(
             spec, start=spec.start and " ".join(word.rsplit("/", 1)[-1] for word in spec.start.split())

@@ -143,7 +143,7 @@ def evict(file: Path) -> None:
 
 
 def _own_folders() -> list[Path]:
-    """Where this Python, its packages and tureen are: a server in Python maps little of what it reads."""
+    """Returns the folders of this Python, its packages and tureen: a server in Python maps little of what it reads."""
     paths = sysconfig.get_paths()
     return [Path(sys.prefix), Path(paths["stdlib"]), Path(tureen.__file__).parent]
 
@@ -155,7 +155,7 @@ def _files_below(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _mapped_files(root: int) -> set[Path]:
-    """What the processes have mapped: programs, libraries, models."""
+    """Returns the files that the processes have mapped: programs, libraries, models."""
     found = set()
     for pid in family(root):
         with contextlib.suppress(OSError):  # it has ended
@@ -167,7 +167,7 @@ def _mapped_files(root: int) -> set[Path]:
 
 
 def _read_bytes(root: int) -> int:
-    """From the disk, so far."""
+    """Returns the bytes read from the disk so far."""
     total = 0
     for pid in family(root):
         with contextlib.suppress(OSError):  # it has ended

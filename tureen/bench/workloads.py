@@ -1,4 +1,4 @@
-"""What is sent: prompts of random token ids with exact lengths, and how they arrive."""
+"""Workloads: prompts of random token ids with exact lengths, and how they arrive."""
 
 from __future__ import annotations
 

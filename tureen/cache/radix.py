@@ -61,7 +61,7 @@ class RadixTree:
         return found
 
     def key(self, namespace: Namespace, token_ids: Sequence[int], index: int) -> Key:
-        """What the node of page number `index` of these tokens is filed under."""
+        """Returns the key under which the node of page number `index` of these tokens is filed."""
         chunk = tuple(token_ids[index * self.page_size : (index + 1) * self.page_size])
         return chunk if index else namespace + chunk
 

@@ -19,7 +19,7 @@ class GroupMemory(NamedTuple):
 
 
 def memory() -> list[GroupMemory]:
-    """Of each group around this process that has a limit: an outer one may be the tighter."""
+    """Returns the memory of each group around this process that has a limit: an outer one may be the tighter."""
     return [one for folder in _folders("memory") if (one := _memory_of(folder)) is not None]
 
 

@@ -22,10 +22,10 @@ SHARE = 0.8
 """Seconds of encoding for each second of steps while both have work: the time between tokens stays under twice."""
 
 KEPT_BYTES = 256 << 20
-"""Of embeddings that may be asked for again; and of those that wait for a place in a step."""
+"""Bytes of embeddings that may be asked for again; and of those that wait for a place in a step."""
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Of all requests that have not ended; each picture counts once, for they share its pixels."""
+"""Bytes of pixels of all requests that have not ended; each picture counts once, for they share its pixels."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
@@ -33,7 +33,7 @@ FAILED = RowError("request_failed", "its picture could not be encoded")
 log = get_logger("engine")
 
 Key = tuple[str, str]
-"""What separates the caches of clients, and the picture's digest."""
+"""The salt that separates the caches of clients, and the picture's digest."""
 
 
 class PictureEncoder(Protocol):
@@ -159,7 +159,7 @@ class Encoders:
         return Current((sequence.request.cache_salt, item.digest), sequence, self._pieces(item))
 
     def _pieces(self, item: MediaItem) -> Iterator[bytes | None]:
-        """What `encode` raises at once comes with the first piece."""
+        """Encodes a picture piece by piece; an error that `encode` raises at once comes with the first piece."""
         yield from self._runner.encode(item)
 
     def _take_piece(self, current: Current) -> bytes | None:
@@ -221,6 +221,6 @@ def _keys(sequence: Sequence) -> list[Key]:
 
 
 def _encoded_bytes(sequences: Iterable[Sequence]) -> int:
-    """Of distinct embeddings that these hold."""
+    """Returns the bytes of the distinct embeddings that these sequences hold."""
     held = {id(one): len(one) for sequence in sequences if sequence.embedded for one in sequence.embedded.encoded}
     return sum(held.values())

@@ -204,7 +204,7 @@ class Engine:
         return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
     def _begin(self, sequence: Sequence) -> None:
-        """What is known of its output before it runs is there: it lines up, or ends."""
+        """Lets a sequence line up, or end, once everything that it waited for is there."""
         if sequence not in self.preparing.replays:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):

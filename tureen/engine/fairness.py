@@ -17,7 +17,7 @@ WAIT_COST = 1000  # of a second that others waited for a client's code: about wh
 
 
 class LeastServedFirst(QueueOrder):
-    """Of the clients that wait, the one that was served least comes first; a client's own requests, as ranked.
+    """Serves first the client, among those that wait, that was served least; a client's own requests come as ranked.
 
     Priorities and preempted sequences, which were admitted before, come first as ever. While two clients wait, what
     they are served, over their weights, differs by at most twice the larger of what a prompt and what all that runs at

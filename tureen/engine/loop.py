@@ -34,7 +34,7 @@ NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
 """A paused engine reports so often: it is not hung."""
 PREPARE_S = 0.0003
-"""So often an idle engine looks whether a grammar is compiled."""
+"""Seconds between two looks of an idle engine at whether a grammar is compiled."""
 
 log = get_logger("engine")
 
@@ -43,7 +43,7 @@ Publish = Callable[[FromEngine], None]
 
 
 class SteppedEngine(Protocol):
-    """What the loop asks of an engine."""
+    """The methods of an engine that the loop calls."""
 
     @property
     def has_work(self) -> bool: ...
@@ -223,7 +223,7 @@ class Loop:
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Until when a live request must have its first token, and its last; monotonic seconds."""
+    """The times by which a live request must have its first token, and its last; monotonic seconds."""
 
     num_prompt: int
     client: str = ""
@@ -280,7 +280,7 @@ class Pace:
         return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
 
     def _expected_s(self) -> float:
-        """As it was lately, were one more to end now."""
+        """Returns the seconds until the next request ends: as it was lately, were one more to end now."""
         seconds = sum(one for one, _ in self._ends)
         return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 

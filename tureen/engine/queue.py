@@ -53,7 +53,7 @@ class QueueOrder:
         """Code of its client made others wait so long."""
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
-        """So many more tokens of its output are sent."""
+        """Notes that so many more tokens of a sequence's output are sent."""
 
 
 class LongestPrefixFirst(QueueOrder):

@@ -30,7 +30,8 @@ class RowRunner:
         self._num_failed_steps = 0  # in a row
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        """What came of each row. Raises RequestFailed when the runner seems to be broken for good."""
+        """Runs a step and returns the output of each row. Raises RequestFailed when the runner seems to be broken for
+        good."""
         try:
             outputs = self._run(plan)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine

@@ -1,4 +1,4 @@
-"""Which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
+"""Decides which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tureen.engine.sequence import Sequence
 from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
-"""So many more tokens every running sequence must have room for before a preempted one comes back."""
+"""Tokens for which every running sequence must have room before a preempted one comes back."""
 
 
 class StepPlan(NamedTuple):

@@ -10,7 +10,7 @@ from tureen.grammar.base import CompiledGrammar, GrammarSpec
 from tureen.grammar.orders import Failure
 
 OVERHEAD_BYTES = 1024
-"""Of an entry, on top of its texts and what the backend says it takes."""
+"""Bytes of an entry beside its texts and the size that the backend tells."""
 
 Result = CompiledGrammar | Failure
 

@@ -46,7 +46,7 @@ FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.RegexEngineFailure,
     jsonschema_rs.ValidationErrorKind.Referencing,
 )
-"""What the library reports as errors of the value, and are none."""
+"""Errors that the library reports of the value, and that are none."""
 
 
 class Unverified(Exception):
@@ -54,14 +54,14 @@ class Unverified(Exception):
 
 
 class CheckVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """What the judging process says."""
+    """The verdict of the judging process."""
 
     complaint: str | None
     is_verified: bool = True
 
 
 def check(spec: GrammarSpec, text: str) -> str | None:
-    """What in a finished output does not fit; None when all does, or where no independent judge exists.
+    """Returns what in a finished output does not fit; None when all does, or where no independent judge exists.
 
     It names places and keywords, with pieces of the output: it is not for logs. Raises Unverified. Takes any time and
     memory that a schema asks for: `Checker` bounds it.
@@ -191,7 +191,7 @@ class Checker:
         self.supervisor.start()
 
     def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """What does not fit; None when all does, and also, but counted, when that could not be told in time."""
+        """Returns what does not fit; None when all does, and also, but counted, when that could not be told in time."""
         if not self._lock.acquire(timeout=MAX_WAIT_S):
             self.unverified += 1
             return None

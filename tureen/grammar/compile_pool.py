@@ -22,7 +22,7 @@ START_TIMEOUT_S = 120.0
 MAX_IDLE = 2
 MAX_GROWTH_BYTES = 64 << 20
 IDLE_S = 60.0
-"""So long a worker that nobody needs is kept; one stays for as long as the server."""
+"""Seconds for which a worker that nobody needs is kept; the last one stays for as long as the server."""
 
 LOWER_AFTER_S = 0.05
 """A worker that takes more processor time gets only what nobody else wants from then on; so does one that takes ..."""

@@ -20,7 +20,7 @@ from tureen.sandbox.fork_server import Handle, Program
 LONGEST = 32  # bytes of a token that a trial looks for
 
 Compile = Callable[[GrammarSpec], bytes]
-"""What the engine's backend is to load for a constraint. Raises GrammarError."""
+"""Compiles a constraint into the bytes that the engine's backend loads. Raises GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 

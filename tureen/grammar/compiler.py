@@ -26,7 +26,7 @@ from tureen.sandbox.supervisor import Supervisor
 MAX_WAIT_S = 30.0  # in the queue, behind others
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing
 MAX_SLOW = 4
-"""So many compiles of lowered priority may run beside the others: a slow one holds up no quick one."""
+"""The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
 
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
@@ -35,7 +35,7 @@ log = get_logger("grammar")
 
 
 class Compilation:
-    """What one request waits for."""
+    """The compilation that one request waits for."""
 
     __slots__ = ("compiled", "error", "spec")
 

@@ -262,7 +262,7 @@ class _Parser:
         raise self._fault("the regular expression matches nothing", token.line, "change or remove it")
 
     def _characters(self, token: Token) -> list[str]:
-        """Those of a literal or character class, between its signs."""
+        """Returns the characters of a literal or character class, between its signs."""
         return [character for character, _ in self._units(token)]
 
     def _units(self, token: Token) -> list[tuple[str, bool]]:

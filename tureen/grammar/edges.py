@@ -1,4 +1,5 @@
-"""What an expression matches at its edges: the empty string, one character, what begins or ends with some character."""
+"""The edges of the strings that an expression matches: the empty string, one character, what begins or ends with some
+character."""
 
 from __future__ import annotations
 
@@ -103,12 +104,12 @@ def _chain_matches_char(items: tuple[Expression, ...], char: str) -> bool:
 
 
 def beginning(node: Expression, ranges: Ranges) -> Expression:
-    """What it matches that begins with one of these characters."""
+    """Returns an expression of the matches that begin with one of these characters."""
     return _at_edge(node, ranges, True)
 
 
 def ending(node: Expression, ranges: Ranges) -> Expression:
-    """What it matches that ends with one of these characters."""
+    """Returns an expression of the matches that end with one of these characters."""
     return _at_edge(node, ranges, False)
 
 

@@ -56,7 +56,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """What matches both. Both must be regular."""
+    """Matches the strings that both expressions match. Both must be regular."""
 
     first: Expression
     second: Expression
@@ -81,7 +81,7 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True)
 class RuleCall:
-    """What the rule of this name matches. An expression without calls is regular."""
+    """Matches what the rule of this name matches. An expression without calls is regular."""
 
     name: str
 
@@ -96,7 +96,7 @@ ANYTHING = Repeat(ANY_CHAR)
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What the whole output must match: `start`, which may call the rules by name."""
+    """The language that the whole output must be in: `start`, which may call the rules by name."""
 
     start: Expression
     rules: Mapping[str, Expression] = field(default_factory=dict)

@@ -38,13 +38,13 @@ class PendingMasks:
         self._failures = failures
 
     def wait(self) -> Mapping[int, Mask]:
-        """By slot. A mask that could not be computed allows nothing."""
+        """Returns the masks by slot. A mask that could not be computed allows nothing."""
         self._failures.result()
         return self._masks
 
     @property
     def failures(self) -> Mapping[int, str]:
-        """Of slots whose mask could not be computed: why. Waits."""
+        """Returns, for each slot whose mask could not be computed, the reason. Waits."""
         return self._failures.result()
 
 

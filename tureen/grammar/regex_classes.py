@@ -68,7 +68,8 @@ class PatternSource:
 
 
 def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
-    """What follows a backslash: the code point it stands for, or a set of characters. No assertion is known here."""
+    """Reads what follows a backslash: the code point it stands for, or a set of characters. No assertion is known
+    here."""
     letter = source.peek()
     if not letter:
         source.refuse("the backslash at the end escapes nothing")

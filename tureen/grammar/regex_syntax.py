@@ -68,7 +68,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What follows begins with `item`, or does not."""
+    """Asserts that the text that follows begins with `item`, or does not."""
 
     item: Node
     negative: bool
@@ -266,7 +266,7 @@ class PatternParser:
         return alternatives(branches)
 
     def _branch(self) -> Node:
-        """Until the next "|" or ")" of this level, or the end."""
+        """Reads until the next "|" or ")" of this level, or the end."""
         atoms: list[Node] = []
         repeated = False
         while (char := self.source.peek()) and char not in "|)":
@@ -330,7 +330,8 @@ class PatternParser:
         return Times(item, least, most)
 
     def _atoms(self) -> list[Node]:
-        """What comes next and is no repeat: a run of characters, of which the last can be repeated, or one item."""
+        """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
+        item."""
         source = self.source
         if found := source.match(PLAIN):
             return self._literal(found[0])

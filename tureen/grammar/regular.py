@@ -1,4 +1,4 @@
-"""What can be asked of regular languages, and their finite automata.
+"""Questions about regular languages, and their finite automata.
 
 An expression here is a tree without calls. Every function raises GrammarError when a tree has a call, is nested too
 deep or takes too much work.

@@ -37,7 +37,7 @@ MAX_REWRITTEN = 100_000
 
 
 def parts(expression: Expression) -> tuple[Expression, ...]:
-    """What an expression is directly made of."""
+    """Returns the expressions that an expression is directly made of."""
     match expression:
         case Chain(items) | Choice(items):
             return items

@@ -43,7 +43,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class FormatPlace:
-    """Where a format stands."""
+    """The place of a format in its tag."""
 
     path: str
     depth: int = 0
@@ -52,11 +52,11 @@ class FormatPlace:
     """One of these follows and belongs to what the format becomes; none: something else; None: the output ends."""
 
     def inner(self, path: str) -> FormatPlace:
-        """Of a part that more follows."""
+        """Returns the place of a part that more follows."""
         return FormatPlace(f"{self.path}.{path}", self.depth + 1, self.ends, ())
 
     def last(self, path: str) -> FormatPlace:
-        """Of a part that stands at the end of it."""
+        """Returns the place of a part that stands at the end of it."""
         return replace(self, path=f"{self.path}.{path}", depth=self.depth + 1)
 
 
@@ -183,7 +183,7 @@ class _Builder:
         return self._set(expression, place)
 
     def _set(self, expression: Expression, place: FormatPlace) -> TerminalPiece:
-        """What has no terminals of its own: it becomes one if it shows where its text ends."""
+        """Makes an expression without terminals of its own one terminal, if it shows where its text ends."""
         if any(calls(expression)):
             return self._ended(TerminalPiece(expression), place)
         if place.stops is None:

@@ -218,7 +218,7 @@ class TermTable:
         return {term for term in terms if self._lengths[term][0] < min(open_ended)} | {kept}
 
     def both(self, terms: Iterable[int]) -> int:
-        """What all of them match."""
+        """Returns the term that matches what all of them match."""
         wanted: set[int] = set()
         for term in terms:
             if self.keys[term][0] == BOTH:
@@ -257,7 +257,7 @@ class TermTable:
         return others | {run} if run != ANYTHING else others
 
     def complement(self, term: int) -> int:
-        """What it does not match."""
+        """Returns the term that matches what it does not match."""
         key = self.keys[term]
         if key[0] == NOT:
             return key[1]

@@ -60,7 +60,7 @@ TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\
 
 
 class Factors(NamedTuple):
-    """What an adapter adds to one linear layer."""
+    """The two factors of the matrix that an adapter adds to one linear layer."""
 
     down: NDArray[np.float32]  # [rank, inputs]
     up: NDArray[np.float32]  # [outputs, rank], scaled
@@ -228,7 +228,7 @@ def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _factors(file: SafetensorsFile, part: ModuleTensors) -> Adapter:
-    """By the model's own matrices."""
+    """Returns the factors by the model's own matrices."""
     down, up = (
         to_float32(Stored(info.name, info.shape, info.encoding.name, file.raw(info))) for info in (part.down, part.up)
     )

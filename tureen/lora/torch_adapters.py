@@ -21,7 +21,7 @@ class AdapterTokens(NamedTuple):
 
 
 class AdapterFactors(NamedTuple):
-    """What an adapter adds to some of a layer's outputs. The factors come from `pack`."""
+    """The factors of the matrix that an adapter adds to some of a layer's outputs. They come from `pack`."""
 
     down: Tensor  # [rank, inputs]
     up: Tensor  # [outputs, rank]
@@ -29,7 +29,7 @@ class AdapterFactors(NamedTuple):
 
 
 class LayerAdapters:
-    """What the loaded adapters add to one linear layer."""
+    """Adds the products of the loaded adapters to one linear layer's outputs."""
 
     def __init__(self, step: StepAdapters) -> None:
         self._step = step

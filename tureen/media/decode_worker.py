@@ -29,7 +29,7 @@ from tureen.sandbox.fork_server import Program
 MAX_PROMPT_PIXELS = 2 * MAX_PIXELS
 
 PRELOADED = (JpegImagePlugin, MpoImagePlugin, TiffImagePlugin)
-"""That Pillow loads when it first meets a file that needs them: workers open no files."""
+"""Plug-ins that Pillow would load when it first meets a file that needs them: workers open no files."""
 
 _job = msgspec.msgpack.Decoder(DecodeJob)
 

@@ -35,7 +35,8 @@ URL = re.compile(r"(https?)://([a-z0-9._-]+)(?::(80|443))?(/[!-\[\]-~]*|\?[!-\[\
 
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")))
-"""What some versions of Python take for global: protocol assignments, tunnels that hold another address, examples."""
+"""Networks that some versions of Python take for global: protocol assignments, tunnels that hold another address,
+examples."""
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -43,7 +44,7 @@ Connect = Callable[[str, int, ssl.SSLContext | None, str], Awaitable[Connection]
 
 
 class FetchTarget(NamedTuple):
-    """What a URL says."""
+    """The parts of a URL."""
 
     is_tls: bool
     host: str
@@ -52,11 +53,11 @@ class FetchTarget(NamedTuple):
 
 
 class FetchFailed(Exception):
-    """Why there is no picture, in words for the client."""
+    """A picture could not be fetched; the message is for the client."""
 
 
 class HttpAnswer:
-    """What has come of an HTTP answer so far: the protocol of httptools' parser."""
+    """The part of an HTTP answer that has come so far: the protocol of httptools' parser."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -198,7 +199,7 @@ class Fetcher:
 
 
 async def _body(reader: asyncio.StreamReader) -> bytes:
-    """Of an HTTP answer. Raises OSError, Failed as soon as it cannot become a picture."""
+    """Reads the body of an HTTP answer. Raises OSError, FetchFailed as soon as it cannot become a picture."""
     answer = HttpAnswer()
     parser = httptools.HttpResponseParser(answer)
     received = 0

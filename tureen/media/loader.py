@@ -1,4 +1,4 @@
-"""From the strings of `image_data` and `video_data` to pixels as the model's encoder takes them.
+"""Loads the pictures that `image_data` and `video_data` name, as pixels for the model's encoder.
 
 The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
 (decode_worker.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
@@ -31,7 +31,7 @@ from tureen.sandbox.worker import Lost
 PROGRAM = ("-m", "tureen.media.decode_worker")
 MAX_REFERENCES = 64
 MAX_PROMPT_BYTES = 64 << 20
-"""Of all pictures of a prompt together, as they are stored."""
+"""Bytes of all pictures of a prompt together, as they are stored."""
 
 MAX_DECODES = 2
 MAX_FETCHES = 8
@@ -224,7 +224,7 @@ def _no_file(name: str, *, has_root: bool) -> str:
 
 
 def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> list[Prepared]:
-    """What a reply says. Raises InvalidRequest, RequestFailed."""
+    """Returns the prepared pictures of a reply, checked. Raises InvalidRequest, RequestFailed."""
     try:
         reply = _reply.decode(data)
     except msgspec.DecodeError:

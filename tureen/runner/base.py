@@ -1,4 +1,4 @@
-"""What the engine asks of a runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
+"""The contract between engine and runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Masks(Protocol):
-    """Which tokens constrained rows may draw; computed while the forward pass runs."""
+    """The tokens that constrained rows may draw; computed while the forward pass runs."""
 
     def wait(self) -> Mapping[int, Mask]:
-        """By slot, of the rows that sample and have a grammar. They hold until the next step."""
+        """Returns the masks, by slot, of the rows that sample and have a grammar. They hold until the next step."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +56,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a row failed. `message` is for the client; "" = only the code is known."""
+    """The reason why a row failed. `message` is for the client; "" = only the code is known."""
 
     code: str
     message: str = ""
@@ -73,7 +73,7 @@ NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows ma
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What came of the row at the same index. `token_id` is None when the row did not sample or failed.
+    """The output of the row at the same index. `token_id` is None when the row did not sample or failed.
 
     A row that failed has nothing else, but with NOTHING_TO_DRAW its scores and hidden states.
     """

@@ -1,4 +1,4 @@
-"""What a runner asks of a model on a device."""
+"""The contract between a runner and a model on a device."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Forward(Protocol):
         """Compute and store K/V of all rows, and the logits of those that sample."""
 
     def best(self) -> list[int]:
-        """Of each row that sampled the token that `Arithmetic.greedy` gives it without a mask."""
+        """Returns, for each row that samples, the token that `Arithmetic.greedy` gives it without a mask."""
 
     def sampled(self) -> tuple[Logits, Peaks]:
         """The logits [rows that sample, vocab] of the last step. They hold until the next call of `run` or `logits`."""
 
     def logits(self, tokens: Sequence[int]) -> Logits:
-        """Of tokens of the last step: [tokens, vocab]; they hold until the next call."""
+        """Returns the logits of tokens of the last step: [tokens, vocab]; they hold until the next call."""
 
     def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Of tokens of the last step, after the final norm: [tokens, hidden_size]."""
+        """Returns the states of tokens of the last step after the final norm: [tokens, hidden_size]."""
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         """Rows may name it by its number from now on. Raises InvalidRequest when it cannot be used here."""
@@ -46,4 +46,4 @@ class Forward(Protocol):
         """A copy that outlives the next call."""
 
     def start_trace(self, options: TraceOptions) -> Trace:
-        """Of the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
+        """Starts to record the steps from now on. Raises InvalidRequest for what cannot be recorded here."""

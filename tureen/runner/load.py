@@ -1,4 +1,4 @@
-"""Which forward pass runs a model: native kernels or torch."""
+"""Chooses the forward pass that runs a model: native kernels or torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _uses_native(config: Config, device: DeviceInfo) -> bool:
 
 
 def _native_fault(config: Config, device: DeviceInfo) -> str:
-    """Why the native kernels cannot be used; empty when they can. Raises StartupError when they are there but fail."""
+    """Returns the reason why the native kernels cannot be used; empty when they can. Raises StartupError when they are
+    there but fail."""
     if device.type != "cpu":
         return f"they run on a CPU, not on {device.name}; use --device cpu"
     if config.dtype == "float16":

@@ -130,7 +130,7 @@ class ModelRunner:
         )
 
     def _sample(self, batch: Batch, held: tuple[Logits, Peaks] | None = None) -> list[RowOutput]:
-        """What the rows that sample draw; from the logits of the last step, or those `held` since."""
+        """Draws for the rows that sample, from the logits of the last step, or those `held` since."""
         rows = [row for row in batch.rows if row.sample]
         slots = [row.slot for row in rows]
         if not rows:
@@ -156,7 +156,7 @@ class ModelRunner:
         return tuple(scores)
 
     def _hidden_states(self, row: Row, first: int) -> tuple[bytes, ...] | None:
-        """Of the positions that the row asks for; None where they are not numbers."""
+        """Returns the hidden states of the positions that the row asks for; None where they are not finite."""
         if row.hidden_from is None:
             return ()
         states = self.forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
@@ -251,7 +251,7 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """What was drawn, to the rows that sample."""
+    """Spreads what was drawn over the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)

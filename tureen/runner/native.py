@@ -83,7 +83,7 @@ class NativeKit:
         return weights
 
     def _planned(self, source: ModelSource, config: Config) -> tuple[list[Planned], int]:
-        """What `plan_weights` says, once of what is loaded first."""
+        """Returns the plan of the weights and their bytes; worked out once for what is loaded first."""
         first, self._first_plan = self._first_plan, None
         return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
@@ -136,7 +136,7 @@ def plan_weights(
 
 
 def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:
-    """What a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
+    """Returns the bytes that a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
     if shape[0] % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", shape[0], BLOCK)
     try:
@@ -178,7 +178,7 @@ def _is_copied(config: Config, weight_bytes: int) -> bool:
 
 
 def _format_of(stored: Stored, config: Config) -> str:
-    """What a matrix is packed as."""
+    """Returns the format in which a matrix is packed."""
     if stored.name.endswith(ROUTERS):
         return "F32"
     if config.quantization == "int8":

@@ -57,7 +57,7 @@ class _CopyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Unusable(Exception):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
 
 class PackedCopy:
@@ -190,7 +190,7 @@ def _bytes_of(weight: Any) -> NDArray[np.uint8]:
 
 
 def _offsets(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
-    """Where each begins after the `start` bytes of the header, and where the file ends."""
+    """Yields the offset at which each array begins after the `start` bytes of the header, and the end of the file."""
     for one in data:
         start = -(-start // ALIGNMENT) * ALIGNMENT
         yield start
@@ -215,7 +215,7 @@ def _checksum(data: NDArray[np.uint8]) -> int:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What killed processes left behind."""
+    """Removes the files that killed processes left behind."""
     for part in folder.glob(f".*{PART}"):
         with suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > STALE_SECONDS:

@@ -46,7 +46,7 @@ PROBE = 4  # tokens of the run that shows what a model's layers look like
 
 
 class AttentionCall(NamedTuple):
-    """What a layer's attention was called with."""
+    """The arguments with which a layer's attention was called."""
 
     shape: LayerShape
     unknown: tuple[str, ...]  # what this attention does not do
@@ -287,7 +287,7 @@ def _has_window(text: Any) -> bool:
 
 
 def _describe(hf: Any, layer: LayerShape) -> ModelConfig:
-    """As much as the sizes of the KV cache and the limits of requests need."""
+    """Describes a model as far as the sizes of the KV cache and the limits of requests need."""
     text = hf.get_text_config()
     return ModelConfig(
         architecture=(hf.architectures or [""])[0],

@@ -42,14 +42,15 @@ Group = list[tuple[int, "CustomState"]]
 
 
 class Fault(NamedTuple):
-    """Why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's parameters."""
+    """The reason why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's
+    parameters."""
 
     error: RowError
     may_be_one_row: bool = False
 
 
 class CustomState:
-    """What processors see of one sequence. `params` is the same dictionary at every step."""
+    """The part of one sequence that processors see. `params` is the same dictionary at every step."""
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.processor = state.processor
@@ -187,7 +188,7 @@ class CustomProcessors:
 
 
 def load_failed(error: ProcessorError) -> RowError:
-    """Why a request cannot run whose code was not loaded."""
+    """Returns the error of a request whose code was not loaded."""
     return _fault(str(error), is_rejected=error.is_rejected).error
 
 

@@ -1,4 +1,5 @@
-"""What clients' code costs others: the time that steps waited for it, charged to its client whatever it sends."""
+"""The cost that clients' code has for others: the time that steps waited for it, charged to its client whatever it
+sends."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from tureen.errors import TooManyRequests
 
 LIMIT_S = 2.0
-"""Of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
+"""Seconds of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
 
 PAID_PER_S = 0.1
 """A client's code may take a tenth of others' time for as long as it likes."""

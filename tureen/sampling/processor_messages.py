@@ -1,4 +1,4 @@
-"""What the engine and the workers of client processors say to each other. Their replies have a fixed size."""
+"""The messages between the engine and the workers of client processors. Their replies have a fixed size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TEXT_BYTES = 200
 
 
 class LogitsShape(msgspec.Struct, frozen=True, array_like=True):
-    """What the fork server is started with: the logits that a worker shares with the engine, float32."""
+    """The size of the logits that a worker shares with the engine, float32; the fork server is started with it."""
 
     rows: int
     width: int

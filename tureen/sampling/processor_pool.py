@@ -31,7 +31,7 @@ LOAD_TIMEOUT_S = 10.0  # of the clock on the wall: LOAD_CPU_S of the processor i
 LOAD_CPU_S = 2.0
 CALL_TIMEOUT_S = 1.0
 IDLE_S = 30.0
-"""So long a worker that no request needs any more is kept for the next one."""
+"""Seconds for which a worker that no request needs any more is kept for the next one."""
 
 MAX_WORKERS = 16
 MAX_LOADS = 4
@@ -40,7 +40,7 @@ Rows = NDArray[np.float32]
 
 
 class WorkerKey(NamedTuple):
-    """What a worker belongs to: two clients share none, whatever they send."""
+    """The owner of a worker, client and payload: two clients share no worker, whatever they send."""
 
     client: str
     digest: bytes  # of the payload
@@ -122,7 +122,7 @@ class RemoteProcessor:
         self.worker.send(msgspec.msgpack.encode(message), until_s=until_s)
 
     def finish(self, num_rows: int, until_s: float) -> Rows:
-        """What became of the logits: a copy that the worker cannot reach, until the next call.
+        """Returns the changed logits: a copy that the worker cannot reach, valid until the next call.
 
         Raises ProcessorError, Lost.
         """
@@ -388,7 +388,7 @@ class ProcessorPool:
 
 
 def _answering(processors: list[RemoteProcessor], until_s: float) -> list[RemoteProcessor]:
-    """Those whose reply has come; past the time all of them."""
+    """Returns the processors whose reply has come; past the time all of them."""
     by_number = {one.worker.fileno(): one for one in processors}
     poll = select.poll()
     for number in by_number:

@@ -29,7 +29,7 @@ from tureen.sandbox.fork_server import Handle, Program
 MAX_DEPTH = 500
 COMMON = ("bisect", "collections", "copy", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math",
           "operator", "random", "re", "statistics", "string", "time", "typing")  # fmt: skip
-"""What client code may import: nothing else can be loaded in the sandbox."""
+"""Modules that client code may import: nothing else can be loaded in the sandbox."""
 
 SGLANG_NAME = "sglang.srt.sampling.custom_logit_processor"
 
@@ -41,7 +41,7 @@ class Rejected(Exception):
 
 
 class Nowhere(io.TextIOBase):
-    """What a processor prints."""
+    """Takes what a processor prints, and drops it."""
 
     def write(self, text: str, /) -> int:
         return len(text)
@@ -63,7 +63,7 @@ def program(setup: bytes) -> Program:
 
 
 class LoadedProcessor:
-    """What a client sent, once it is loaded, and the sequences that it knows."""
+    """A client's loaded processor, and the sequences that it knows."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits

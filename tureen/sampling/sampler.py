@@ -197,7 +197,7 @@ class Sampler:
 
 
 def outputs_of(tokens: Sequence[int]) -> list[RowOutput]:
-    """Of tokens, or what stands in their place, and nothing else."""
+    """Makes outputs that have tokens, or errors in their place, and nothing else."""
     return [RowOutput(token) if token >= 0 else RowOutput(error=FAILURES[token]) for token in tokens]
 
 
@@ -217,7 +217,7 @@ def _softmaxes(logits: Logits, peaks: Peaks, rows: Sequence[int], temperatures: 
 def _own_logprobs(
     arithmetic: Arithmetic, logits: Logits, token_ids: Sequence[int], specs: Sequence[LogprobSpec]
 ) -> list[PositionLogprobs]:
-    """Of the model's own logits, all rows."""
+    """Returns the log-probabilities under the model's own logits, for all rows."""
     rows = range(len(token_ids))
     softmaxes = _softmaxes(logits, arithmetic.peaks(logits), rows, np.ones(len(token_ids)))
     return logprobs.report(arithmetic, softmaxes, token_ids, specs)

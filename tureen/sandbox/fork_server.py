@@ -19,7 +19,7 @@ from tureen.sandbox import framing
 from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
 FORK, PING, READY = b"f", b"p", b"r"
-"""What is said on the control socket. FORK comes with the descriptors of a new worker, its connection first; READY is
+"""The messages on the control socket. FORK comes with the descriptors of a new worker, its connection first; READY is
 said once, and a PING is answered by one."""
 
 BORN = struct.Struct("<I")
@@ -33,7 +33,7 @@ Handle = Callable[[bytes], bytes]
 
 
 class Program(NamedTuple):
-    """What the workers of a fork server do."""
+    """The work of a fork server's workers."""
 
     limits: WorkerLimits
     open: Callable[[Sequence[int]], Handle]  # called in each worker, with the descriptors that came for it

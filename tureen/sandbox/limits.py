@@ -1,4 +1,4 @@
-"""What a worker may take, and how it gives up the rest."""
+"""The limits of a worker, and how it gives up all other rights."""
 
 from __future__ import annotations
 

@@ -109,14 +109,15 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Until it has ended, or its fork server, with which it ends; one that is not born yet counts."""
+        """Whether neither the worker nor its fork server, with which it ends, has ended; a worker that is not born yet
+        counts."""
         if self._is_orphan():
             return False
         return self._process < 0 or not select.select([self._process], [], [], 0)[0]
 
     @property
     def memory_bytes(self) -> int:
-        """What it has taken since its birth; what it shares with the fork server does not count."""
+        """The bytes that it has taken since its birth; memory that it shares with the fork server does not count."""
         return OWN_BYTES + max(0, _anonymous_bytes(self.pid) - self._born_bytes) if self.pid else 0
 
     def kill(self) -> None:

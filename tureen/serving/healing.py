@@ -29,7 +29,7 @@ from tureen.types import (
 )
 
 TICK_S = 0.4
-"""So often it is looked whether the engine is well."""
+"""Seconds between two looks at whether the engine is well."""
 
 STEADY_S = 10.0
 """An engine that lived for so long, or did anything for anybody, was started well."""
@@ -38,7 +38,8 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Between starts that fail, doubled each time."""
 
 GIVE_UP_AFTER = 3
-"""So many starts in a row that fail end the streams that wait for an engine. It is tried again nevertheless."""
+"""The number of failed starts in a row that ends the streams that wait for an engine. It is tried again
+nevertheless."""
 
 State = Literal["healthy", "suspect", "replacing", "down"]
 
@@ -231,7 +232,7 @@ class HealingClient:
         self._tasks["replace"] = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:
-        """Until there is an engine."""
+        """Starts engines until there is one."""
         while True:
             if self._host is not None:
                 await self._host.close(at_once=True)  # its memory is free then

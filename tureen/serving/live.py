@@ -10,7 +10,7 @@ from tureen.types import FinishReason, GenerateRequest, OutputDelta, Usage
 
 
 class Live:
-    """What came of a request so far, from however many engines."""
+    """The output of a request so far, from however many engines."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
         self.request = request
@@ -24,8 +24,8 @@ class Live:
         self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
-        """What of an engine's delta the client does not have; None where it has all. Raises RequestFailed where the
-        engine does not say again what another said."""
+        """Returns the part of an engine's delta that the client does not have; None where it has all. Raises
+        RequestFailed where the engine does not say again what another said."""
         if self._repeat is not None:
             rest = self._repeat.rest_of(delta)
             if rest is None:
@@ -44,7 +44,7 @@ class Live:
         return delta
 
     def rest(self, now_s: float) -> GenerateRequest | FinishReason:
-        """What another engine is to do; or how it ends, where nothing is left to do."""
+        """Returns the request that is left for another engine; or the finish reason, where nothing is left to do."""
         request, self._repeat = self.request, None
         if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
             return FinishReason(type="abort", message="Aborted", reason="deadline")

@@ -24,7 +24,7 @@ from tureen.types import Close, FromEngine, GenerateRequest, StepReport, Submit,
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0
-"""So long after its end of the socket is closed a process may still be there."""
+"""Seconds for which a process may still be there after its end of the socket is closed."""
 
 STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 

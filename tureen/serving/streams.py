@@ -40,7 +40,7 @@ Watch = Callable[[int], None]
 """Hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
 
 MERGE_AT = 64
-"""So many pieces that a reader has not taken become one."""
+"""The number of pieces not taken by a reader that are merged into a single one."""
 
 MOST_SENT = 2
 """A control operation is not given to more engines: it may be what they die of."""
@@ -340,7 +340,7 @@ def _lost(reason: str) -> errors.Unavailable:
 
 
 def _totals(stats: EngineStats) -> EngineStats:
-    """What stays of an engine's figures when it is gone: the totals."""
+    """Returns the figures of an engine that stay when it is gone: the totals."""
     totals = {name: getattr(stats, name) for name in _TOTALS}
     return EngineStats(num_free_pages=stats.num_pages, num_pages=stats.num_pages, **totals)
 

@@ -7,14 +7,14 @@ import time
 from typing import Literal, NamedTuple
 
 ANSWER_S = 1.5
-"""Who is silent for so long, and did not compute meanwhile, is suspect."""
+"""Seconds of silence, without computing meanwhile, after which an engine is suspect."""
 
 IDLE_SHARE = 0.05
-"""Who takes less of one processor than this waits for something, and would not be helped by a faster machine."""
+"""The share of one processor below which an engine waits for something, and would not be helped by a faster machine."""
 
 
 class Sign(NamedTuple):
-    """What can be seen of an engine."""
+    """The signs of life of an engine."""
 
     has_answered: bool  # since the last sign
     processor_s: float  # that it has taken since it began

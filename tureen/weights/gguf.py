@@ -59,7 +59,7 @@ U64: Final = Struct("<Q")
 
 
 class _Fault(Exception):
-    """What is wrong with the file, without its name."""
+    """A fault in the file, told without the file's name."""
 
 
 class Metadata(Mapping[str, Any]):

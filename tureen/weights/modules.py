@@ -83,7 +83,7 @@ def modules(folder: Path) -> Iterator[Module]:
 
 
 def to_floats(values: NDArray[Any]) -> NDArray[np.float32]:
-    """What `take` returns for one of FLOATS, as float32. A copy."""
+    """Converts a tensor that `take` returned for one of FLOATS to float32. A copy."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)

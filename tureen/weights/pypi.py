@@ -34,7 +34,8 @@ SPEC: Final = re.compile(
 
 
 class Pin(NamedTuple):
-    """What a known wheel must be: its size, its sha256 and that of its GGUF or ONNX file; "" = it has a folder."""
+    """The size and sha256 that a known wheel must have, and the sha256 of its GGUF or ONNX file; "" = it has a
+    folder."""
 
     wheel_bytes: int
     wheel_sha256: str

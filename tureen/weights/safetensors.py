@@ -42,7 +42,7 @@ class SafetensorsFile(MappedFile):
             raise self._corrupt(f"its tensors end at byte {end} of a file of {len(self._map)}")
 
     def _header(self) -> tuple[int, dict[str, Any]]:
-        """Where the tensors' bytes begin; the entry of each tensor."""
+        """Returns the offset at which the tensors' bytes begin, and the entry of each tensor."""
         length = int.from_bytes(self._map[:LENGTH], "little")
         start = LENGTH + length
         if length > MAX_HEADER or start > len(self._map):

@@ -1,8 +1,8 @@
-"""Where a greedy lexer without backtracking could be wrong about the end of a terminal.
+"""Finds where a greedy lexer without backtracking could be wrong about the end of a terminal.
 
-Sets of terminals are integers, bit i for terminal i; so are sets of first bytes. All of it errs to the safe side: contexts
-are not told apart, and of a character only the first byte of its UTF-8 is looked at, as a lexer of bytes must decide
-there.
+Sets of terminals are integers, bit i for terminal i; so are sets of first bytes. All of it errs to the safe side:
+contexts are not told apart, and of a character only the first byte of its UTF-8 is looked at, as a lexer of bytes must
+decide there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PAIRS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What an expression over terminals can begin and end with, and whether it can be empty."""
+    """The terminals with which an expression can begin and end, and whether it can be empty."""
 
     empty: bool
     first: int
@@ -34,7 +34,7 @@ NONE = Ends(True, 0, 0)
 
 
 class Ambiguity:
-    """Terminals by number, in a grammar over them: an expression and its rules, made of calls of rules and terminals."""
+    """A grammar over numbered terminals: an expression and its rules, made of calls of rules and terminals."""
 
     def __init__(
         self,
@@ -118,7 +118,8 @@ class Ambiguity:
         return Ends(one.empty and other.empty, first, last)
 
     def _allowed_together(self, at_start: int) -> list[int]:
-        """By terminal, those that can be allowed where it is: at the start, or after terminals that match the same text."""
+        """Returns for each terminal those that can be allowed where it is: at the start, or after terminals that match
+        the same text."""
         starts = self._starts
         together = [0] * len(self._names)
         queue = [(at_start, at_start)] + [(follow, follow) for follow in set(self._follow)]

@@ -27,7 +27,7 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 MAX_STATES = 300
 MAX_MOVES = 3_000
-"""Of the automaton of a terminal that is written as rules; one with more of them is written as it is."""
+"""Moves of a terminal's automaton that is written as rules; a terminal with more of them is written as it is."""
 
 
 def gbnf(language: Language) -> str:

@@ -148,7 +148,8 @@ class LlguidanceGrammar:
 
 
 class _Tokenizer:
-    """What LLTokenizer asks for. It is given an end of its own, so that the model's ends are never its business."""
+    """The tokenizer's interface that LLTokenizer asks for. It is given an end of its own, so that the model's ends are
+    never its business."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -164,7 +165,7 @@ class _Tokenizer:
 
 
 def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
-    """Why a matcher gave up."""
+    """Returns the error of a matcher that gave up."""
     why = matcher.get_error().partition("\n<")[0]  # without the library's remark that it says no more
     return GrammarError(f"llguidance gave up: {why[:200]}")
 

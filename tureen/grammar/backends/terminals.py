@@ -1,7 +1,7 @@
 """A language as rules over terminals that a greedy lexer without backtracking is never wrong about.
 
-What is marked as a Terminal is a terminal. Of the rest the largest regular parts are, as long as it is certain where they
-end; they are cut up where it is not, down to single characters.
+An expression that is marked as Terminal becomes a terminal. So do the largest regular parts of the rest, as long as it
+is certain where they end; where it is not, they are cut up, down to single characters.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_COMPARED = 400
 """With more terminals than these, what is not marked is cut up at once, without looking for what is certain."""
 
 MAX_ROUNDS = 16
-"""Of finding what is not certain; then, too, all that is not marked is cut up."""
+"""Rounds of finding what is not certain; after them all that is not marked is cut up."""
 
 MAX_CUT_STATES = 2_000
 
@@ -81,7 +81,7 @@ def lifted(language: Language) -> Lexed:
 
 
 def pruned(language: Language) -> Language:
-    """Without what is part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
+    """Removes rules that are part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
     has_nothing = check_depth(language)
     rules = {name: _settled(rule) for name, rule in language.rules.items()}
     start = _settled(language.start)
@@ -159,7 +159,7 @@ def check_depth(language: Language) -> bool:
 
 
 def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
-    """Of all parts of the language, by id, those that hold a mark, or a call of a rule that is not flat."""
+    """Returns the ids of the parts of the language that hold a mark, or a call of a rule that is not flat."""
     found: set[int] = set()
 
     def note(expression: Expression) -> bool:
@@ -194,7 +194,7 @@ class Lifting:
         self._rounds = 0
 
     def result(self) -> Lexed:
-        """What it is made into by now."""
+        """The language as it is split by now."""
         by_name = {name: item for item, name in self._terminals.items()}
         needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
         rules = {name: rule for name, rule in needed.items() if name not in by_name}
@@ -218,7 +218,7 @@ class Lifting:
         return bool(pieces)
 
     def _certain_pieces(self, made: Lexed) -> dict[str, Expression]:
-        """What to put in the place of the terminals that are not certain."""
+        """Returns the expressions that take the place of the terminals that are not certain."""
         pieces: dict[str, Expression] = {}
         for name, other in Ambiguity(made.start, made.rules, made.terminals, self._machines).conflicts():
             cut = other if _can_be_cut(made.terminals[other]) else name

@@ -50,7 +50,7 @@ class XgrammarBackend:
 
 
 def refused(error: RuntimeError) -> GrammarError:
-    """Why the library gave up."""
+    """Returns the error for the client when the library gave up."""
     return GrammarError(f"too complex for --grammar-backend xgrammar: {str(error)[:200]}")
 
 

@@ -180,7 +180,7 @@ class Algebra:
         )
 
     def meet(self, first: ValueShape, second: ValueShape) -> ValueShape:
-        """What is in both."""
+        """Returns the values that are in both."""
         if first is self.any_shape or second is self.any_shape:
             return second if first is self.any_shape else first
         return ValueShape(
@@ -193,7 +193,7 @@ class Algebra:
         )
 
     def join(self, shapes: list[ValueShape]) -> ValueShape:
-        """What is in any of them."""
+        """Returns the values that are in any of them."""
         scalars = self.no_shape
         for shape in shapes:
             scalars = _scalars_of_both(scalars, shape)
@@ -205,7 +205,7 @@ class Algebra:
         )
 
     def complement(self, shape: ValueShape) -> ValueShape:
-        """What is not in it."""
+        """Returns the values that are not in it."""
         if shape.partial:
             raise _half_known(shape.partial)
         return ValueShape(
@@ -217,7 +217,7 @@ class Algebra:
         )
 
     def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
-        """What is in one of them and no other."""
+        """Returns the values that are in one of them and no other."""
         partial = _partial(shapes)
         if partial & STRINGS and sum(not shape.strings.is_empty() for shape in shapes) > 1:
             raise _half_known(STRINGS)
@@ -241,7 +241,8 @@ def _scalars_of_both(first: ValueShape, second: ValueShape) -> ValueShape:
 
 
 def _once(seen: ValueShape, once: ValueShape, new: ValueShape) -> ValueShape:
-    """What is in one shape only, `once` and `seen` telling what is in one and in any of the shapes before `new`."""
+    """Returns the values that are in one shape only; `once` and `seen` are those in one and in any of the shapes before
+    `new`."""
     return ValueShape(
         (once.plain & ~new.plain) | (new.plain & ~seen.plain),
         once.numbers.minus(new.numbers).union(new.numbers.minus(seen.numbers)),
@@ -257,7 +258,7 @@ def _partial(shapes: list[ValueShape]) -> int:
 
 
 def _partial_in(shape: ValueShape, other: ValueShape) -> int:
-    """What is partial in the shape, and not certainly missing in the other one."""
+    """Returns the kinds that are partial in the shape, and not certainly missing in the other one."""
     strings = STRINGS if other.partial & STRINGS or not other.strings.is_empty() else 0
     objects = OBJECTS if other.partial & OBJECTS or other.objects else 0
     return shape.partial & (strings | objects)

@@ -75,7 +75,7 @@ def tidy(algebra: SetAlgebra, shape: ArrayShape) -> ArrayShape | None:
 
 
 def _tidy_wanted(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCount, ...], int, int | None] | None:
-    """What remains to be counted, and how many items there can be. None: no array."""
+    """Returns the counts that remain, and how many items there can be. None: no array."""
     kept, least, most = [], shape.least, shape.most
     for want in shape.wanted:
         if want.least > 0:
@@ -120,7 +120,7 @@ def covers(algebra: SetAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
 
 
 def lesser(first: int | None, second: int | None) -> int | None:
-    """Of two upper bounds, None being no bound."""
+    """Returns the lesser of two upper bounds, None being no bound."""
     if first is None or second is None:
         return second if first is None else first
     return min(first, second)

@@ -17,7 +17,7 @@ MAX_CASES = 64
 
 
 class EvaluatedParts(NamedTuple):
-    """What has been evaluated."""
+    """The items and properties that have been evaluated."""
 
     keys: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class Evaluated:
         return self._algebra.any_of(self._cases(schema, scope).values())
 
     def _cases(self, schema: Schema, scope: Scope) -> Cases:
-        """Of a schema as a whole. Raises GrammarError."""
+        """Returns the cases of a schema as a whole. Raises GrammarError."""
         if isinstance(schema, bool):
             return {EvaluatedParts(): self._reader.node(schema, scope)} if schema else {}
         with self._reader.inside(schema):

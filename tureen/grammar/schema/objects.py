@@ -10,7 +10,7 @@ from tureen.grammar.schema.shapes import ObjectShape, Property, PropertySet, Val
 
 
 def node_of(shape: ObjectShape, key: str) -> ValueSet:
-    """What the value of this key must be in, if it is there."""
+    """Returns the set that the value of this key must be in, if the key is there."""
     field = shape.named.get(key)
     if field is not None:
         return field.node

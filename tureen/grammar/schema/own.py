@@ -1,4 +1,4 @@
-"""What a schema says by itself about values: types, exact values, numbers, strings, arrays and objects."""
+"""The keywords by which a schema itself limits values: types, exact values, numbers, strings, arrays and objects."""
 
 from __future__ import annotations
 

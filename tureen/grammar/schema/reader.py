@@ -1,4 +1,4 @@
-"""From a schema to the set of its values: combinators and references here, what a schema itself says in `own`."""
+"""Reads a schema into the set of its values: combinators and references here, a schema's own keywords in `own`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tureen.grammar.schema.own import OWN_KEYWORDS, Own
 from tureen.grammar.schema.shapes import OBJECTS, Property, ValueSet, ValueShape
 
 MAX_IN_PLACE = 40
-"""Of schemas about the same value inside one another: allOf in anyOf in not, "$ref" to "$ref"."""
+"""The deepest nesting of schemas about the same value: allOf in anyOf in not, "$ref" to "$ref"."""
 
 
 class SchemaReader:
@@ -140,7 +140,7 @@ class SchemaReader:
         return algebra.leaf(lambda: replace(algebra.shape(one), partial=OBJECTS))
 
     def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema:
-        """What "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
+        """Returns the schema that "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
         target, resource, fragment = self._document.resolve(schema[keyword], schema)
         if keyword == "$dynamicRef" and resource.dynamic.get(fragment) is target:
             return next((outer.dynamic[fragment] for outer in scope if fragment in outer.dynamic), target)

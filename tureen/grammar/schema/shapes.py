@@ -1,4 +1,4 @@
-"""What a set of JSON values looks like, type by type. The sets inside arrays and objects are nodes, not looked into."""
+"""The shape of a set of JSON values, type by type. The sets inside arrays and objects are nodes, not looked into."""
 
 from __future__ import annotations
 

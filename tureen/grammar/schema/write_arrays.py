@@ -88,7 +88,7 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
 def _next_items(
     writer: RuleWriter, shape: ArrayShape, index: int, counts: tuple[int, ...]
 ) -> list[tuple[ValueSet, tuple[int, ...]]]:
-    """What can come at this index, and the counts after it."""
+    """Returns the sets that can come at this index, each with the counts after it."""
     found: list[tuple[ValueSet, tuple[int, ...]]] = [(item_at(shape, index), ())]
     for want, number in zip(shape.wanted, counts, strict=True):
         found = [
@@ -122,7 +122,8 @@ def _is_surely_unique(writer: RuleWriter, shape: ArrayShape) -> bool:
 
 
 def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:
-    """By the set of items so far, where there are few possible ones. Raises GrammarError."""
+    """Writes arrays of different items by the set of items so far, where there are few possible ones. Raises
+    GrammarError."""
     values = {
         node: _few_values(writer, node)
         for node in (*shape.prefix, *([shape.rest] if shape.most is None or shape.most > len(shape.prefix) else []))

@@ -76,7 +76,8 @@ def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node:
 
 
 def _plain(writer: RuleWriter, members: list[Member], free: Expression) -> Expression:
-    """Without counts. What comes first has no comma before it; what can come after it is a rule, so all is O(n)."""
+    """Writes objects without counts. The first member has no comma before it; what can come after it is a rule, so all
+    is O(n)."""
     num_leading = next((i for i, (is_required, _) in enumerate(members) if is_required), len(members))
     more = repeat(chain((COMMA, free)), 0, None)
     after = [*(_after(member) for member in members[num_leading + 1 :]), more]
@@ -137,7 +138,7 @@ class _Counted:
         return self._rules[0, 0]
 
     def _state(self, index: int, count: int, cap: int) -> Expression:
-        """What can follow `count` of the first `index` members."""
+        """Returns an expression of what can follow `count` of the first `index` members."""
         if index == len(self._members):
             return self._end(count)
         is_required, member = self._members[index]
@@ -148,7 +149,7 @@ class _Counted:
         return self._writer.rule(found) if not isinstance(found, RuleCall) and found != NOTHING else found
 
     def _end(self, count: int) -> Expression:
-        """What can follow when there are `count` named properties."""
+        """Returns an expression of what can follow when there are `count` named properties."""
         have = count + len(self._wanted)
         least = max(self._least - have, 0)
         most = None if self._most is None else self._most - have

@@ -1,4 +1,4 @@
-"""From sets of JSON values to the rules of a language, whose terminals are the tokens of JSON."""
+"""Writes sets of JSON values as the rules of a language whose terminals are the tokens of JSON."""
 
 from __future__ import annotations
 

@@ -99,6 +99,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "native", "torch"],
         _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
     ] = "auto"
+    attention_backend: Annotated[
+        str,
+        _meta(
+            "model",
+            "What attends, where torch computes: reference. native = the native kernels' own. auto = the fastest that "
+            "goes with the model and the device.",
+        ),
+    ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
         _meta("model", "NAME=PATH, adapters that requests may ask for by name; or PATH, its name then. Several."),

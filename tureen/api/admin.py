@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.api import sglang
 from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.call import call_of
 from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.config import Config
@@ -140,7 +141,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
         body = convert({name: value for name, value in given.items() if value is not None}, AbortBody)
         if (body.rid is None) != body.abort_all:
             raise InvalidRequest("send either rid or abort_all: true", field="rid")
-        refusal: TureenError | None = request.scope["admin_refusal"]
+        refusal = call_of(request.scope).admin_refusal
         if body.abort_all and refusal is not None:
             raise refusal
         owner = None if refusal is None else client_name(request)

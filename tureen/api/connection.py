@@ -7,12 +7,14 @@ import asyncio
 import enum
 import ssl
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import msgspec
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tureen.api.call import call_of
 from tureen.api.errors import error_object
 from tureen.api.head import authority, body_length
 from tureen.api.tls import subject_name
@@ -48,8 +50,8 @@ class Connection(HttpToolsProtocol):
     """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
     it is answered. An upgrade to another protocol is not heard.
 
-    The parser gets at most one request at a time, so that each byte counts for the right one. `scope["client_name"]` is
-    the name in the verified certificate of the client, "" without one.
+    The parser gets at most one request at a time, so that each byte counts for the right one. The call in the
+    scope has the name in the verified certificate of the client, "" without one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -105,7 +107,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().on_message_begin()
         self._phase = Phase.HEAD
-        self.scope["client_name"] = self._client_name  # type: ignore[typeddict-unknown-key]
+        call_of(cast(Scope, self.scope)).client_name = self._client_name
         self._await_head()
 
     def on_url(self, url: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from threading import Event
 from typing import TypeVar
 
@@ -27,8 +28,11 @@ MAX_WAITING = 1024
 
 
 class Offload:
-    """Decides by the size of a piece of work where it is done. Whose task is cancelled waits for nothing: what has not
-    begun never does, and what goes over many entries ends after the one at hand."""
+    """Decides by the size of a piece of work where it is done; a thread has the context of the task.
+
+    Whose task is cancelled waits for nothing: what has not begun never does, and what goes over many entries ends after
+    the one at hand.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "offload")
@@ -57,7 +61,7 @@ class Offload:
 
         self._num_waiting += 1
         try:
-            return await asyncio.wrap_future(self._threads.submit(each))
+            return await asyncio.wrap_future(self._threads.submit(copy_context().run, each))
         finally:
             self._num_waiting -= 1
             has_left.set()

@@ -234,20 +234,28 @@ class Engine:
                 return self._drop(sequence, result.error)
         assert sequence.table is not None
         sequence.advance(row, result)
-        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if can_only_end:
             sequence.ended = finish.complete(sequence)
-        elif result.token_id is not None:
-            if result.logprobs is not None:
-                sequence.scores.add_drawn(result.logprobs)
-            sequence.ended = output.append(sequence, result.token_id, self._limits.context_len, is_drawn=True)
-            if sequence.constraint is not None and sequence.ended is None:
-                sequence.ended = self._force(sequence)
+        elif result.token_ids:
+            self._append_drawn(sequence, result)
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
+        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if sequence.ended is not None and not sequence.needs_run:
             return self._end(sequence, sequence.ended)
         return self._delta(sequence)
+
+    def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
+        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        for index, token_id in enumerate(result.token_ids):
+            if result.logprobs:
+                sequence.scores.add_drawn(result.logprobs[index])
+            sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
+            if sequence.constraint is not None and sequence.ended is None:
+                sequence.ended = self._force(sequence)
+            if sequence.ended is not None:
+                break
+        sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""

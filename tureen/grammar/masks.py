@@ -41,7 +41,7 @@ class PendingMasks:
         self._failures = failures
 
     def wait(self) -> Mapping[int, Sequence[Mask]]:
-        """Returns, by slot, a mask for each token that may be drawn. A mask that could not be computed allows nothing."""
+        """Returns, by slot, a mask for each token that may be drawn. One that could not be computed allows nothing."""
         self._failures.result()
         return self._masks
 

@@ -25,7 +25,7 @@ NO_MASKS: Mapping[int, Mask] = {}
 
 
 class Draw(NamedTuple):
-    """What a row of logits gave: a token, or why there is none."""
+    """The result of drawing from a row of logits: a token, or the reason why there is none."""
 
     token_id: int | None = None
     logprobs: PositionLogprobs | None = None  # if its request asked

@@ -146,7 +146,7 @@ def parent_of(pid):
 
 
 def is_running(pid):
-    """Not so once it is dead, whether or not the system has buried it."""
+    """Not so once it is dead, whether or not the system has reaped it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

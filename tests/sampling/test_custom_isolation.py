@@ -83,7 +83,7 @@ def test_integers_of_any_size_reach_the_processor(processors):
 
 def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(processors, monkeypatch):
     assert only(processors, 10) == 10
-    start = processor_pool.Processor.start
+    start = processor_pool.RemoteProcessor.start
 
     def break_off(processor, logits, sequences, until_s):
         if len(sequences) == 2:
@@ -93,7 +93,7 @@ def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(pro
     other = sent("return logits")
     rows = [state(0, ONLY, params={"token_id": 11}), state(1, other), state(2, other)]
     with monkeypatch.context() as patch:
-        patch.setattr(processor_pool.Processor, "start", break_off)
+        patch.setattr(processor_pool.RemoteProcessor, "start", break_off)
         with pytest.raises(RuntimeError):
             steps(processors, rows, 1)
     assert [only(processors, token_id) for token_id in (20, 21, 22)] == [20, 21, 22]
@@ -129,13 +129,13 @@ def hanging(where, index):
 
 def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatch):
     waited = []
-    finish = processor_pool.Processor.finish
+    finish = processor_pool.RemoteProcessor.finish
 
     def noting(processor, num_rows, until_s):
         waited.append(until_s)
         return finish(processor, num_rows, until_s)
 
-    monkeypatch.setattr(processor_pool.Processor, "finish", noting)
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "finish", noting)
     monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 1.0)
     [found] = steps(processors, [state(index, hanging("__call__", index)) for index in range(4)], 1)
     assert all("within" in row.error.message for row in found)
@@ -167,14 +167,14 @@ def test_the_processors_that_requests_need_stay_when_there_are_too_many(processo
 
 
 def test_code_whose_place_was_given_away_while_it_was_loaded_leaves_no_process(monkeypatch):
-    may_load, load = threading.Event(), processor_pool.Processor.load
+    may_load, load = threading.Event(), processor_pool.RemoteProcessor.load
 
     def load_late(processor, payload):
         assert may_load.wait(120)
         load(processor, payload)
 
     monkeypatch.setattr(processor_pool, "MAX_WORKERS", 1)
-    monkeypatch.setattr(processor_pool.Processor, "load", load_late)
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "load", load_late)
     pool = ProcessorPool(1, VOCAB)
     try:
         left = pool.acquire("alice", ONLY)

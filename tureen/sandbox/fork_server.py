@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from tureen.sandbox import framing
-from tureen.sandbox.limits import Limits, confine, die_with_parent
+from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
 PING, READY = b"p", b"r"
 """Messages on the control socket: READY once, and to answer a PING."""
@@ -39,13 +39,13 @@ Handle = Callable[[bytes], bytes]
 
 
 Workers = dict[int, tuple[int, int]]
-"""By the descriptor of its process: its id, the worker's number."""
+"""A process by its descriptor: its id, and the worker's number."""
 
 
 class Program(NamedTuple):
-    """What the workers of a fork server do."""
+    """The work of a fork server's workers."""
 
-    limits: Limits
+    limits: WorkerLimits
     open: Callable[[Sequence[int]], Handle]  # called in each worker, with the descriptors that came for it
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +15,6 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tureen.api.awake import AwakeTimer
 from tureen.api.errors import error_object
 from tureen.api.head import authority, body_length
 from tureen.api.tls import subject_name
@@ -36,8 +36,43 @@ MAX_PIECES = 64
 HEAD_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing of its answer for so long is taken for gone."""
+LOOK_S = 1.0
+"""Between two looks at the clock. More than twice as much did not pass for this process: it did not run."""
 END = b"\r\n\r\n"
 """So ends a head, and a body in chunks."""
+
+
+class AwakeTimer:
+    """Calls back once when so many seconds have passed in which this process could run, unless it is cancelled. While
+    it is stopped, or does not get to run, no client is late."""
+
+    def __init__(self, seconds: float, late: Callable[[], None]) -> None:
+        self.passed_s = 0.0
+        self._seconds = seconds
+        self._late = late
+        self._loop = asyncio.get_running_loop()
+        self._looked_s = self._loop.time()
+        self._begin()
+
+    def cancel(self) -> None:
+        """`passed_s` is right after it."""
+        self._timer.cancel()
+        self._add()
+
+    def _begin(self) -> None:
+        self._timer = self._loop.call_later(min(LOOK_S, max(0.0, self._seconds - self.passed_s)), self._look)
+
+    def _add(self) -> None:
+        now_s = self._loop.time()
+        self.passed_s += min(now_s - self._looked_s, 2 * LOOK_S)
+        self._looked_s = now_s
+
+    def _look(self) -> None:
+        self._add()
+        if self.passed_s < self._seconds:
+            self._begin()
+        else:
+            self._late()
 
 
 class Phase(enum.Enum):

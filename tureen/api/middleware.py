@@ -12,8 +12,8 @@ from typing import cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.awake import AwakeTimer
 from tureen.api.call import Call, serving, who_calls
+from tureen.api.connection import AwakeTimer
 from tureen.api.dialect import Entry
 from tureen.api.errors import rendered
 from tureen.api.head import host_name

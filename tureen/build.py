@@ -1,4 +1,9 @@
-"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use."""
+"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
+
+Imports: attention, config, devices, engine, errors, grammar, kernels, log, media, registry, runner, sandbox, serving,
+text, types, weights.
+Imported by: bench, offline, server.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
@@ -86,6 +92,7 @@ def may_load_torch(config: Config, model: Model) -> bool:
     hf = model_config(model.source)
     return (
         config.kernels == "torch"
+        or config.attention_backend not in (AUTO, NATIVE)
         or config.model_impl == "transformers"
         or config.device == "cuda"
         or (config.device == "auto" and may_have_cuda())

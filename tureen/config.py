@@ -1,4 +1,8 @@
-"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it."""
+"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it.
+
+Imports: errors, files; msgspec.
+Imported by: all.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +98,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kernels: Annotated[
         Literal["auto", "native", "torch"],
         _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
+    ] = "auto"
+    attention_backend: Annotated[
+        str,
+        _meta(
+            "model",
+            "What attends, where torch computes: reference. native = the native kernels' own. auto = the fastest that "
+            "goes with the model and the device.",
+        ),
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],

@@ -1,4 +1,8 @@
-"""`tureen.Engine`: the same answers as over HTTP, without a server."""
+"""`tureen.Engine`: the same answers as over HTTP, without a server.
+
+Imports: api, build, config, errors, metrics, serving; asyncio, msgspec.
+Imported by: nothing.
+"""
 
 from __future__ import annotations
 

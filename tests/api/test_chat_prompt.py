@@ -112,7 +112,7 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(app, monkeypat
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_long_chat_does_not_hold_up_the_event_loop(app, monkeypatch, size):
     threads = []
-    monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
+    monkeypatch.setattr("tureen.api.tokenising.check_lengths", lambda *_: threads.append(threading.current_thread()))
     _prompt(app, [{"role": "user", "content": [{"type": "text", "text": "x" * size}]}])
     assert (threads[0] is threading.main_thread()) == (size == 1)
 
@@ -129,7 +129,7 @@ def test_what_is_not_counted_does_not_hold_up_the_event_loop(monkeypatch, tmp_pa
     file = tmp_path / "extra.jinja"
     file.write_text("{{ messages[0].content }}{{ extra }}{{ tools }}")
     threads = []
-    monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
+    monkeypatch.setattr("tureen.api.tokenising.check_lengths", lambda *_: threads.append(threading.current_thread()))
     with App(chat_template=str(file)) as app:
         _prompt(app, [{"role": "assistant", "content": "x", **more}], **how)
     assert threads[0] is not threading.main_thread()

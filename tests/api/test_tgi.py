@@ -17,7 +17,7 @@ from patience import until, wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from tureen.api.generation import Output
+from tureen.api.outputs import Output
 from tureen.api.state import Context
 from tureen.api.tgi import TokenTexts
 from tureen.text.tokenizer import Tokenizer

@@ -110,11 +110,9 @@ def test_a_row_does_not_depend_on_its_neighbours(family, tmp_path):
     _make_model(tmp_path, family)
     runner = _make_runner(tmp_path)
     row = Row(0, tuple(PROMPT[:9]), 0, (0,), True)
-    runner.forward.run(Batch((row,)))
-    alone = runner.forward.sampled()[0].clone()
+    alone = runner.forward.run(Batch((row,))).logits.clone()
     mates = tuple(Row(i, tuple(PROMPT[i : 2 * i + 3]), 0, (2 * i, 2 * i + 1), True) for i in range(1, 9))
-    runner.forward.run(Batch((row, *mates)))
-    assert torch.equal(runner.forward.sampled()[0][:1], alone)
+    assert torch.equal(runner.forward.run(Batch((row, *mates))).logits[:1], alone)
 
 
 def test_what_transformers_does_not_know_is_refused_in_one_line(tmp_path):

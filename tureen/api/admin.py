@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Annotated, Any, get_args
 
@@ -15,14 +14,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.api import sglang
 from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.call import call_of
 from tureen.api.dialect import Docs, Entry, client_name
 from tureen.api.state import ServerState
 from tureen.config import Config
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
 
 HEALTH_TIMEOUT_S = 20.0
-HELPERS_TIMEOUT_S = 0.5
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -50,9 +49,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        with contextlib.suppress(TureenError, TimeoutError):  # a step may be long: what it said last holds then
-            async with asyncio.timeout(HELPERS_TIMEOUT_S):
-                await state.client.call("stats")
         down = state.helpers_down
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 
@@ -140,7 +136,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
         body = convert({name: value for name, value in given.items() if value is not None}, AbortBody)
         if (body.rid is None) != body.abort_all:
             raise InvalidRequest("send either rid or abort_all: true", field="rid")
-        refusal: TureenError | None = request.scope["admin_refusal"]
+        refusal = call_of(request.scope).admin_refusal
         if body.abort_all and refusal is not None:
             raise refusal
         owner = None if refusal is None else client_name(request)

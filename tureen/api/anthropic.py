@@ -15,14 +15,17 @@ from starlette.types import ASGIApp
 from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
 from tureen.api.anthropic_messages import Conversation, conversation_of, tool_choice_of, tools_of
 from tureen.api.body import PARAM_FIELDS
-from tureen.api.chat import Chat, ChatPlan, Reader, joined
-from tureen.api.chat_answer import arguments_of, check_complete, growing, planned, whole
+from tureen.api.call import call_of
+from tureen.api.chat import Chat
+from tureen.api.chat_answer import arguments_of, check_complete, events_of, planned, whole
 from tureen.api.chat_prompt import chat_prompt
 from tureen.api.dialect import Docs, Entry, read_with, streamed, unless_gone
+from tureen.api.drafts import Plan
 from tureen.api.errors import shaped
-from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of
+from tureen.api.outputs import Output
 from tureen.api.planning import Names
+from tureen.api.reading import OutputEvent, joined
 from tureen.api.state import ServerState
 from tureen.api.thinking_field import thinking_kwargs
 from tureen.errors import InvalidRequest, TureenError, echo
@@ -58,13 +61,13 @@ def routes(state: ServerState) -> list[Entry]:
 
         body, chat = await read_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
-            log.debug("request %s is for user %s", request.scope["request_id"], echo(body.metadata.user_id))
+            log.debug("request %s is for user %s", call_of(request.scope).request_id, echo(body.metadata.user_id))
         plan = await planned(chat, request, state)
         if body.stream:
             return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
-        output, reader, parts = await whole(plan, request, state, _budget(body))
-        check_complete(output)
-        return Response(_json.encode(_message(plan, body, output, reader, parts)), media_type="application/json")
+        last = await whole(plan, request, state, _budget(body))
+        check_complete(last.output)
+        return Response(_json.encode(_message(plan, body, last, state)), media_type="application/json")
 
     async def count_tokens(request: Request) -> Response:
         return await _count_tokens(request, state)
@@ -173,27 +176,26 @@ def _budget(body: AnthropicBody) -> int | None:
     return None if body.thinking is None else body.thinking.budget_tokens
 
 
-def _message(
-    plan: ChatPlan, body: AnthropicBody, output: Output, reader: Reader, parts: Sequence[Part]
-) -> dict[str, Any]:
+def _message(plan: Plan, body: AnthropicBody, last: OutputEvent, state: ServerState) -> dict[str, Any]:
     blocks = Blocks(body)
-    for part in parts:
+    for part in last.parts:
         blocks.feed(part)
     blocks.close()
-    stop = _stop(output, reader, plan, body)
-    return _head(body) | {"content": blocks.content} | stop | {"usage": _usage(output, plan, parts)}
+    usage = _usage(last.output, plan, last.parts, state)
+    return _head(body) | {"content": blocks.content} | _stop(last, plan, body) | {"usage": usage}
 
 
 def _head(body: AnthropicBody) -> dict[str, Any]:
     return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": body.model}
 
 
-def _stop(output: Output, reader: Reader, plan: ChatPlan, body: AnthropicBody) -> dict[str, str | None]:
+def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, str | None]:
+    output = last.output
     matched = output.finish.matched if output.finish is not None else None
     sequence = matched if isinstance(matched, str) else None
-    reason = reader.finish_reason(output)
+    reason = last.reader.finish_reason(output)
     if reason == "length":
-        is_clipped = plan.plan.requests[0].max_new_tokens < body.max_tokens
+        is_clipped = plan.requests[0].max_new_tokens < body.max_tokens
         named = "model_context_window_exceeded" if is_clipped else "max_tokens"
     elif reason == "tool_calls":
         named, sequence = "tool_use", None
@@ -202,15 +204,16 @@ def _stop(output: Output, reader: Reader, plan: ChatPlan, body: AnthropicBody) -
     return {"stop_reason": named, "stop_sequence": sequence}
 
 
-def _usage(output: Output, plan: ChatPlan, parts: Sequence[Part]) -> dict[str, Any]:
+def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
     """Prompt tokens that were in the cache are counted apart; what is new there is nothing to pay for."""
     usage = output.usage
+    num_thinking = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": len(output.token_ids),
-        "output_tokens_details": {"thinking_tokens": plan.num_reasoning_tokens(output, joined(parts))},
+        "output_tokens_details": {"thinking_tokens": num_thinking},
     }
 
 
@@ -271,24 +274,25 @@ def _event(payload: dict[str, Any]) -> bytes:
     return f"event: {payload['type']}\ndata: ".encode() + _json.encode(payload) + b"\n\n"
 
 
-async def _events(plan: ChatPlan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
+async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
     blocks, seen = Blocks(body), list[Part]()
     is_first = True
-    async with contextlib.aclosing(growing(plan, state, budget=_budget(body))) as updates:
-        async for output, reader, parts in updates:
+    async with contextlib.aclosing(events_of(plan, state, budget=_budget(body))) as events:
+        async for event in events:
+            output = event.output
             check_complete(output)
             if is_first:
-                usage = _usage(output, plan, ()) | {"output_tokens": 0}
+                usage = _usage(output, plan, (), state) | {"output_tokens": 0}
                 start = _head(body) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
                 yield _event({"type": "message_start", "message": start})
                 is_first = False
-            seen += parts
-            for part in parts:
+            seen += event.parts
+            for part in event.parts:
                 for one in blocks.feed(part):
                     yield _event(one)
             if output.finish is not None:
                 for one in blocks.close():
                     yield _event(one)
-                stop = _stop(output, reader, plan, body)
-                yield _event({"type": "message_delta", "delta": stop, "usage": _usage(output, plan, seen)})
+                usage = _usage(output, plan, seen, state)
+                yield _event({"type": "message_delta", "delta": _stop(event, plan, body), "usage": usage})
                 yield _event({"type": "message_stop"})

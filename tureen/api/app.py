@@ -36,8 +36,8 @@ from tureen.api import (
     tokenize_routes,
     weight_routes,
 )
+from tureen.api.call import call_of, rendered
 from tureen.api.dialect import ClientGone, Dialect, Entry
-from tureen.api.errors import rendered
 from tureen.api.middleware import CLIENT_GONE_STATUS, Gate, Limiter
 from tureen.api.reporter import report_forever
 from tureen.api.state import ServerState, make_context
@@ -167,5 +167,5 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """The server logs the traceback: Starlette raises the exception again."""
-    log.error("%s failed: %s", request.scope.get("request_id"), type(error).__name__)
+    log.error("%s failed: %s", call_of(request.scope).request_id, type(error).__name__)
     return rendered(RequestFailed("an internal error ended this request; the server goes on"), request.scope)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,19 +12,19 @@ import msgspec
 
 from tureen.api import planning
 from tureen.api.chat_prompt import ChatPrompt, chat_prompt
-from tureen.api.generation import Output
+from tureen.api.drafts import Options, Plan, one_prompt, plan_of
 from tureen.api.loading import loading
 from tureen.api.offload import offload
-from tureen.api.planning import Names, Plan, Sampling
+from tureen.api.planning import Names, Sampling
+from tureen.api.reading import Reading
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.sampling.params import CONSTRAINTS
-from tureen.text.messages import CallArguments, CallStart, Content, Message, Part, Reasoning, Tool, ToolChoice
-from tureen.text.reasoning import ReasoningFormat, ReasoningParser
-from tureen.text.tokenizer import Tokenizer
-from tureen.text.tools import ToolFormat, ToolParser, constraint, schema_places
-from tureen.types import GenerateRequest, LogprobSpec
+from tureen.text.messages import Message, Tool, ToolChoice
+from tureen.text.reasoning import ReasoningFormat
+from tureen.text.tools import ToolFormat, constraint, schema_places
+from tureen.types import LogprobSpec
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 
@@ -64,120 +63,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     log_metrics: bool = True
 
 
-class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat's requests, and how their outputs are read."""
-
-    plan: Plan  # for generation.Run
-    tokenizer: Tokenizer
-    tools: tuple[Tool, ...] = ()  # that the model may call
-    tool_format: ToolFormat | None = None
-    parallel: bool = True  # it may call several in one answer
-    reasoning: ReasoningFormat | None = None
-    separate_reasoning: bool = True  # else it is a part of the answer's text, between its marks
-    starts_inside: bool = False  # the prompt ends within the reasoning
-    num_neutralised: int = 0  # control tokens that clients had written in their messages: they are plain text now
-
-    @property
-    def notes(self) -> dict[str, str]:
-        """What OpenAI's answers tell in their metadata."""
-        return {"neutralised_special_tokens": str(self.num_neutralised)} if self.num_neutralised else {}
-
-    def reader(self) -> Reader:
-        """A new one for each output."""
-        reasoning = None
-        if self.reasoning is not None and (self.separate_reasoning or self.tool_format is not None):
-            reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside)
-        calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
-        return Reader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
-
-    def num_reasoning_tokens(self, output: Output, answer: Answer) -> int:
-        """How many tokens of a whole output are its reasoning and the mark at its end."""
-        if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
-            return 0
-        end, token_ids = self.reasoning.end, output.token_ids
-
-        def has_ended(count: int) -> bool:
-            return end in self.tokenizer.decode(token_ids[:count], skip_special_tokens=False)
-
-        return min(bisect_left(range(1, len(token_ids) + 1), True, key=has_ended) + 1, len(token_ids))
-
-
-class Reader:
-    """Reads one output as it grows."""
-
-    def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolParser | None, marks: ReasoningFormat | None
-    ) -> None:
-        """marks: of reasoning that is to be a part of the text; None: it is not."""
-        self.has_calls = False
-        self._reasoning = reasoning
-        self._tools = tools
-        self._marks = marks
-        self._is_thinking = False
-        self._num_chars = 0
-
-    def catch_up(self, output: Output) -> list[Part]:
-        """What the output has grown by since the last call; with its finish the rest."""
-        text = output.text[self._num_chars :]
-        self._num_chars = len(output.text)
-        has_ended = output.finish is not None
-        parts: list[Part] = [Content(text)] if text else []
-        if self._reasoning is not None:
-            parts = self._reasoning.feed(text) + (self._reasoning.close() if has_ended else [])
-        if self._tools is not None:
-            parts = self._find_calls(self._tools, parts, has_ended=has_ended)
-        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
-        return parts if self._marks is None else self._as_text(self._marks, parts)
-
-    def _as_text(self, marks: ReasoningFormat, parts: Sequence[Part]) -> list[Part]:
-        found: list[Part] = []
-        for part in parts:
-            is_thought = isinstance(part, Reasoning)
-            if is_thought != self._is_thinking:
-                found.append(Content(f"{marks.begin}\n" if is_thought else f"\n{marks.end}\n\n"))
-                self._is_thinking = is_thought
-            found.append(Content(part.text) if isinstance(part, Reasoning) else part)
-        return found
-
-    def _find_calls(self, parser: ToolParser, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
-        found: list[Part] = []
-        for part in parts:
-            found += parser.feed(part.text) if isinstance(part, Content) else [part]
-        return found + (parser.close() if has_ended else [])
-
-    def finish_reason(self, output: Output) -> str | None:
-        """OpenAI's name of why it ended: stop, length, tool_calls or abort; None where it has not."""
-        if output.finish is None:
-            return None
-        return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
-
-
-class Answer(msgspec.Struct):
-    """A whole output, joined."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, str]] = []  # name, arguments as JSON text
-
-
-def joined(parts: Sequence[Part]) -> Answer:
-    """The parts of a whole output together."""
-    answer = Answer()
-    for part in parts:
-        match part:
-            case Content(text):
-                answer.content += text
-            case Reasoning(text):
-                answer.reasoning += text
-            case CallStart(_, name):
-                answer.calls.append((name, ""))
-            case CallArguments(index, text):
-                name, arguments = answer.calls[index]
-                answer.calls[index] = (name, arguments + text)
-    return answer
-
-
-async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPlan:
+async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     """Raises InvalidRequest and the errors of what it brings (pictures, adapters); nothing has been submitted then."""
     arrived_s = time.monotonic()
     state.check_accepting()
@@ -196,9 +82,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPla
     if prompt.num_neutralised:
         state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
         log.info("%d control tokens in messages of a client were taken as text", prompt.num_neutralised)
-    return ChatPlan(
-        plan=_plan(chat, prompt, sampling, calling, state, owner=owner, arrived_s=arrived_s),
-        tokenizer=context.tokenizer,
+    reading = Reading(
         tools=calling.tools,
         tool_format=calling.format,
         parallel=chat.parallel_tool_calls,
@@ -207,6 +91,8 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPla
         starts_inside=starts_inside,
         num_neutralised=prompt.num_neutralised,
     )
+    plan = _plan(chat, prompt, sampling, calling, state, owner=owner, arrived_s=arrived_s)
+    return msgspec.structs.replace(plan, reading=reading)
 
 
 class Calling(NamedTuple):
@@ -307,31 +193,26 @@ def _plan(
     def left(limit_ms: int | None) -> int | None:
         return None if limit_ms is None else max(1, limit_ms - waited_ms)
 
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(prompt.prompt.token_ids),
-        params=planning.NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
+    options = Options(
         adapter=chat.adapter,
         logprobs=chat.logprobs,
         processor=chat.processor,
         priority=chat.priority,
-        cache_salt=planning.cache_namespace(owner, chat.cache_salt),
+        cache_salt=chat.cache_salt,
         deadline_ms=left(chat.deadline_ms),
         ttft_deadline_ms=left(chat.ttft_deadline_ms),
     )
     if chat.clip_max_tokens:  # as one that the request does not ask for
         sampling = sampling._replace(origins={**sampling.origins, "max_new_tokens": "default"})
-    requests = planning.samples(template, sampling, chat.field, state.context)
-    names, rids = planning.name_requests(chat.rid, 1, len(requests), is_batch=False)
-    return Plan(
-        requests=tuple(requests),
-        rids=rids,
-        names=names,
+    draft = one_prompt(
+        prompt.prompt,
+        chat.field,
+        sampling,
+        options,
         owner=owner,
+        rid=chat.rid,
         log_metrics=chat.log_metrics,
         arrived_s=arrived_s,
-        media=[prompt.prompt.media] * len(requests),
         places=calling.places,
     )
+    return plan_of(draft, state)

@@ -10,11 +10,14 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from tureen.api.chat import Chat, ChatPlan, Reader, prepare
+from tureen.api.chat import Chat, prepare
 from tureen.api.dialect import client_name, prepared, unless_gone
-from tureen.api.generation import WHOLE_INTERVAL, Output, Run
+from tureen.api.drafts import Plan
+from tureen.api.generation import WHOLE_INTERVAL, Run
+from tureen.api.outputs import Output
+from tureen.api.reading import OutputEvent
 from tureen.api.state import ServerState
-from tureen.api.thinking_budget import updates_within
+from tureen.api.thinking_budget import events_within
 from tureen.errors import RequestFailed
 from tureen.text.messages import Part
 
@@ -24,38 +27,30 @@ MAX_ENDS = 3
 """The last place but one where a value ends is right: behind the last there may be a key without its value."""
 
 
-async def planned(chat: Chat, request: Request, state: ServerState) -> ChatPlan:
+async def planned(chat: Chat, request: Request, state: ServerState) -> Plan:
     """`prepare` for the client that asks; ends when it leaves while that takes time."""
     preparing = prepare(chat, state, owner=client_name(request))
     return await prepared(request, preparing, takes_time=bool(chat.pictures or chat.videos))
 
 
-async def whole(
-    plan: ChatPlan, request: Request, state: ServerState, budget: int | None = None
-) -> tuple[Output, Reader, list[Part]]:
+async def whole(plan: Plan, request: Request, state: ServerState, budget: int | None = None) -> OutputEvent:
     """The one output of a plan, with all its parts. `budget`: tokens to think with. Raises ClientGone."""
 
-    async def collected() -> tuple[Output, Reader, list[Part]]:
+    async def collected() -> OutputEvent:
         seen: list[Part] = []
-        async with contextlib.aclosing(growing(plan, state, WHOLE_INTERVAL, budget)) as updates:
-            async for update in updates:
-                seen += update[-1]
-        return (*update[:-1], seen)
+        async with contextlib.aclosing(events_of(plan, state, WHOLE_INTERVAL, budget)) as events:
+            async for event in events:
+                seen += event.parts
+        return event._replace(parts=seen)
 
     return await unless_gone(request, collected())
 
 
-async def growing(
-    plan: ChatPlan, state: ServerState, interval: int | None = None, budget: int | None = None
-) -> AsyncGenerator[tuple[Output, Reader, list[Part]], None]:
-    """The same piece by piece, also where there is nothing new to tell. Closing it ends the request."""
-    reader = plan.reader()
-    all_updates = (
-        Run(state, plan.plan).updates(interval) if budget is None else updates_within(plan, budget, state, interval)
-    )
-    async with contextlib.aclosing(all_updates) as updates:
-        async for output in updates:
-            yield output, reader, reader.catch_up(output)
+def events_of(
+    plan: Plan, state: ServerState, interval: int | None = None, budget: int | None = None
+) -> AsyncGenerator[OutputEvent, None]:
+    """The events of a plan of one request, also where there is nothing new to tell. Closing it ends the request."""
+    return Run(state, plan).events(interval) if budget is None else events_within(plan, budget, state, interval)
 
 
 def check_complete(output: Output) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tureen.api import media_fields, prompts
+from tureen.api import media_fields, tokenising
 from tureen.api.media_fields import Wanted
 from tureen.api.offload import INLINE_CHARS, LARGE, offload
 from tureen.api.prompts import Prompt
@@ -48,7 +48,7 @@ async def chat_prompt(
     )
     modality = media_fields.picture_modality(len(pictures))
     wanted = Wanted(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
-    [prompt] = await media_fields.resolve([found.prompt], [field], [wanted], state)
+    [prompt] = await tokenising.resolve([found.prompt], [field], state, [wanted])
     return found._replace(prompt=prompt)
 
 
@@ -85,12 +85,12 @@ async def chat_tokens(
             template_kwargs=template_kwargs,
         )
         text = controls.plain(rendering)
-        prompts.check_lengths([text], [field], context)
+        tokenising.check_lengths([text], [field], context)
         try:
             encoded = controls.encode(rendering)
         except InvalidRequest as error:
             raise InvalidRequest(f"{field}: {error.message}", field=field) from None
-        prompts.check_tokens(encoded.token_ids, field, context)
+        tokenising.check_tokens(encoded.token_ids, field, context)
         return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
     is_short = not tools and not template_kwargs and _is_short(messages)

@@ -6,19 +6,24 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
+import sys
+import uuid
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tureen.api.awake import AwakeTimer
+from tureen.api.call import call_of
 from tureen.api.errors import error_object
 from tureen.api.head import authority, body_length
 from tureen.api.tls import subject_name
-from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError
+from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError, Unavailable
 
 MAX_FRAMING_BYTES = 64 << 10
 """All of a request that is no body: request line, headers, sizes and extensions of chunks, trailers."""
@@ -36,43 +41,8 @@ MAX_PIECES = 64
 HEAD_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 60.0
 """A client that takes nothing of its answer for so long is taken for gone."""
-LOOK_S = 1.0
-"""Between two looks at the clock. More than twice as much did not pass for this process: it did not run."""
 END = b"\r\n\r\n"
 """So ends a head, and a body in chunks."""
-
-
-class AwakeTimer:
-    """Calls back once when so many seconds have passed in which this process could run, unless it is cancelled. While
-    it is stopped, or does not get to run, no client is late."""
-
-    def __init__(self, seconds: float, late: Callable[[], None]) -> None:
-        self.passed_s = 0.0
-        self._seconds = seconds
-        self._late = late
-        self._loop = asyncio.get_running_loop()
-        self._looked_s = self._loop.time()
-        self._begin()
-
-    def cancel(self) -> None:
-        """`passed_s` is right after it."""
-        self._timer.cancel()
-        self._add()
-
-    def _begin(self) -> None:
-        self._timer = self._loop.call_later(min(LOOK_S, max(0.0, self._seconds - self.passed_s)), self._look)
-
-    def _add(self) -> None:
-        now_s = self._loop.time()
-        self.passed_s += min(now_s - self._looked_s, 2 * LOOK_S)
-        self._looked_s = now_s
-
-    def _look(self) -> None:
-        self._add()
-        if self.passed_s < self._seconds:
-            self._begin()
-        else:
-            self._late()
 
 
 class Phase(enum.Enum):
@@ -81,16 +51,25 @@ class Phase(enum.Enum):
     BODY = enum.auto()  # up to the end of the request, trailers too
 
 
+class Admission(NamedTuple):
+    """The limits and the books of what a server lets in."""
+
+    max_connections: int = sys.maxsize
+    note_refusal: Callable[[str, TureenError], None] = lambda *_: None
+    """Called with the id and the error of a refusal that no application hears of."""
+
+
 class Connection(HttpToolsProtocol):
     """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
     it is answered. An upgrade to another protocol is not heard.
 
-    The parser gets at most one request at a time, so that each byte counts for the right one. `scope["client_name"]` is
-    the name in the verified certificate of the client, "" without one.
+    The parser gets at most one request at a time, so that each byte counts for the right one. The call in the
+    scope has the name in the verified certificate of the client, "" without one.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, admission: Admission | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._admission = admission or Admission()
         self._late: AwakeTimer | None = None  # set while a head is awaited
         self._stalled: AwakeTimer | None = None  # set while the client has to take something
         self._phase = Phase.BETWEEN
@@ -107,7 +86,10 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._context = transport.get_extra_info("sslcontext")
         self._client_name = subject_name(transport.get_extra_info("peercert"))
-        self._await_head()
+        if len(self.connections) > self._admission.max_connections:
+            self._refuse(_too_many(self._admission.max_connections))
+        else:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -142,7 +124,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().on_message_begin()
         self._phase = Phase.HEAD
-        self.scope["client_name"] = self._client_name  # type: ignore[typeddict-unknown-key]
+        call_of(cast(Scope, self.scope)).client_name = self._client_name
         self._await_head()
 
     def on_url(self, url: bytes) -> None:
@@ -167,6 +149,7 @@ class Connection(HttpToolsProtocol):
         self._body_left = body_length(self.parser.get_method(), version, self.headers)
         if version == "1.0":
             self.expect_100_continue = False
+            self.app = _unchunked(self.app, lambda: self.cycle)  # for its last request
         super().on_headers_complete()
         self._phase = Phase.BODY
         if self._context is not self.config.ssl or self.expect_100_continue:
@@ -290,13 +273,56 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: TureenError) -> None:
         """Answer, unless this request or one before it has begun to be answered, and close."""
-        has_begun = self.cycle.response_started if self._phase is Phase.BODY else self._is_answering
+        is_heard = self._phase is Phase.BODY  # the application has the request
+        has_begun = self.cycle.response_started if is_heard else self._is_answering
         if not has_begun:
-            body = msgspec.json.encode(error_object(error))
-            head = (
-                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
+            request_id = uuid.uuid4().hex[:12]
+            if is_heard:
+                call = call_of(cast(Scope, self.scope))
+                request_id = call.request_id = call.request_id or request_id
+                call.refusal_status = error.status
+            else:
+                self._admission.note_refusal(request_id, error)
+            self.transport.write(_refusal(request_id, error))
         self.transport.close()
         self._watch_writing()
+
+
+def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
+    """The application for HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection (RFC 9112,
+    6.3)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle().chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle().expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer
+
+
+def _refusal(request_id: str, error: TureenError) -> bytes:
+    """An answer, after which the connection is closed."""
+    body = msgspec.json.encode(error_object(error))
+    more = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{more}connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _too_many(most: int) -> Unavailable:
+    return Unavailable(
+        f"{most} connections are open, the most that this server takes: three in four of the files that it may open "
+        "(ulimit -n); close some, or try again later",
+        code="too_many_connections",
+    )

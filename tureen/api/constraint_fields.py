@@ -1,8 +1,9 @@
-"""The parameters that constrain the output, to the one grammar of a request."""
+"""The parameters that constrain the output become the one grammar of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,7 +11,6 @@ from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.sampling.params import CONSTRAINTS, MAX_STOPS, SamplingParams
-from tureen.types import GenerateRequest
 
 DTYPES = {
     "int": r"[-+]?[0-9]+[ \n]*",
@@ -22,13 +22,19 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 """What SGLang's frontend language sends in place of `dtype`."""
 
 
-def constrained(
-    request: GenerateRequest, params: SamplingParams, path: Callable[[str], str], config: Config
-) -> tuple[GenerateRequest, SamplingParams]:
-    """The request with its grammar, and the parameters with the stops that belong to it. Raises InvalidRequest."""
+class ConstrainedParams(NamedTuple):
+    """What an output must match, and the parameters with the stops that belong to it."""
+
+    params: SamplingParams
+    grammar: GrammarSpec | None = None
+    field: str = ""  # what the client called it
+
+
+def constrained(params: SamplingParams, path: Callable[[str], str], config: Config) -> ConstrainedParams:
+    """The constraint among a request's parameters. Raises InvalidRequest."""
     name = next((name for name in CONSTRAINTS if getattr(params, name) is not None), None)
     if name is None:
-        return request, params
+        return ConstrainedParams(params)
     field = path(name)
     if config.grammar_backend == "none":
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
@@ -43,7 +49,7 @@ def constrained(
                 field=path("stop"),
             )
         params = msgspec.structs.replace(params, stop=stops)
-    return msgspec.structs.replace(request, grammar=spec, grammar_field=field), params
+    return ConstrainedParams(params, spec, field)
 
 
 def _spec(name: str, params: SamplingParams) -> GrammarSpec:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tureen.api.body import convert, read_json, refuse_unknown
+from tureen.api.call import call_of
 from tureen.api.errors import error_response
 from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.sse import EventStream, until_gone
@@ -95,7 +96,7 @@ async def prepared(request: Request, work: Awaitable[T], *, takes_time: bool = F
 
 def client_name(request: Request) -> str:
     """Who sent a request: the name of its API key, or the subject of its certificate; "" = nobody in particular."""
-    return str(request.scope.get("client_name", ""))
+    return call_of(request.scope).client_name
 
 
 class ClientGone(Exception):

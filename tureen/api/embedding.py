@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.api import media_fields, planning, prompts, waves
-from tureen.api.generation import Output
+from tureen.api import tokenising, waves
+from tureen.api.drafts import Options
 from tureen.api.offload import offload
+from tureen.api.outputs import Output
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.state import Context, ServerState
@@ -18,7 +19,7 @@ from tureen.api.waves import Asker
 from tureen.errors import DeadlineExceeded, InvalidRequest, echo
 from tureen.sampling.params import SamplingParams
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineInfo, GenerateRequest, HiddenStates
+from tureen.types import EngineInfo, HiddenStates
 
 NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
 
@@ -62,30 +63,9 @@ async def embed(
     context = state.context
     if asked.truncate is not None:
         found = await _cut(found, _limit(asked.truncate, context), context.tokenizer)
-    no_media = [media_fields.Wanted((), (), "image", name, name) for name in names]
-    resolved = await media_fields.resolve(found, names, no_media, state)
-    requests = await offload.run_each(
-        len(names) * planning.REQUEST_SIZE,
-        lambda one: _request(*one, asked, asker.owner, context),
-        zip(resolved, names, strict=True),
-    )
-    return await waves.run_all(requests, asker, state)
-
-
-def _request(prompt: Prompt, name: str, asked: Asked, owner: str, context: Context) -> GenerateRequest:
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(prompt.token_ids),
-        params=planning.NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
-        hidden_states=asked.hidden_states,
-        adapter=asked.adapter,
-        cache_salt=planning.cache_namespace(owner),
-        priority=asked.priority,
-    )
-    [request] = planning.samples(template, NOTHING_DRAWN, name, context)
-    return request
+    resolved = await tokenising.resolve(found, names, state)
+    options = Options(hidden_states=asked.hidden_states, adapter=asked.adapter, priority=asked.priority)
+    return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, asker), asker, state)
 
 
 def vector_of(output: Output) -> NDArray[np.float64]:
@@ -116,8 +96,8 @@ async def _cut(found: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) ->
     """Each with at most `limit` tokens, the first ones."""
     if not isinstance(found, Texts):
         return [Prompt(one.token_ids[:limit]) for one in found]
-    whole = await prompts.encode(found.texts, tokenizer)
-    plain = await prompts.encode(found.texts, tokenizer, add_special_tokens=False)
+    whole = await tokenising.encode(found.texts, tokenizer)
+    plain = await tokenising.encode(found.texts, tokenizer, add_special_tokens=False)
     size = sum(map(len, plain))
     return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Scope
 
 from tureen.errors import TryLater, TureenError
 
@@ -25,12 +24,6 @@ def error_object(error: TureenError) -> dict[str, Any]:
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     message = error.message[:MAX_MESSAGE_CHARS]
     return {"error": {"message": message, "type": kind, "param": error.field, "code": error.code}}
-
-
-def rendered(error: TureenError, scope: Scope) -> Response:
-    """As the API that was called writes it."""
-    response: Response = scope.get("render_error", error_response)(error)
-    return response
 
 
 def error_response(error: TureenError) -> Response:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from tureen.api.call import current_call
-from tureen.api.planning import Plan
+from tureen.api.call import current_work
+from tureen.api.drafts import Plan
+from tureen.api.outputs import Output
+from tureen.api.reading import OutputEvent
 from tureen.api.state import ServerState
-from tureen.errors import RequestFailed, TureenError, Unavailable
+from tureen.errors import RequestFailed, TureenError
 from tureen.log import get_logger
 from tureen.metrics import Metrics
-from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
+from tureen.types import GenerateRequest, OutputDelta
 
 WHOLE_INTERVAL = 64
 """Where nobody sees a part of the output, it is looked at after so many tokens."""
@@ -65,64 +65,6 @@ def _prompt_tokens(request: GenerateRequest, index: int) -> int:
     return 0 if index % request.params.n else len(request.token_ids)
 
 
-class Output:
-    """What has come of one request so far. Also remembers how much of it was sent."""
-
-    def __init__(self, request: GenerateRequest, index: int, rid: str, arrived_s: float | None = None) -> None:
-        self.request = request  # without pixels
-        self.index = index
-        self.rid = rid
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.usage = Usage(len(request.token_ids), 0, 0)
-        self.output_logprobs: list[PositionLogprobs] = []
-        self.prompt_logprobs: list[PositionLogprobs] = []
-        self.hidden_states: list[bytes] = []
-        self.finish: FinishReason | None = None
-        self.started_s = time.monotonic() if arrived_s is None else arrived_s
-        self.elapsed_s = 0.0
-        self.sent_tokens = 0
-        self.sent_chars = 0
-        self.weight_versions: list[str] = []  # of the weights that computed it; several where it was paused meanwhile
-
-    def note_weights(self, version: str) -> None:
-        """A piece of it has come, computed by these."""
-        if self.weight_versions[-1:] != [version]:
-            self.weight_versions.append(version)
-
-    def add(self, delta: OutputDelta) -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.output_logprobs += delta.output_logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.hidden_states += delta.hidden_states
-        self.usage = delta.usage or self.usage
-        self.elapsed_s = time.monotonic() - self.started_s
-        if delta.finish is not None and delta.finish.reason == "shutdown":
-            raise Unavailable("the server was shut down before the request ended", code="draining")
-        self.finish = delta.finish
-
-    @property
-    def num_logprobs(self) -> int:
-        """Log-probabilities that an answer shows of it so far."""
-        spec = self.request.logprobs
-        if spec is None:
-            return 0
-        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
-
-    def snapshot(self) -> Output:
-        """As it is now, for a thread: it grows meanwhile."""
-        found = copy.copy(self)
-        for name in ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions"):
-            setattr(found, name, list(getattr(self, name)))
-        return found
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Of all its tokens, which were asked for with their log-probabilities."""
-        return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
-
-
 class Meter:
     """Counts and times the tokens of one output as they come in, whoever looks at them when."""
 
@@ -148,20 +90,28 @@ class Run:
     """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
-        self._call = current_call()
+        self._work = current_work()
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
         self._places = plan.places
-        who = {"client": plan.owner, "client_weight": self._call.account.limits.weight}
+        self._reading = plan.reading
         self.outputs = [
-            Output(msgspec.structs.replace(request, id=state.new_id(rid), **who), index, rid, plan.arrived_s)
+            Output(request, index, rid, plan.arrived_s)
             for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
         ]
         self._media, plan.media[:] = dict(enumerate(plan.media)), []
         self._names = {
             name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
         }
+
+    async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
+        """The stream of which every API's answers and streams are made: each update, read. As `updates`."""
+        readers = [self._reading.reader() for _ in self.outputs]
+        async with contextlib.aclosing(self.updates(interval)) as updates:
+            async for output in updates:
+                reader = readers[output.index]
+                yield OutputEvent(output, reader.catch_up(output), reader)
 
     async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
         """Each output again whenever there are `interval` more tokens of it, at first and at its end; None = as the
@@ -172,7 +122,7 @@ class Run:
         """
         with self._state.coming(len(self.outputs)) as self._submit, self._holding():
             self._state.enter(self._owner, self._names)
-            self._call.names.update(self._names)
+            self._work.names.update(self._names)
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
             try:
                 async with contextlib.aclosing(follow) as stream:
@@ -190,8 +140,8 @@ class Run:
     def _holding(self) -> Iterator[None]:
         """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""
         most = [most_tokens(output.request, output.index) for output in self.outputs]
-        self._call.begin(sum(most))
-        self._holds = [self._call.share(num_tokens) for num_tokens in most]
+        self._work.begin(sum(most))
+        self._holds = [self._work.share(num_tokens) for num_tokens in most]
         try:
             yield
         finally:
@@ -245,7 +195,7 @@ class Run:
             if num_new:
                 hold.pay(num_prompt + num_new)
                 num_prompt = 0
-            self._call.num_tokens += num_new
+            self._work.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)
@@ -261,7 +211,7 @@ class Run:
                     if output.finish is not None:
                         finish = output.finish.type
                         if finish == "abort":
-                            self._call.has_failed = True
+                            self._work.has_failed = True
                         else:
                             hold.pay(num_prompt)
                             num_prompt = 0
@@ -270,7 +220,7 @@ class Run:
         except TureenError as error:
             finish = "error"
             _name_place(error, self._places)
-            self._call.has_failed = True
+            self._work.has_failed = True
             raise
         finally:
             hold.give_back()
@@ -280,7 +230,8 @@ class Run:
 
     def _take(self, output: Output) -> GenerateRequest:
         """The output's request with its pixels, which are the engine's then."""
-        return msgspec.structs.replace(output.request, media=self._media.pop(output.index, ()))
+        media = self._media.pop(output.index, ())
+        return msgspec.structs.replace(output.request, media=media) if media else output.request
 
     def _count(self, output: Output, finish: str, num_tokens: int) -> None:
         metrics = self._state.metrics

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast, get_args
 
 import msgspec
 
-from tureen.api import prompts
 from tureen.api.offload import LARGE, offload
 from tureen.api.planning import per_prompt
-from tureen.api.prompts import Prompt, Texts, too_long
-from tureen.api.state import Context, ServerState
+from tureen.api.prompts import Prompt, too_long
+from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
@@ -101,73 +99,7 @@ def _modalities(given: Sequence[str] | None, counts: list[int], *, is_batch: boo
     return [cast("Modality", given[0])] * len(counts)
 
 
-async def resolve(
-    found: Texts | list[Prompt], names: Sequence[str], wanted: Sequence[Wanted], state: ServerState
-) -> list[Prompt]:
-    """The prompts with their texts tokenized and their pictures in place. Raises InvalidRequest, Forbidden."""
-    context, family, loader = state.context, state.context.family, state.media
-    if family is None or loader is None:
-        for one in wanted:
-            if one.pictures or one.videos:
-                raise InvalidRequest(
-                    f"{one.field}: the model {context.info.model_name} takes text only", field=one.field
-                )
-        if isinstance(found, Texts):
-            return [Prompt(ids) for ids in await prompts.tokenize(found.texts, names, context)]
-        return found
-    marked = await _marked(found, names, wanted, family, context)
-    filling = Filling(loader, context)
-    return [await filling.fill(*one) for one in zip(marked, wanted, names, strict=True)]
-
-
-async def _marked(
-    found: Texts | list[Prompt], names: Sequence[str], wanted: Sequence[Wanted], family: Family, context: Context
-) -> list[Prompt]:
-    """The prompts' token ids, with PICTURE and VIDEO where the placeholders are, as many as were sent."""
-    marks = {family.placeholder_id: PICTURE, family.video_placeholder_id: VIDEO}
-    marks.pop(None, None)
-    if not isinstance(found, Texts):
-        marked = [one._replace(token_ids=await _with_marks(one.token_ids, marks)) for one in found]
-        for prompt, one, name in zip(marked, wanted, names, strict=True):
-            _check_count(prompt.token_ids, one, name, family)
-        return marked
-    prompts.check_lengths(found.texts, names, context)
-    if context.tokenizer.token_id(family.placeholder) in marks:
-        encoded = await prompts.encode(found.texts, context.tokenizer)
-        split = [await _with_marks(ids, marks) for ids in encoded]
-        for ids, one, name in zip(split, wanted, names, strict=True):
-            _check_count(ids, one, name, family)
-    else:
-        split = [
-            await _split_at_placeholders(*one, family, context) for one in zip(found.texts, names, wanted, strict=True)
-        ]
-    for ids, name in zip(split, names, strict=True):
-        prompts.check_tokens(ids, name, context)
-    return [Prompt(ids) for ids in split]
-
-
-async def _with_marks(token_ids: list[int], marks: Mapping[int | None, int]) -> list[int]:
-    """The same with marks in place of placeholders."""
-    if marks.keys().isdisjoint(token_ids):
-        return token_ids
-    return await offload.run(len(token_ids), lambda: [marks.get(token, token) for token in token_ids])
-
-
-async def _split_at_placeholders(text: str, name: str, wanted: Wanted, family: Family, context: Context) -> list[int]:
-    """For a tokenizer that does not know the placeholders."""
-    marks = {family.placeholder: PICTURE}
-    if family.video_placeholder is not None:
-        marks[family.video_placeholder] = VIDEO
-    first, *rest = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
-    found, parts = [marks[part] for part in rest[::2]], rest[1::2]
-    _check_count(found, wanted, name, family)
-    [token_ids] = await prompts.encode([first], context.tokenizer)
-    for mark, ids in zip(found, await prompts.encode(parts, context.tokenizer, add_special_tokens=False), strict=True):
-        token_ids += (mark, *ids)
-    return token_ids
-
-
-def _check_count(token_ids: Sequence[int], wanted: Wanted, name: str, family: Family) -> None:
+def check_count(token_ids: Sequence[int], wanted: Wanted, name: str, family: Family) -> None:
     """Raises InvalidRequest where there are not as many placeholders as pictures and videos."""
     if wanted.num_videos and family.video_placeholder is None:
         field = wanted.video_field if wanted.videos else "modalities"

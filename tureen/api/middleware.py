@@ -12,10 +12,9 @@ from typing import cast
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.call import Call, serving, who_calls
-from tureen.api.connection import AwakeTimer
+from tureen.api.awake import AwakeTimer
+from tureen.api.call import ClientCall, ClientWork, call_of, rendered, serving
 from tureen.api.dialect import Entry
-from tureen.api.errors import rendered
 from tureen.api.head import host_name
 from tureen.api.keys import NO_LIMITS, SCHEME, Key, Keys
 from tureen.api.listener import LOOPBACK
@@ -59,17 +58,17 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex[:12]
-        scope["request_id"] = request_id
-        scope["send_part"] = send  # what comes after an answer's head need not pass those who look at the head
+        call = call_of(scope)
+        call.request_id = call.request_id or uuid.uuid4().hex[:12]
+        call.send_part = send
         started_s, status = time.monotonic(), 0
 
         async def send_noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                more = scope["call"].account.headers() if "call" in scope else []
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *more]
+                more = [] if call.work is None else call.work.account.headers()
+                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *more]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -77,27 +76,28 @@ class Gate:
             check_host(scope, self._config)
             route = find_route(scope)
             if isinstance(route, Entry):
-                scope["render_error"] = route.render_error
+                call.render_error = route.render_error
             check_access(scope, route, self._state.keys)
-            with self._visit(scope, route) as account:
+            with self._visit(call, scope, route) as account:
                 if account is not None:
-                    scope["call"] = Call(account)
+                    call.work = ClientWork(account)
                 await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
         except TureenError as error:
             await rendered(error, scope)(scope, receive, send_noting)
         finally:
-            self._note(scope, request_id, status, time.monotonic() - started_s)
+            self._note(call, scope, status, time.monotonic() - started_s)
 
     def _visit(
-        self, scope: Scope, route: BaseRoute | None
+        self, call: ClientCall, scope: Scope, route: BaseRoute | None
     ) -> contextlib.AbstractContextManager[Account] | contextlib.nullcontext[None]:
         """The account that what users send here is booked to."""
         if not isinstance(route, Entry) or not route.is_limited:
             return contextlib.nullcontext()
-        return self._state.quotas.visit(who_calls(scope), scope["limits"])
+        return self._state.quotas.visit(call.who(scope), call.limits)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        is_gone = scope.get("client_left", False) or status in (0, CLIENT_GONE_STATUS)
+    def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
+        is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
+        status = call.refusal_status or status
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return
@@ -105,14 +105,10 @@ class Gate:
         if left_out is not None:
             more = f" ({left_out} like it left out)" if left_out else ""
             path = scope["path"][:80] if scope["path"].isprintable() else "?"
-            who = f" by {scope['client_name']}" if scope.get("client_name") else ""
-            shown = f"client gone after {_num_tokens(scope)} tokens," if is_gone else status
-            log.info("%s %s %s %s %.0f ms%s%s", request_id, scope["method"], path, shown, seconds * 1e3, who, more)
-
-
-def _num_tokens(scope: Scope) -> int:
-    """That were made for it, whether or not they were sent."""
-    return scope["call"].num_tokens if "call" in scope else 0
+            who = f" by {call.client_name}" if call.client_name else ""
+            shown = f"client gone after {call.num_tokens} tokens," if is_gone else status
+            method, elapsed_ms = scope["method"], seconds * 1e3
+            log.info("%s %s %s %s %.0f ms%s%s", call.request_id, method, path, shown, elapsed_ms, who, more)
 
 
 class Limiter:
@@ -122,11 +118,11 @@ class Limiter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = scope.get("call")
-        if call is None:
+        work = call_of(scope).work if scope["type"] == "http" else None
+        if work is None:
             await self._app(scope, receive, send)
             return
-        with call.account.running(), serving(call):
+        with work.account.running(), serving(work):
             await self._app(scope, receive, send)
 
 
@@ -157,21 +153,20 @@ def find_route(scope: Scope) -> BaseRoute | None:
 def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
     """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
 
-    Notes in the scope: `client_name`, by the key, else by the certificate; `limits`, of the key; `admin_refusal`, why
-    the client may not do what needs the admin key, None = may.
+    Notes in the scope's call what the key says of the client.
     """
     key = keys.find(_authorization(scope))
-    scope["client_name"] = (key.name if key is not None else "") or scope.get("client_name", "")
-    scope["limits"] = NO_LIMITS if key is None else key.limits
-    admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
-    scope["admin_refusal"] = admin_refusal
+    call = call_of(scope)
+    call.client_name = (key.name if key is not None else "") or call.client_name
+    call.limits = NO_LIMITS if key is None else key.limits
+    call.admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
     access = "user" if route is None else getattr(route, "access", None)
     if access == "open":
         return
     if access == "user":
         refusal = keys.user_refusal(key) or _page_refusal(scope, key)
     elif access == "admin":
-        refusal = admin_refusal
+        refusal = call.admin_refusal
     else:
         refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
     if refusal is not None:

@@ -16,14 +16,17 @@ from starlette.types import ASGIApp
 from tureen.api import planning
 from tureen.api.body import convert, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import client_name, prepared, streamed, unless_gone
-from tureen.api.generation import Output, Run
-from tureen.api.planning import NO_PARAMS, Names, Plan
-from tureen.api.prompts import tokenize
+from tureen.api.drafts import Options, Plan, one_prompt, plan_of
+from tureen.api.generation import Run
+from tureen.api.outputs import Output
+from tureen.api.planning import Names
+from tureen.api.prompts import Prompt
 from tureen.api.shared_fields import NO_BEAMS, NO_SUCH_THING
 from tureen.api.state import Context, ServerState
+from tureen.api.tokenising import tokenize
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.sampling.params import LogitBias, Stops, StopTokenIds
-from tureen.types import GenerateRequest, LogprobSpec
+from tureen.types import LogprobSpec
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
@@ -168,7 +171,7 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
         state.check_accepting()
         body = parse(given, state.context)
         adapter = _adapter(body, state)
-        work = _plan(body, given, state.context, owner=client_name(request), adapter=adapter)
+        work = _plan(body, given, state, owner=client_name(request), adapter=adapter)
         run = Run(state, await prepared(request, work))
         if body.stream:
             headers = _headers() | {"content-type": "text/event-stream"}
@@ -221,7 +224,8 @@ def _adapter(body: MindieBody, state: ServerState) -> str:
     return name
 
 
-async def _plan(body: MindieBody, given: dict[str, Any], context: Context, *, owner: str, adapter: str) -> Plan:
+async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
+    context = state.context
     fields = {
         PARAMETERS.get(name, name): getattr(body, name)
         for name, value in given.items()
@@ -236,19 +240,8 @@ async def _plan(body: MindieBody, given: dict[str, Any], context: Context, *, ow
         raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     _check_prompt_length(len(ids), context)
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(ids),
-        params=NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
-        adapter=adapter,
-        logprobs=LogprobSpec() if body.best_of is not None else None,
-        cache_salt=planning.cache_namespace(owner),
-    )
-    requests = planning.samples(template, sampling, "prompt", context)
-    names, rids = planning.name_requests(None, 1, count, is_batch=False)
-    return Plan(requests=tuple(requests), rids=rids, names=names, owner=owner)
+    options = Options(adapter=adapter, logprobs=LogprobSpec() if body.best_of is not None else None)
+    return plan_of(one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner), state)
 
 
 def _check_prompt_length(num_tokens: int, context: Context) -> None:
@@ -284,9 +277,9 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     is_whole = config.mindie_full_text or config.vllm_profile
     front = body.prompt if config.vllm_profile else ""
     is_first = True
-    async with contextlib.aclosing(run.updates()) as updates:
-        async for output in updates:
-            _check_complete(output)
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            _check_complete(event.output)
             has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
             if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
                 yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp
 
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_unknown
-from tureen.api.chat import Chat, ChatPlan
-from tureen.api.chat_answer import arguments_of, check_complete, growing, planned
+from tureen.api.chat import Chat
+from tureen.api.chat_answer import arguments_of, check_complete, events_of, planned
 from tureen.api.dialect import Docs, Entry, client_name, read_with, streamed, unless_gone
+from tureen.api.drafts import Options, Plan, one_prompt, plan_of
 from tureen.api.errors import shaped
-from tureen.api.generation import WHOLE_INTERVAL, Output
+from tureen.api.generation import WHOLE_INTERVAL
 from tureen.api.ollama_fields import (
     OllamaBody,
     OllamaChatBody,
@@ -30,13 +31,13 @@ from tureen.api.ollama_fields import (
     sampling_of,
 )
 from tureen.api.ollama_messages import DEFAULTS, LATEST, NAMES, adapter, chat_of, prompt_chat
-from tureen.api.planning import NO_PARAMS, Plan
-from tureen.api.prompts import tokenize
+from tureen.api.outputs import Output
+from tureen.api.prompts import Prompt
 from tureen.api.state import ServerState
+from tureen.api.tokenising import tokenize
 from tureen.api.tool_fields import call_id
 from tureen.errors import InvalidRequest, TureenError
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
-from tureen.types import GenerateRequest
 
 API_VERSION = "0.12.6"
 """Of the Ollama whose API this is: clients look at it to know what they may send."""
@@ -187,7 +188,7 @@ def _facts(name: str, modified: str, state: ServerState) -> dict[str, Any]:
     }
 
 
-async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState, owner: str) -> ChatPlan:
+async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
     """A prompt that goes to the model as it is. Raises InvalidRequest, NotFound."""
     for name in ("system", "images", "think"):
         if getattr(body, name):
@@ -196,23 +197,12 @@ async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: Serv
     context = state.context
     sampling = planning.make_sampling(sampling_of(body, given), context, NAMES, DEFAULTS)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(ids),
-        params=NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
-        adapter=adapter(body.model, state),
-        cache_salt=planning.cache_namespace(owner),
-    )
-    requests = planning.samples(template, sampling, "prompt", context)
-    names, rids = planning.name_requests(None, 1, 1, is_batch=False)
-    return ChatPlan(
-        plan=Plan(requests=tuple(requests), rids=rids, names=names, owner=owner), tokenizer=context.tokenizer
-    )
+    options = Options(adapter=adapter(body.model, state))
+    draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
+    return plan_of(draft, state)
 
 
-async def _respond(request: Request, state: ServerState, plan: ChatPlan, answer: Answer) -> ASGIApp:
+async def _respond(request: Request, state: ServerState, plan: Plan, answer: Answer) -> ASGIApp:
     if answer.is_streamed:
         lines = _lines(plan, state, answer)
         return await streamed(request, lines, lambda error: _line(error_object(error)), {"content-type": NDJSON})
@@ -221,21 +211,22 @@ async def _respond(request: Request, state: ServerState, plan: ChatPlan, answer:
     )
 
 
-async def _whole(plan: ChatPlan, state: ServerState, answer: Answer) -> dict[str, Any]:
+async def _whole(plan: Plan, state: ServerState, answer: Answer) -> dict[str, Any]:
     pieces: list[Piece] = []
     last: dict[str, Any] = {}
-    async with contextlib.aclosing(growing(plan, state, WHOLE_INTERVAL)) as updates:
-        async for output, _, parts in updates:
-            pieces += answer.catch_up(output, parts)
-            if output.finish is not None:
-                last = answer.ending(output)
+    async with contextlib.aclosing(events_of(plan, state, WHOLE_INTERVAL)) as events:
+        async for event in events:
+            pieces += answer.catch_up(event.output, event.parts)
+            if event.output.finish is not None:
+                last = answer.ending(event.output)
     return answer.rendered(joined(pieces)) | last
 
 
-async def _lines(plan: ChatPlan, state: ServerState, answer: Answer) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(growing(plan, state)) as updates:
-        async for output, _, parts in updates:
-            for piece in answer.catch_up(output, parts):
+async def _lines(plan: Plan, state: ServerState, answer: Answer) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(events_of(plan, state)) as events:
+        async for event in events:
+            output = event.output
+            for piece in answer.catch_up(output, event.parts):
                 yield _line(answer.rendered(piece) | {"done": False})
             if output.finish is not None:
                 yield _line(answer.rendered(Piece()) | answer.ending(output))

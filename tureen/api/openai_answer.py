@@ -15,8 +15,8 @@ from tureen import __version__
 from tureen.api import planning
 from tureen.api.dialect import streamed
 from tureen.api.errors import error_object
-from tureen.api.generation import Output
 from tureen.api.openai_fields import OpenAIBody
+from tureen.api.outputs import Output
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context
 from tureen.errors import echo

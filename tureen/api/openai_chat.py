@@ -11,13 +11,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import openai_answer, openai_chat_fields
-from tureen.api.chat import Chat, ChatPlan, joined
+from tureen.api.chat import Chat
 from tureen.api.chat_answer import planned
 from tureen.api.dialect import Docs, Entry, read_with, unless_gone
-from tureen.api.generation import Output, Run
+from tureen.api.drafts import Plan
+from tureen.api.generation import WHOLE_INTERVAL, Run
 from tureen.api.offload import offload
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_chat_fields import ChatBody
+from tureen.api.outputs import Output
+from tureen.api.reading import OutputEvent, joined
 from tureen.api.state import Context, ServerState
 from tureen.api.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
@@ -48,17 +51,17 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     context = state.context
     body, name, chat = await read_with(request, read)
     plan = await planned(chat, request, state)
-    run = Run(state, plan.plan)
+    run = Run(state, plan)
     choices = [GrowingChoice(output, plan, context) for output in run.outputs]
     if body.stream:
         head = openai_answer.head(name, "chat.completion.chunk", body, context)
         return await openai_answer.open_stream(request, _chunks(run, choices, body, head, plan, context))
-    outputs = await unless_gone(request, run.whole())
-    size = sum(output.num_logprobs + len(output.text) for output in outputs)
+    await unless_gone(request, _collect(run, choices))
+    size = sum(output.num_logprobs + len(output.text) for output in run.outputs)
     answer = openai_answer.head(name, "chat.completion", body, context) | {
         "choices": await offload.run_each(size, GrowingChoice.whole, choices),
         "usage": openai_answer.usage(run.outputs, len(run.outputs), sum(one.num_reasoning for one in choices)),
-        **openai_answer.metadata(body, context, **plan.notes),
+        **openai_answer.metadata(body, context, **plan.reading.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
 
@@ -66,26 +69,28 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
 class GrowingChoice:
     """A choice as it grows, and what is counted and shown of its tokens."""
 
-    def __init__(self, output: Output, plan: ChatPlan, context: Context) -> None:
+    def __init__(self, output: Output, plan: Plan, context: Context) -> None:
         self.output = output
         self.num_reasoning = 0  # known at the end
-        self._plan = plan
-        self._reader = plan.reader()
+        self._reading = plan.reading
         self._tokenizer = context.tokenizer
         self._parts: list[Part] = []
+        self._finish_reason: str | None = None
         self._num_tokens = 0  # whose log-probabilities were told
 
-    def catch_up(self) -> list[Part]:
-        """What is new in it."""
-        parts = self._reader.catch_up(self.output)
-        self._parts += parts
-        if self.output.finish is not None:
-            self.num_reasoning = self._plan.num_reasoning_tokens(self.output, joined(self._parts))
-        return parts
+    def add(self, event: OutputEvent) -> None:
+        """More of it has come."""
+        self._parts += event.parts
+        self._finish_reason = event.reader.finish_reason(event.output)
+
+    def end(self) -> None:
+        """All of it has come."""
+        whole = joined(self._parts)
+        self.num_reasoning = self._reading.num_reasoning_tokens(self.output, whole, self._tokenizer)
 
     def whole(self) -> Answer:
         """The choice of an answer that is no stream."""
-        self.catch_up()
+        self.end()
         answer = joined(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
@@ -104,8 +109,7 @@ class GrowingChoice:
         return choice | (self._rest() if is_last else {"logprobs": self._logprobs(), "finish_reason": None})
 
     def _rest(self) -> Answer:
-        reason = self._reader.finish_reason(self.output)
-        return {"logprobs": self._logprobs(), "finish_reason": reason} | openai_answer.ending(self.output)
+        return {"logprobs": self._logprobs(), "finish_reason": self._finish_reason} | openai_answer.ending(self.output)
 
     def _logprobs(self) -> Answer | None:
         output = self.output
@@ -142,8 +146,15 @@ def _delta(part: Part) -> Answer:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
+async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
+    """All of the choices, once they have ended."""
+    async with contextlib.aclosing(run.events(WHOLE_INTERVAL)) as events:
+        async for event in events:
+            choices[event.output.index].add(event)
+
+
 async def _chunks(
-    run: Run, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: ChatPlan, context: Context
+    run: Run, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
 ) -> AsyncGenerator[Answer, None]:
     """Of each choice first its role, then what it says, then why it ended."""
     counting = Counting(body, run.outputs, len(run.outputs))
@@ -152,8 +163,9 @@ async def _chunks(
     def chunk(choice: Answer) -> Answer:
         return head | {"choices": [choice]} | counting.so_far(sum(one.num_reasoning for one in choices))
 
-    async with contextlib.aclosing(run.updates()) as updates:
-        async for output in updates:
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            output = event.output
             choice = choices[output.index]
             if output.index in ended:
                 continue
@@ -161,13 +173,14 @@ async def _chunks(
                 begun.add(output.index)
                 role = {"role": "assistant", "content": "", "refusal": None}
                 yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
-            parts = choice.catch_up()
+            choice.add(event)
             if output.finish is not None:  # asked now: outputs grow while chunks wait to be sent
                 ended.add(output.index)
-            for part in parts:
+                choice.end()
+            for part in event.parts:
                 yield chunk(choice.chunk(_delta(part)))
             if output.index in ended:
-                notes = openai_answer.metadata(body, context, **plan.notes)
+                notes = openai_answer.metadata(body, context, **plan.reading.notes)
                 yield chunk(choice.chunk({}, is_last=True)) | notes
     if counting.at_end:
         yield head | counting.whole(sum(one.num_reasoning for one in choices))

@@ -12,21 +12,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api import media_fields, openai_answer, openai_fields, planning, prompts
+from tureen.api import openai_answer, openai_fields, planning, prompts, tokenising
 from tureen.api.body import read_json
 from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
-from tureen.api.generation import Output, Run
+from tureen.api.drafts import Draft, Options, Plan, plan_of
+from tureen.api.generation import Run
 from tureen.api.offload import INLINE_CHARS, offload
 from tureen.api.openai_answer import Answer, Counting, token_text
 from tureen.api.openai_fields import OpenAIBody, Tokens, TopLogprobs
-from tureen.api.planning import NO_PARAMS, Plan
+from tureen.api.outputs import Output
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
 from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest
 from tureen.sampling.params import INT64_MAX, MAX_N
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import GenerateRequest, LogprobSpec, PositionLogprobs
+from tureen.types import LogprobSpec, PositionLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -138,28 +139,27 @@ async def _plan(
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt")
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
-    no_media = [media_fields.Wanted((), (), "image", prompt_name, prompt_name) for prompt_name in prompt_names]
-    resolved = await media_fields.resolve(found, prompt_names, no_media, state)
-    requests: list[GenerateRequest] = []
-    for prompt, prompt_name in zip(resolved, prompt_names, strict=True):
-        template = GenerateRequest(
-            id="",
-            token_ids=tuple(prompt.token_ids),
-            params=NO_PARAMS,
-            max_new_tokens=0,
-            seed=0,
-            adapter=adapter,
-            logprobs=_logprobs(body),
-            processor=processor,
-            cache_salt=planning.cache_namespace(owner, body.cache_salt),
-            priority=body.priority,
-            deadline_ms=body.deadline_ms,
-            ttft_deadline_ms=body.ttft_deadline_ms,
-        )
-        requests += planning.samples(template, sampling, prompt_name, context)
-    rids = planning.name_requests(name, batch, count, is_batch=batch > 1)
-    plan = Plan(requests=tuple(requests), names=rids[0], rids=rids[1], owner=owner, log_metrics=body.log_metrics)
-    return plan, _fronts(body, found, resolved, context)
+    resolved = await tokenising.resolve(found, prompt_names, state)
+    options = Options(
+        adapter=adapter,
+        logprobs=_logprobs(body),
+        processor=processor,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        ttft_deadline_ms=body.ttft_deadline_ms,
+    )
+    draft = Draft(
+        prompts=resolved,
+        names=prompt_names,
+        samplings=[sampling] * batch,
+        options=[options] * batch,
+        owner=owner,
+        rid=name,
+        is_batch=batch > 1,
+        log_metrics=body.log_metrics,
+    )
+    return plan_of(draft, state), _fronts(body, found, resolved, context)
 
 
 def _fronts(body: CompletionBody, found: Texts | list[Prompt], resolved: list[Prompt], context: Context) -> list[str]:
@@ -282,9 +282,9 @@ async def _chunks(
     run: Run, texts: Sequence[GrowingText], body: CompletionBody, head: Answer, context: Context
 ) -> AsyncGenerator[Answer, None]:
     counting = Counting(body, run.outputs, body.num_generated)
-    async with contextlib.aclosing(run.updates()) as updates:
-        async for output in updates:
-            text = texts[output.index]
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            text = texts[event.output.index]
             if text.has_news:
                 so_far = counting.so_far()
                 choice = await text.offloaded()

@@ -16,10 +16,10 @@ from tureen.api import embedding, planning, prompts, waves
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, unless_gone
 from tureen.api.embedding import Asked, PoolingField
-from tureen.api.generation import Output
 from tureen.api.model_field import adapter_of
 from tureen.api.offload import offload
 from tureen.api.openai_fields import Label
+from tureen.api.outputs import Output
 from tureen.api.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.api.state import ServerState
 from tureen.api.waves import Asker

@@ -14,12 +14,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.api import openai_answer
-from tureen.api.chat import Answer, Chat, ChatPlan, joined
-from tureen.api.chat_answer import growing, planned, whole
+from tureen.api.chat import Chat
+from tureen.api.chat_answer import events_of, planned, whole
 from tureen.api.dialect import Docs, Entry, read_with, streamed
+from tureen.api.drafts import Plan
 from tureen.api.errors import error_object
-from tureen.api.generation import Output
 from tureen.api.openai_responses_fields import ResponsesBody, chat_of, parse
+from tureen.api.outputs import Output
+from tureen.api.reading import joined
 from tureen.api.state import Context, ServerState
 from tureen.api.tool_fields import call_id
 from tureen.errors import TureenError
@@ -44,20 +46,21 @@ def routes(state: ServerState) -> list[Entry]:
         if body.stream:
             writer = EventWriter(head)
             return await streamed(request, _events(plan, writer, state), writer.failed)
-        output, _, parts = await whole(plan, request, state)
+        last = await whole(plan, request, state)
         items = Items()
-        for part in parts:
+        for part in last.parts:
             items.feed(part)
-        items.close(_status(output))
-        return Response(_json.encode(head | _end(items, plan, output, parts)), media_type="application/json")
+        items.close(_status(last.output))
+        ending = _end(items, plan, last.output, last.parts, state)
+        return Response(_json.encode(head | ending), media_type="application/json")
 
     docs = Docs("OpenAI", "Answer a conversation of items.", (ResponsesBody,), EXAMPLE, stream="text/event-stream")
     return [Entry("/v1/responses", responses, access="user", methods=["POST"], docs=docs)]
 
 
-def _head(name: str, body: ResponsesBody, plan: ChatPlan, context: Context) -> dict[str, Any]:
+def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[str, Any]:
     """A response before there is anything of it."""
-    params = plan.plan.requests[0].params
+    params = plan.requests[0].params
     text_format = body.text.format if body.text is not None and body.text.format is not None else None
     return {
         "id": name,
@@ -84,7 +87,7 @@ def _head(name: str, body: ResponsesBody, plan: ChatPlan, context: Context) -> d
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
-    } | openai_answer.metadata(body, context, **plan.notes)
+    } | openai_answer.metadata(body, context, **plan.reading.notes)
 
 
 def _sent(struct: msgspec.Struct) -> dict[str, Any]:
@@ -102,25 +105,26 @@ def _cut_by(output: Output) -> str | None:
     return "max_output_tokens"
 
 
-def _end(items: Items, plan: ChatPlan, output: Output, parts: Sequence[Part]) -> dict[str, Any]:
+def _end(items: Items, plan: Plan, output: Output, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
     """What is known of a response when it has ended."""
     status = _status(output)
+    num_reasoning = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
     return {
         "status": status,
         "completed_at": int(time.time()) if status == COMPLETED else None,
         "incomplete_details": {"reason": _cut_by(output)} if status == INCOMPLETE else None,
         "output": items.output,
-        "usage": _usage(output, plan, joined(parts)),
+        "usage": _usage(output, num_reasoning),
     }
 
 
-def _usage(output: Output, plan: ChatPlan, answer: Answer) -> dict[str, Any]:
+def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
     num_prompt, num_output = output.usage.prompt_tokens, len(output.token_ids)
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": output.usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": plan.num_reasoning_tokens(output, answer)},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": num_prompt + num_output,
     }
 
@@ -239,20 +243,20 @@ class EventWriter:
         return self.response("failed", status="failed", error=told | {"code": "server_error"})
 
 
-async def _events(plan: ChatPlan, writer: EventWriter, state: ServerState) -> AsyncGenerator[bytes, None]:
+async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncGenerator[bytes, None]:
     items, seen = Items(), list[Part]()
     is_first = True
-    async with contextlib.aclosing(growing(plan, state)) as updates:
-        async for output, _, parts in updates:
+    async with contextlib.aclosing(events_of(plan, state)) as events:
+        async for event in events:
             if is_first:
                 yield writer.response("created")
                 yield writer.response("in_progress")
                 is_first = False
-            seen += parts
-            for part in parts:
-                for event in items.feed(part):
-                    yield writer.write(event)
-            if output.finish is not None:
-                for event in items.close(_status(output)):
-                    yield writer.write(event)
-                yield writer.response(_status(output), **_end(items, plan, output, seen))
+            seen += event.parts
+            for part in event.parts:
+                for told in items.feed(part):
+                    yield writer.write(told)
+            if event.output.finish is not None:
+                for told in items.close(_status(event.output)):
+                    yield writer.write(told)
+                yield writer.response(_status(event.output), **_end(items, plan, event.output, seen, state))

@@ -1,40 +1,25 @@
-"""From a prompt and its sampling parameters to requests: defaults merged, lengths resolved, a seed for each sample."""
+"""Sampling parameters with their defaults merged, and the names that clients give their requests."""
 
 from __future__ import annotations
 
-import secrets
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import msgspec
-
 from tureen.api.body import convert
-from tureen.api.constraint_fields import constrained
 from tureen.api.offload import offload
-from tureen.api.prompts import check_batch, too_long
+from tureen.api.prompts import check_batch
 from tureen.api.shared_fields import MAX_PROMPTS
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, check_params
-from tureen.types import GenerateRequest, MediaItem
 
 T = TypeVar("T")
 
 MAX_SEQUENCES = 512
 MAX_RID_CHARS = 256
-SEED_BITS = 52
-"""Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
-
-REQUEST_SIZE = 32
-"""Characters of text that are tokenized in the time in which a request is made."""
-
 PATTERN_SIZE = 32
 """Characters of text that are tokenized in the time in which one of a stop pattern is compiled."""
-
-NO_PARAMS = SamplingParams()
-"""Stands in a template until `samples` puts the real ones there."""
 
 Origin = Literal["request", "model", "server", "default"]
 
@@ -56,20 +41,6 @@ class Sampling(NamedTuple):
     params: SamplingParams
     origins: Mapping[str, Origin]
     names: Names
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that one body asks for together, prompt-major."""
-
-    requests: tuple[GenerateRequest, ...]
-    rids: tuple[str, ...]  # what each is called
-    names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
-    owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
-    log_metrics: bool = True
-    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
-    media: list[tuple[MediaItem, ...]] = []
-    """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
-    places: Mapping[str, str] = {}  # what an error calls a part of the constraint -> the client's field it came from
 
 
 def make_sampling(
@@ -139,11 +110,6 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
     return num_samples
 
 
-def cache_namespace(owner: str, salt: str = "") -> str:
-    """What separates a request's cached prefixes: nobody can spell the namespace of a client with another name."""
-    return f"{owner}\n{salt}" if owner or salt else ""
-
-
 def check_priority(priority: int, context: Context) -> None:
     """Raises InvalidRequest for one on a server that runs requests in another order."""
     if priority and not context.config.enable_priority_scheduling:
@@ -151,62 +117,6 @@ def check_priority(priority: int, context: Context) -> None:
             f"priority is {priority}, but the server runs without --enable-priority-scheduling; leave it out",
             field="priority",
         )
-
-
-def samples(template: GenerateRequest, sampling: Sampling, prompt_name: str, context: Context) -> list[GenerateRequest]:
-    """The n requests of one prompt. The template's id, params, max_new_tokens and seed are filled in here."""
-    if sampling.params.custom_params and not template.processor:
-        field = sampling.names.path("custom_params")
-        raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
-    template, params = constrained(template, sampling.params, sampling.names.path, context.config)
-    max_new_tokens = _max_new_tokens(sampling, prompt_name, len(template.token_ids), context)
-    base = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
-    return [
-        msgspec.structs.replace(
-            template, params=params, max_new_tokens=max_new_tokens, seed=(base + sample + 2**63) % 2**64 - 2**63
-        )
-        for sample in range(params.n)
-    ]
-
-
-def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
-    room = context.capacity - num_prompt
-    asked = sampling.params.max_new_tokens
-    if room < (0 if asked == 0 else 1):
-        raise too_long(num_prompt, prompt_name, context)
-    field = sampling.names.path("max_new_tokens")
-    if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
-        raise InvalidRequest(
-            f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {asked} make {num_prompt + asked}, "
-            f"more than the context length of {context.capacity}; lower it to at most {room}"
-            + (", or send null for up to the context end" if field.endswith("max_new_tokens") else ""),
-            field=field,
-            code="context_exceeded",
-        )
-    resolved = room if asked is None else min(asked, room)
-    if sampling.params.min_new_tokens > resolved:
-        field = sampling.names.path("min_new_tokens")
-        raise InvalidRequest(
-            f"{field} is {sampling.params.min_new_tokens}, but only {resolved} tokens fit the context", field=field
-        )
-    return resolved
-
-
-def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
-    """Every sampling parameter as it acts on a request: its value, and whether request, model, server or default set
-    it."""
-    values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
-    origins: dict[str, str] = dict(sampling.origins)
-    if request.max_new_tokens != sampling.params.max_new_tokens:
-        origins["max_new_tokens"] = "model"  # what is left of its context
-    if sampling.params.stream_interval is None and context.config.stream_interval > 1:
-        origins["stream_interval"] = "server"
-    values |= {
-        "max_new_tokens": request.max_new_tokens,
-        "sampling_seed": request.seed,
-        "stream_interval": sampling.params.stream_interval or context.config.stream_interval,
-    }
-    return {name: {"value": value, "from": origins.get(name, "default")} for name, value in values.items()}
 
 
 def name_requests(

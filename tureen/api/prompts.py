@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tureen.api.offload import offload
 from tureen.api.shared_fields import MAX_PROMPTS
 from tureen.api.state import Context
 from tureen.errors import InvalidRequest, echo
-from tureen.text.tokenizer import Tokenizer
 from tureen.types import NO_TOKEN, MediaItem
 
 LARGEST = {"float16": 65504.0}
@@ -43,60 +40,6 @@ def texts(given: str | list[str], field: str) -> Texts:
         if not text:
             raise InvalidRequest(f"{name} is empty; a prompt has at least one token", field=name, code="empty_prompt")
     return found
-
-
-async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context) -> list[list[int]]:
-    """Token ids of each text, which has no pictures. Raises InvalidRequest, with the text's name."""
-    check_lengths(texts, names, context)
-    ids = await encode(texts, context.tokenizer)
-    for text, one, name in zip(texts, ids, names, strict=True):
-        has_mark = any(mark in text for mark in context.placeholders)
-        if has_mark or not context.placeholder_ids.isdisjoint(one):
-            raise InvalidRequest(
-                f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
-                "for each in image_data, with text or input_ids",
-                field=name,
-                code="image_placeholder_mismatch",
-            )
-        check_tokens(one, name, context)
-    return ids
-
-
-def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) -> None:
-    """Raises InvalidRequest for a text that cannot fit, however long its tokens are."""
-    limit = context.capacity * context.tokenizer.max_token_chars
-    for text, name in zip(texts, names, strict=True):
-        if len(text) > limit:
-            raise InvalidRequest(
-                f"The input ({len(text)} characters) is longer than the model's context length ({context.capacity} "
-                "tokens) can hold; shorten it.",
-                field=name,
-                code="prompt_too_long",
-            )
-
-
-async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
-    """Token ids of each text."""
-
-    def encoded(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    return await offload.run_each(sum(map(len, texts)), encoded, texts)
-
-
-def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
-    """Of a text. Raises InvalidRequest for none, and for one of the tokenizer's that the model does not have."""
-    if not token_ids:
-        raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
-    unknown = max(token_ids)
-    if unknown >= context.info.vocab_size:
-        text = context.tokenizer.token_text(unknown)
-        raise InvalidRequest(
-            f"{name} has {echo(text)}, token {unknown}, which the model with its {context.info.vocab_size} tokens does "
-            "not know; leave it out",
-            field=name,
-            code="token_id_out_of_range",
-        )
 
 
 def texts_or_ids(

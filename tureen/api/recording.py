@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from tureen.api.call import Call
+from tureen.api.call import ClientWork
 from tureen.api.quotas import Who
 from tureen.api.track import Reader, Track
 from tureen.config import Config
@@ -44,7 +44,7 @@ class Recording:
         self,
         request_id: str,
         owner: Who,
-        call: Call,
+        work: ClientWork,
         *,
         key: tuple[str, bytes] | None,
         grace_s: float,
@@ -54,7 +54,7 @@ class Recording:
         self.request_id = request_id
         self.owner = owner
         self.key = key  # Idempotency-Key, and what stands for the request that had it
-        self.call = call
+        self.work = work
         self.head: Message | None = None
         self.track = Track(MAX_BYTES)
         self.has_events = False  # with ids
@@ -76,7 +76,7 @@ class Recording:
         making = self._making
         if making is None or not making.done() or making.cancelled() or making.exception() is not None:
             return False
-        return self.head is not None and self.head["status"] < 300 and not self.call.has_failed
+        return self.head is not None and self.head["status"] < 300 and not self.work.has_failed
 
     @property
     def is_stream(self) -> bool:
@@ -237,8 +237,8 @@ class Recordings:
             )
         return found
 
-    def new(self, request_id: str, owner: Who, call: Call, key: tuple[str, bytes] | None) -> Recording:
-        recording = Recording(request_id, owner, call, key=key, grace_s=self._grace_s, grown=self._grown)
+    def new(self, request_id: str, owner: Who, work: ClientWork, key: tuple[str, bytes] | None) -> Recording:
+        recording = Recording(request_id, owner, work, key=key, grace_s=self._grace_s, grown=self._grown)
         self._running[recording] = self._uncut[recording] = None
         if key is not None:
             self._by_key[owner, key[0]] = recording
@@ -248,7 +248,7 @@ class Recordings:
         """The newest event stream of an owner with this name: a rid or the x-request-id. Raises NotFound."""
         self.sweep()
         for recording in chain(reversed(self._running), reversed(self._ended)):
-            is_named = name == recording.request_id or name in recording.call.names
+            is_named = name == recording.request_id or name in recording.work.names
             is_there = recording.has_events and not recording.is_abandoned.is_set()
             if is_named and is_there and recording.owner == owner:
                 return recording

@@ -13,9 +13,8 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tureen.api.call import who_calls
+from tureen.api.call import SCOPE_KEY, ClientWork, call_of, rendered
 from tureen.api.dialect import ClientGone, Docs, Entry, unless_gone
-from tureen.api.errors import rendered
 from tureen.api.recording import Recording
 from tureen.api.sse import Parts, event
 from tureen.api.state import ServerState
@@ -29,7 +28,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 
 def routes(state: ServerState) -> list[Entry]:
     async def events(request: Request) -> ASGIApp:
-        recording = state.recordings.stream(who_calls(request.scope), request.path_params["name"])
+        recording = state.recordings.stream(call_of(request.scope).who(request.scope), request.path_params["name"])
         return Listener(recording, recording.after(request.headers.get("last-event-id")))
 
     docs = Docs(
@@ -80,36 +79,37 @@ class Replay:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_ours, key = "call" in scope, idempotency_key(scope)
-        if key is not None and not is_ours:
+        work, key = call_of(scope).work, idempotency_key(scope)
+        if key is not None and work is None:
             raise InvalidRequest(
                 "Idempotency-Key does nothing here: it is for what users POST to be worked on; leave it out",
                 field="Idempotency-Key",
                 code="not_available",
             )
-        if not is_ours or (key is None and not self._keeps_streams):
+        if work is None or (key is None and not self._keeps_streams):
             await self._app(scope, receive, send)
             return
         body = await _read(receive)
         if body is not None:
             with contextlib.suppress(ClientGone):
-                await self._listener(key, body, scope)(scope, receive, send)
+                await self._listener(key, body, work, scope)(scope, receive, send)
 
-    def _listener(self, key: str | None, body: bytes, scope: Scope) -> Listener:
+    def _listener(self, key: str | None, body: bytes, work: ClientWork, scope: Scope) -> Listener:
         """Raises Unprocessable, Conflict."""
-        owner, identity = who_calls(scope), None
+        call = call_of(scope)
+        owner, identity = call.who(scope), None
         if key is not None:
             identity = key, _fingerprint(scope, body)
             found = self._recordings.repeated(owner, *identity)
             if found is not None:
                 return Listener(found, is_repeat=True)
-        recording = self._recordings.new(scope["request_id"], owner, scope["call"], identity)
+        recording = self._recordings.new(call.request_id, owner, work, identity)
         recording.start(self._make(scope, body, recording), self._recordings.ended)
         return Listener(recording)
 
     async def _make(self, scope: Scope, body: bytes, recording: Recording) -> None:
         """The app's answer to a request whose client is who listens to the recording."""
-        inner = {**scope, "send_part": recording.send}
+        inner = {**scope, SCOPE_KEY: call_of(scope).sent_by(recording.send)}
         unread = [body]
 
         async def receive() -> Message:

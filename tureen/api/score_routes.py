@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api import embedding, media_fields, planning, prompts, waves
+from tureen.api import embedding, planning, prompts, tokenising, waves
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, unless_gone
+from tureen.api.drafts import Options
 from tureen.api.embedding import Asked
 from tureen.api.logprob_fields import MAX_LOGPROB_IDS
 from tureen.api.model_field import adapter_of
-from tureen.api.offload import offload
 from tureen.api.planning import Names, Sampling
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority, TokenIds
@@ -27,7 +27,7 @@ from tureen.api.state import Context, ServerState
 from tureen.api.waves import Asker
 from tureen.errors import InvalidRequest, echo
 from tureen.sampling.params import SamplingParams
-from tureen.types import GenerateRequest, LogprobSpec
+from tureen.types import LogprobSpec
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 
@@ -127,28 +127,13 @@ async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str,
                 code="token_id_out_of_range",
             )
     found, names = _joined(body, context)
-    no_media = [media_fields.Wanted((), (), "image", name, name) for name in names]
-    resolved = await media_fields.resolve(found, names, no_media, state)
-    template = GenerateRequest(
-        id="",
-        token_ids=(),
-        params=planning.NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
+    resolved = await tokenising.resolve(found, names, state)
+    options = Options(
         logprobs=LogprobSpec(token_ids=tuple(body.label_token_ids), mode="raw"),
         adapter=adapter_of(body.model, state),
-        cache_salt=planning.cache_namespace(asker.owner),
         priority=body.priority,
     )
-
-    def made(prompt: Prompt, name: str) -> GenerateRequest:
-        one = msgspec.structs.replace(template, token_ids=tuple(prompt.token_ids))
-        [request] = planning.samples(one, ONE_TOKEN, name, context)
-        return request
-
-    pairs = zip(resolved, names, strict=True)
-    requests = await offload.run_each(len(names) * planning.REQUEST_SIZE, lambda pair: made(*pair), pairs)
-    outputs = await waves.run_all(requests, asker, state)
+    outputs = await waves.run_all(waves.draft_of(resolved, names, ONE_TOKEN, options, asker), asker, state)
     num_tokens = sum(output.usage.prompt_tokens for output in outputs)
     logprobs = [
         [-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]

@@ -18,16 +18,18 @@ from starlette.types import ASGIApp
 from tureen.api import embedding, planning, sglang_request
 from tureen.api.body import read_json, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, prepared, unless_gone
+from tureen.api.drafts import REQUEST_SIZE
 from tureen.api.errors import error_object
-from tureen.api.generation import Output, Run
+from tureen.api.generation import Run
 from tureen.api.loading import loading
-from tureen.api.media_fields import resolve
 from tureen.api.offload import INLINE_CHARS, LARGE, offload
+from tureen.api.outputs import Output
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import Turn
 from tureen.api.sglang_request import GenerateBody, GeneratePlan
 from tureen.api.sse import DONE, EventStream, event
 from tureen.api.state import Context, ServerState
+from tureen.api.tokenising import resolve
 from tureen.errors import InvalidRequest, TureenError
 from tureen.types import FinishReason, LogprobSpec, TokenLogprob
 
@@ -114,7 +116,7 @@ async def prepare(
         if any(one.pictures or one.videos for one in wanted):
             rids, _ = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
             await stack.enter_async_context(loading(state, owner, rids, sglang_request.limits_of(body)))
-        found = await resolve(found, names, wanted, state)
+        found = await resolve(found, names, state, wanted)
     rest = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
     for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
@@ -125,9 +127,9 @@ async def prepare(
             turn = turns[index] = state.sessions.extend(session, found[index].token_ids, owner=owner)
             found[index] = Prompt(turn.token_ids)
     # a session is not to change between a turn that is read from it and the one that begins
-    size = 0 if any(turns) else batch * num_samples * planning.REQUEST_SIZE
+    size = 0 if any(turns) else batch * num_samples * REQUEST_SIZE
     plan = await offload.run(
-        size, lambda: sglang_request.plan(rest, found, samplings, context, owner=owner, arrived_s=arrived_s)
+        size, lambda: sglang_request.plan(rest, found, samplings, state, owner=owner, arrived_s=arrived_s)
     )
     return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
 
@@ -151,8 +153,9 @@ async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answe
     with _taking_turns(plan, run, state) as end_turn:
         # a session's output is looked at by who replaces it before it ends
         has_turns = any(plan.turns)
-        async with contextlib.aclosing(run.updates(1 if has_turns else None)) as updates:
-            async for output in updates:
+        async with contextlib.aclosing(run.events(1 if has_turns else None)) as events:
+            async for event in events:
+                output = event.output
                 if has_turns and not _is_due(output, state.context.config.stream_interval):
                     continue
                 one = await _rendered(output, plan, state.context)
@@ -215,9 +218,7 @@ def embedding_body(given: dict[str, Any]) -> dict[str, Any]:
 async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
     """The prompts' embeddings, scaled to length 1: the hidden state of the last token, or what an embedding model
     makes."""
-    wanted = embedding.wanted_states(None, state.context.info)
-    requests = tuple(msgspec.structs.replace(request, hidden_states=wanted) for request in plan.plan.requests)
-    outputs = await Run(state, msgspec.structs.replace(plan.plan, requests=requests)).whole()
+    outputs = await Run(state, plan.plan).whole()
     answers = []
     for output in outputs:
         vector = embedding.normalised(embedding.vector_of(output))
@@ -232,7 +233,7 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
     return answers if plan.is_list else answers[0]
 
 
-class Draft:
+class CumulativeJson:
     """The growing part of an output's cumulative events in JSON: what the event before had is not encoded again."""
 
     def __init__(self) -> None:
@@ -255,16 +256,16 @@ class Draft:
 async def _events(
     first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
 ) -> AsyncGenerator[bytes, None]:
-    drafts: defaultdict[int, Draft] = defaultdict(Draft)  # by index
+    growing: defaultdict[int, CumulativeJson] = defaultdict(CumulativeJson)  # by index
 
-    def drafted(one: Answer) -> Answer:
-        return drafts[one.get("index", 0)].extend(one) if is_cumulative else one
+    def encoded(one: Answer) -> Answer:
+        return growing[one.get("index", 0)].extend(one) if is_cumulative else one
 
     try:
         async with contextlib.aclosing(rest):
-            yield event(await _encode(drafted(first)))
+            yield event(await _encode(encoded(first)))
             async for one in rest:
-                yield event(await _encode(drafted(one)))
+                yield event(await _encode(encoded(one)))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE

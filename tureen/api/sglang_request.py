@@ -11,10 +11,12 @@ from msgspec import Meta
 
 from tureen.api import logprob_fields, media_fields, planning, prompts
 from tureen.api.body import convert, read_params, refuse_not_offered, refuse_unknown
+from tureen.api.drafts import REQUEST_SIZE, Draft, Options, Plan, effective, plan_of
+from tureen.api.embedding import wanted_states
 from tureen.api.logprob_fields import MAX_LOGPROB_IDS
 from tureen.api.media_fields import Wanted
 from tureen.api.offload import LARGE
-from tureen.api.planning import Names, Plan, Sampling, per_prompt
+from tureen.api.planning import Names, Sampling, per_prompt
 from tureen.api.processor_field import check_processor
 from tureen.api.prompts import Prompt, Texts
 from tureen.api.sessions import SessionParams, Turn
@@ -36,11 +38,11 @@ from tureen.api.shared_fields import (
     Priority,
     TokenIds,
 )
-from tureen.api.state import Context
+from tureen.api.state import Context, ServerState
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.sampling.params import JsonObject
-from tureen.types import GenerateRequest, HiddenStates
+from tureen.types import EngineInfo, GenerateRequest, HiddenStates
 
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
@@ -249,7 +251,7 @@ def sampling_size(body: GenerateBody) -> int:
     """What `samplings_of` costs. Raises InvalidRequest where prompts have more patterns than fit."""
     given = body.sampling_params
     params = given if isinstance(given, list) else [given]
-    return planning.REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
+    return REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
 
 
 def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[Prompt]]:
@@ -362,7 +364,7 @@ def plan(
     body: GenerateBody,
     found: Sequence[Prompt],
     samplings: Sequence[Sampling],
-    context: Context,
+    state: ServerState,
     *,
     owner: str,
     arrived_s: float,
@@ -371,37 +373,35 @@ def plan(
 
     `owner` is who asks; clients with names do not share the prefix cache.
     """
-    batch = len(found)
-    num_samples = planning.check_size(batch, samplings, body.prompt_field)
-    templates = _templates(body, found, context, owner)
-    requests: list[GenerateRequest] = []
-    effective: list[dict[str, dict[str, Any]]] = []
-    for index, (template, sampling) in enumerate(zip(templates, samplings, strict=True)):
-        made = planning.samples(template, sampling, body.prompt_name(index), context)
-        requests += made
-        if body.return_effective:
-            effective += [planning.effective(request, sampling, context) for request in made]
-    _check_hidden(requests, context.info.hidden_size)
-    names, rids = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
+    context = state.context
+    num_samples = planning.check_size(len(found), samplings, body.prompt_field)
+    draft = Draft(
+        prompts=found,
+        names=[body.prompt_name(index) for index in range(len(found))],
+        samplings=samplings,
+        options=_options(body, found, context),
+        owner=owner,
+        rid=body.rid,
+        is_batch=body.is_batch,
+        log_metrics=body.log_metrics,
+        arrived_s=arrived_s,
+    )
+    made = plan_of(draft, state)
+    _check_hidden(made.requests, context.info.hidden_size)
+    shown = made.requests if body.return_effective else ()
     return GeneratePlan(
-        plan=Plan(
-            requests=tuple(requests),
-            rids=rids,
-            names=names,
-            owner=owner,
-            log_metrics=body.log_metrics,
-            arrived_s=arrived_s,
-            media=[prompt.media for prompt in found for _ in range(num_samples)],
-        ),
+        plan=made,
         is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
-        effective=tuple(effective),
+        effective=tuple(
+            effective(request, samplings[index // num_samples], context) for index, request in enumerate(shown)
+        ),
     )
 
 
-def _templates(body: GenerateBody, found: Sequence[Prompt], context: Context, owner: str) -> list[GenerateRequest]:
-    """What a request of each prompt says, but for what sampling parameters decide."""
+def _options(body: GenerateBody, found: Sequence[Prompt], context: Context) -> list[Options]:
+    """The options of each prompt. Raises InvalidRequest."""
     batch = len(found)
     vocab_size = context.info.vocab_size
     wanted = per_prompt(body.return_logprob, batch, "return_logprob")
@@ -412,23 +412,17 @@ def _templates(body: GenerateBody, found: Sequence[Prompt], context: Context, ow
     processors = _processors(body, batch, context)
     adapters: list[str | None] = per_prompt(cast(Any, body.lora_path), batch, "lora_path")
     return [
-        GenerateRequest(
-            id="",
-            token_ids=tuple(prompt.token_ids),
-            embeds=prompt.embeds,
+        Options(
             adapter=adapters[index] or "",
-            params=planning.NO_PARAMS,
-            max_new_tokens=0,
-            seed=0,
             logprobs=logprob_fields.spec_of(wanted[index], starts[index], tops[index], ids[index], body.logprobs_mode),
-            hidden_states=_which_hidden(hidden[index]),
+            hidden_states=_which_hidden(hidden[index], context.info),
             processor=processors[index],
-            cache_salt=planning.cache_namespace(owner, body.cache_salt),
+            cache_salt=body.cache_salt,
             priority=body.priority,
             deadline_ms=body.deadline_ms,
             ttft_deadline_ms=body.ttft_deadline_ms,
         )
-        for index, prompt in enumerate(found)
+        for index in range(batch)
     ]
 
 
@@ -442,9 +436,9 @@ def _processors(body: GenerateBody, batch: int, context: Context) -> list[str]:
     return found
 
 
-def _which_hidden(wanted: WantedHidden) -> HiddenStates:
+def _which_hidden(wanted: WantedHidden, info: EngineInfo) -> HiddenStates:
     if wanted == "last":
-        return "last"
+        return wanted_states(None, info)
     return "all" if wanted else "none"
 
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message, Receive, Scope, Send
 
+from tureen.api.call import call_of
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -16,19 +18,20 @@ def event(payload: bytes) -> bytes:
 
 
 class Parts:
-    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone; `client_left` in
-    the scope says whether it was. `head`: its first message."""
+    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone; the call
+    says whether it was. `head`: its first message."""
 
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send, scope.get("send_part", send)))
+        call = call_of(scope)
+        sending = asyncio.ensure_future(self._send(send, call.send_part or send))
         leaving = asyncio.ensure_future(until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            scope["client_left"] = not sending.done()
+            call.has_client_left = not sending.done()
         finally:
             leaving.cancel()
             sending.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -134,7 +135,7 @@ class ServerState:
         self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
         self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
-        self._num_requests = 0
+        self._numbers = itertools.count(1)  # of requests
         self._num_coming = 0  # that are let in and not submitted yet
 
     @property
@@ -216,9 +217,8 @@ class ServerState:
             self._num_coming -= num_left
 
     def new_id(self, rid: str) -> str:
-        """An id for the engine; never used twice, whatever clients call their requests."""
-        self._num_requests += 1
-        return f"{self._num_requests}:{rid}"
+        """An id for the engine, from any thread; never used twice, whatever clients call their requests."""
+        return f"{next(self._numbers)}:{rid}"
 
     def enter(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
         """Note running requests under the names that `owner` may abort them by. Raises InvalidRequest when one is in

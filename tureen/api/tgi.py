@@ -15,15 +15,18 @@ from starlette.types import ASGIApp
 from tureen.api import planning
 from tureen.api.body import convert, read_json, refuse_not_offered, refuse_unknown
 from tureen.api.dialect import Docs, Entry, client_name, prepared, streamed, unless_gone
-from tureen.api.generation import Output, Run
-from tureen.api.planning import NO_PARAMS, Names, Plan
-from tureen.api.prompts import tokenize
+from tureen.api.drafts import Options, Plan, one_prompt, plan_of
+from tureen.api.generation import Run
+from tureen.api.outputs import Output
+from tureen.api.planning import Names
+from tureen.api.prompts import Prompt
 from tureen.api.sse import event
 from tureen.api.state import Context, ServerState
+from tureen.api.tokenising import tokenize
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
 from tureen.sampling.params import JsonObject, SamplingParams, Stops
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import FinishReason, GenerateRequest, LogprobSpec
+from tureen.types import FinishReason, LogprobSpec
 
 DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
@@ -170,7 +173,7 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState, 
         body = parse(given)
         if body.parameters.adapter_id is not None:
             state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
-        run = Run(state, await prepared(request, _plan(body, given, state.context, client_name(request))))
+        run = Run(state, await prepared(request, _plan(body, given, state, client_name(request))))
         if body.stream:
             events = _events(run, body, state.context)
             return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))
@@ -219,8 +222,8 @@ def _samples(parameters: TgiParameters) -> bool:
     return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
 
 
-async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: str) -> Plan:
-    asked = body.parameters
+async def _plan(body: TgiBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
+    asked, context = body.parameters, state.context
     names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
     fields: dict[str, Any] = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     if (given.get("parameters") or {}).get("max_new_tokens") is not None:
@@ -237,19 +240,9 @@ async def _plan(body: TgiBody, given: dict[str, Any], context: Context, owner: s
     if count > 1 and sampling.params.is_greedy:
         raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
     [ids] = await tokenize([body.inputs], ["inputs"], context)
-    template = GenerateRequest(
-        id="",
-        token_ids=tuple(ids[-asked.truncate :] if asked.truncate else ids),
-        params=NO_PARAMS,
-        max_new_tokens=0,
-        seed=0,
-        adapter=asked.adapter_id or "",
-        logprobs=_logprobs(body),
-        cache_salt=planning.cache_namespace(owner),
-    )
-    requests = planning.samples(template, sampling, "inputs", context)
-    named, rids = planning.name_requests(None, 1, count, is_batch=False)
-    return Plan(requests=tuple(requests), rids=rids, names=named, owner=owner)
+    prompt = Prompt(ids[-asked.truncate :] if asked.truncate else ids)
+    options = Options(adapter=asked.adapter_id or "", logprobs=_logprobs(body))
+    return plan_of(one_prompt(prompt, "inputs", sampling, options, owner=owner), state)
 
 
 def _logprobs(body: TgiBody) -> LogprobSpec | None:
@@ -367,8 +360,8 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
     front = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
-    async with contextlib.aclosing(run.updates(interval=1)) as updates:
-        async for _ in updates:
+    async with contextlib.aclosing(run.events(interval=1)) as events:
+        async for _ in events:
             for index in texts.catch_up():
                 is_last = output.finish is not None and index + 1 == len(output.token_ids)
                 one = {

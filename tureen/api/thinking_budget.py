@@ -8,29 +8,42 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from tureen.api.call import current_call
-from tureen.api.chat import ChatPlan
-from tureen.api.generation import Output, Run, most_tokens
+from tureen.api.call import current_work
+from tureen.api.drafts import Plan
+from tureen.api.generation import Run, most_tokens
+from tureen.api.outputs import Output
+from tureen.api.reading import OutputEvent
 from tureen.api.state import ServerState
 from tureen.types import GenerateRequest
 
 
-async def updates_within(
-    plan: ChatPlan, budget: int, state: ServerState, interval: int | None
+async def events_within(
+    plan: Plan, budget: int, state: ServerState, interval: int | None
+) -> AsyncGenerator[OutputEvent, None]:
+    """As Run.events for a plan of one request; the thinking has at most `budget` tokens, and leaves room for an
+    answer."""
+    reader = plan.reading.reader()
+    async with contextlib.aclosing(_updates_within(plan, budget, state, interval)) as updates:
+        async for output in updates:
+            yield OutputEvent(output, reader.catch_up(output), reader)
+
+
+async def _updates_within(
+    plan: Plan, budget: int, state: ServerState, interval: int | None
 ) -> AsyncGenerator[Output, None]:
     """As Run.updates for a plan of one request; the thinking has at most `budget` tokens, and leaves room for an
     answer."""
-    [request] = plan.plan.requests
-    bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan)[1]) - 1))
-    if plan.reasoning is None or (request.grammar is not None and not plan.starts_inside):
+    [request] = plan.requests
+    bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
+    if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
         bound = request.max_new_tokens  # nothing is thought: a grammar says what the output is from its first token
     if bound < request.max_new_tokens:  # the prompt and the thoughts may be computed again
-        current_call().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
-    first = msgspec.structs.replace(request, max_new_tokens=bound)
+        current_work().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
+    first = request if bound == request.max_new_tokens else msgspec.structs.replace(request, max_new_tokens=bound)
     going_on = None
     async with contextlib.aclosing(_updates(plan, first, state, interval)) as updates:
         async for output in updates:
-            going_on = _going_on(output, request, plan)
+            going_on = _going_on(output, request, plan, state)
             if going_on is None:
                 yield output
     if going_on is None:
@@ -45,26 +58,26 @@ async def updates_within(
 
 
 def _updates(
-    plan: ChatPlan, request: GenerateRequest, state: ServerState, interval: int | None
+    plan: Plan, request: GenerateRequest, state: ServerState, interval: int | None
 ) -> AsyncGenerator[Output, None]:
-    asked = msgspec.structs.replace(plan.plan, requests=(request,), media=list(plan.plan.media))
+    asked = msgspec.structs.replace(plan, requests=(request,), media=list(plan.media))
     return Run(state, asked).updates(interval)
 
 
-def _mark(plan: ChatPlan) -> tuple[str, list[int]]:
+def _mark(plan: Plan, state: ServerState) -> tuple[str, list[int]]:
     """What is written to end the thoughts, and its token ids."""
-    text = "" if plan.reasoning is None else f"\n{plan.reasoning.end}\n\n"
-    return text, list(plan.tokenizer.encode(text, add_special_tokens=False)) if text else []
+    text = "" if plan.reading.reasoning is None else f"\n{plan.reading.reasoning.end}\n\n"
+    return text, list(state.context.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
 
-def _is_thinking(output: Output, plan: ChatPlan) -> bool:
-    form = plan.reasoning
+def _is_thinking(output: Output, plan: Plan) -> bool:
+    form = plan.reading.reasoning
     if form is None or form.end in output.text:
         return False
-    return plan.starts_inside or output.text.lstrip().startswith(form.begin)
+    return plan.reading.starts_inside or output.text.lstrip().startswith(form.begin)
 
 
-def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> GenerateRequest | None:
+def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: ServerState) -> GenerateRequest | None:
     """Ends the thoughts of an output that has used up its budget with them, and returns what asks for the rest; None
     where there is nothing to do."""
     if output.finish is None or output.finish.type != "length":
@@ -72,7 +85,7 @@ def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> Gener
     is_thinking = _is_thinking(output, plan)
     if not is_thinking and request.grammar is not None:
         return None  # of which a part is written
-    mark, mark_ids = _mark(plan) if is_thinking else ("", [])
+    mark, mark_ids = _mark(plan, state) if is_thinking else ("", [])
     left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
     if left < 1:
         return None
@@ -83,6 +96,7 @@ def _going_on(output: Output, request: GenerateRequest, plan: ChatPlan) -> Gener
     grammar = request.grammar
     return msgspec.structs.replace(
         request,
+        id=state.new_id(output.rid),
         token_ids=(*request.token_ids, *output.token_ids),
         max_new_tokens=left,
         params=msgspec.structs.replace(request.params, min_new_tokens=least),

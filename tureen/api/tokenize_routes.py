@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.api import openai_chat_fields, prompts, waves
+from tureen.api import openai_chat_fields, tokenising, waves
 from tureen.api.body import convert, read_json, refuse_unknown
 from tureen.api.chat_prompt import MESSAGE_CHARS, chat_tokens
 from tureen.api.dialect import Docs, Entry, unless_gone
@@ -122,7 +122,9 @@ async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
             raise InvalidRequest(f"{name} needs messages in place of prompt", field=name)
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
     waves.check_count(len(texts), "prompt")
-    return await prompts.encode(texts, state.context.tokenizer, add_special_tokens=body.add_special_tokens is not False)
+    return await tokenising.encode(
+        texts, state.context.tokenizer, add_special_tokens=body.add_special_tokens is not False
+    )
 
 
 async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state: ServerState) -> list[int]:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tureen.api import planning
-from tureen.api.call import current_call
-from tureen.api.generation import Output, Run, most_tokens
-from tureen.api.planning import Plan
+from tureen.api.call import current_work
+from tureen.api.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
+from tureen.api.generation import Run, most_tokens
+from tureen.api.offload import offload
+from tureen.api.outputs import Output
+from tureen.api.planning import Sampling
+from tureen.api.prompts import Prompt
 from tureen.api.shared_fields import MAX_INPUTS
 from tureen.api.state import ServerState
 from tureen.errors import DeadlineExceeded, InvalidRequest
@@ -30,11 +34,26 @@ def check_count(count: int, field: str) -> None:
         raise InvalidRequest(f"{field} must have 1 to {MAX_INPUTS} entries, got {count}", field=field)
 
 
-async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: ServerState) -> list[Output]:
-    """The outputs of all, in their order. Raises the TureenError of the first that fails or is aborted."""
+def draft_of(
+    prompts: Sequence[Prompt], names: Sequence[str], sampling: Sampling, options: Options, asker: Asker
+) -> Draft:
+    """Prompts that are all computed the same way."""
+    count = len(prompts)
+    return Draft(
+        prompts=prompts, names=names, samplings=[sampling] * count, options=[options] * count, owner=asker.owner
+    )
+
+
+async def run_all(draft: Draft, asker: Asker, state: ServerState) -> list[Output]:
+    """The outputs of a draft's prompts, one of each, in their order. Raises the TureenError of the first that fails or
+    is aborted."""
     _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
+    count = len(draft.prompts)
+    requests = await offload.run_each(
+        count * REQUEST_SIZE, lambda index: request_of(draft, index, name, state), range(count)
+    )
     runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
-    current_call().begin(sum(most_tokens(request, 0) for request in requests))
+    current_work().begin(sum(most_tokens(request, 0) for request in requests))
     outputs: list[Output] = []
     is_aborted = False
 
@@ -44,7 +63,7 @@ async def run_all(requests: Sequence[GenerateRequest], asker: Asker, state: Serv
         for run in runs:
             run.abort(reason)
 
-    current_call().names.add(name)
+    current_work().names.add(name)
     with state.loading(asker.owner, {name: (0,)}, abort):
         for run in runs:
             outputs += await run.whole()

@@ -17,12 +17,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tureen.attention.base import LayerShape, ModelInput, Span
+from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape, ModelInput, Span
 from tureen.attention.tiles import KEY_BLOCK, Tiles, scaled_dot_product, tiles
+
+ATTENTION_BACKENDS = ("reference",)
+PREFERENCE = 0  # any other that can is faster
 
 QUERY_PIECE = 256  # queries of one row attended at once
 MASK_ELEMENTS = 1 << 24  # most elements of one group's mask
 LEAST_BUCKET = 256  # rows with at most this many keys share a group
+
+
+def why_unsupported(needs: AttentionNeeds) -> str:
+    """Plain torch has all that it takes, on any device."""
+    return ""
+
+
+def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> AttentionBackend:
+    return ReferenceAttention(layers, keys, values)
 
 
 class Piece(NamedTuple):

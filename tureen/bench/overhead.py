@@ -20,7 +20,7 @@ from tureen.bench.report import Spread, spread
 from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.log import Progress
-from tureen.runner.base import Batch, Capacity, StepOutput
+from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
 from tureen.server import SWITCH_INTERVAL_S
@@ -43,9 +43,9 @@ class TimedRunner(FakeRunner):
 
     last_run_s = 0.0
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         start = time.perf_counter()
-        output = super().run(batch)
+        output = super().run(batch, masks)
         self.last_run_s = time.perf_counter() - start
         return output
 

@@ -57,7 +57,8 @@ class RowRunner:
         if table is None:
             return True
         try:
-            self._runner.run(Batch((Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False),)))
+            row = Row(slot=0, token_ids=(0,), start=0, pages=table.as_tuple, sample=False)
+            self._runner.submit(Batch((row,))).result()
         except Exception:
             log.exception("the runner fails on everything")
             return False
@@ -69,7 +70,7 @@ class RowRunner:
         new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
         masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
-            outputs = self._runner.run(Batch(tuple(plan.rows), new_slots, masks)).rows
+            outputs = self._runner.submit(Batch(tuple(plan.rows), new_slots), masks).result().rows
         finally:
             if masks is not None:
                 masks.wait()  # no grammar may change under the thread that reads it

@@ -10,10 +10,15 @@ from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.radix import Node
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
+from tureen.errors import TureenError
 from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
 """So many more tokens every running sequence must have room for before a preempted one comes back."""
+
+
+Drafter = Callable[[Sequence, int], tuple[int, ...]]
+"""Guesses which tokens come next of a sequence, at most so many. What it guesses changes no output, only its pace."""
 
 
 class Plan(NamedTuple):
@@ -42,6 +47,7 @@ class Scheduler:
         self.num_prompt_tokens = 0  # of admitted sequences; of those ...
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
+        self.drafter: Drafter | None = None  # whose guesses steps verify; None: each draws one token a sequence
         self._cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
@@ -84,7 +90,21 @@ class Scheduler:
                 budget -= num_tokens
         if self.queue.waiting and budget and num_preemptions == self.num_preemptions:
             self._admit(plan, budget)
+        if self.drafter is not None:
+            self._guess(plan, self.drafter)
         return plan
+
+    def _guess(self, plan: Plan, drafter: Drafter) -> None:
+        """Spend what is left of the budget on guesses. Nobody is preempted for them."""
+        budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
+        for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
+            most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
+            if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
+                continue
+            guesses = _allowed(sequence, drafter(sequence, most)[:most])
+            if guesses and self._cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
+                plan.rows[index] = sequence.row(len(row.token_ids), guesses)
+                budget -= len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         """Take a sequence out, wherever it is: it has ended. See CacheManager.close for `distrust_from`."""
@@ -193,6 +213,16 @@ class Scheduler:
 
     def _running_rank(self, sequence: Sequence) -> tuple[int, int]:
         return -sequence.request.priority if self._by_priority else 0, sequence.admission
+
+
+def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    """Keep the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
+    if sequence.constraint is None:
+        return guesses
+    try:
+        return guesses[: sequence.constraint.num_followed(guesses)]
+    except TureenError:
+        return ()
 
 
 def _num_common_pages(one: list[int], other: list[int], size: int, known: int, last: int) -> int:

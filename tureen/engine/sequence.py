@@ -130,18 +130,22 @@ class Sequence:
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
         return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
-    def row(self, num_tokens: int) -> Row:
-        """This sequence's share of a step: its next `num_tokens` tokens."""
+    def takes_guesses(self, row: Row) -> bool:
+        """Whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
+        return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
+
+    def row(self, num_tokens: int, guesses: tuple[int, ...] = ()) -> Row:
+        """This sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
-        token_ids = tuple(self.token_ids[start:end])
+        token_ids = (*self.token_ids[start:end], *guesses)
         pages = self.table.as_tuple if self.table else ()
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
-            return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter)
+            return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter, num_drafts=len(guesses))
         score_from, score_targets = self.scores.targets(self.token_ids, start, end)
         return Row(
             slot=self.slot,
@@ -154,6 +158,7 @@ class Sequence:
             score_targets=score_targets,
             embeds=embeds,
             hidden_from=self.hidden.asked_from(start, end, reaches_end=end == self.num_needed),
+            num_drafts=len(guesses),
         )
 
     def slot_state(self) -> SlotState:
@@ -185,7 +190,7 @@ class Sequence:
 
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""
-        self.num_computed += len(row.token_ids)
+        self.num_computed += row.num_known
         if row.score_targets:
             self.scores.add(output.scores)
         if row.hidden_from is not None:

@@ -53,6 +53,9 @@ class Grammar(Protocol):
         Raises GrammarError as `fill_mask` does.
         """
 
+    def rollback(self, num_tokens: int) -> None:
+        """Go back to where it was before the last `num_tokens` tokens were accepted."""
+
     def forced(self) -> list[int]:
         """The tokens that must come next, as the tokenizer would make them of the only text there can be.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from tureen.grammar.base import Mask
 from tureen.grammar.expression import GrammarError
 
-Fill = Callable[[Mask], None]
-"""Writes all words of a mask. Raises GrammarError."""
+Fill = Callable[[Sequence[Mask]], None]
+"""Writes all words of each mask. Raises GrammarError."""
 
 
 class MaskThread:
@@ -21,9 +21,9 @@ class MaskThread:
         self._masks = np.zeros((max_rows, -(-vocab_size // 32)), dtype=np.uint32)
         self._executor = ThreadPoolExecutor(1, "masks")  # starts its thread with the first step that needs it
 
-    def start(self, fills: Mapping[int, Fill]) -> PendingMasks:
-        """Begin to fill the masks of these slots."""
-        masks = {slot: self._masks[slot] for slot in fills}
+    def start(self, fills: Mapping[int, Fill], num_masks: Mapping[int, int]) -> PendingMasks:
+        """Begin to fill the masks of these slots: so many of each."""
+        masks = {slot: (self._masks[slot], *self._more(num_masks[slot] - 1)) for slot in fills}
         try:
             return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
         except RuntimeError:  # the system starts no thread; the executor keeps what it could not begin
@@ -35,16 +35,19 @@ class MaskThread:
     def close(self) -> None:
         self._executor.shutdown()
 
+    def _more(self, count: int) -> Sequence[Mask]:
+        return list(np.zeros((count, self._masks.shape[1]), dtype=np.uint32)) if count else ()
+
 
 class PendingMasks:
     """Masks that are being filled."""
 
-    def __init__(self, masks: dict[int, Mask], failures: Future[dict[int, str]]) -> None:
+    def __init__(self, masks: Mapping[int, Sequence[Mask]], failures: Future[dict[int, str]]) -> None:
         self._masks = masks
         self._failures = failures
 
-    def wait(self) -> Mapping[int, Mask]:
-        """By slot. A mask that could not be computed allows nothing."""
+    def wait(self) -> Mapping[int, Sequence[Mask]]:
+        """By slot, a mask for each token that may be drawn. A mask that could not be computed allows nothing."""
         self._failures.result()
         return self._masks
 
@@ -54,12 +57,13 @@ class PendingMasks:
         return self._failures.result()
 
 
-def _fill(masks: Mapping[int, Mask], fills: Mapping[int, Fill]) -> dict[int, str]:
+def _fill(masks: Mapping[int, Sequence[Mask]], fills: Mapping[int, Fill]) -> dict[int, str]:
     failures: dict[int, str] = {}
     for slot, fill in fills.items():
         try:
             fill(masks[slot])
         except GrammarError as error:
-            masks[slot][:] = 0
+            for mask in masks[slot]:
+                mask[:] = 0
             failures[slot] = str(error)
     return failures

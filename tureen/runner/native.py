@@ -95,7 +95,7 @@ class NativeKit:
         tape = self._kernels.Tape(self._pool, cache, self.model.hidden_size, self.model.vocab_size)
         record(tape, self.model, self._capacity.context_len, weights)
         formats = Counter(weight.format for weight in weights.values() if not isinstance(weight, np.ndarray))
-        return TapeForward(tape, formats.most_common(1)[0][0].lower())
+        return TapeForward(tape, formats.most_common(1)[0][0].lower(), self.model.vocab_size)
 
     def value(self, weights: Any, name: str) -> NDArray[np.float32]:
         weight = weights[name]

@@ -17,7 +17,7 @@ SUSPENDED_S = 60.0
 """After code that did not return."""
 
 MAX_ENDS = 3
-"""So many processes of a client's code that were ended from outside within SUSPENDED_S: its code may be why."""
+"""A client's code is suspect after this many ends from outside within SUSPENDED_S: it may be why."""
 
 LONGEST_REST_S = 5.0
 MAX_CLIENTS = 4096
@@ -62,7 +62,7 @@ class Charges:
         """A process of its code was ended from outside: that is held against it when it goes on happening."""
         now_s = self._clock()
         account = self._account(client, now_s)
-        account.ends_s = [one for one in account.ends_s if one > now_s - SUSPENDED_S] + [now_s]
+        account.ends_s = [end_s for end_s in account.ends_s if end_s > now_s - SUSPENDED_S] + [now_s]
         if len(account.ends_s) >= MAX_ENDS:
             self._suspend(account, now_s + SUSPENDED_S, f"{MAX_ENDS} of its processes were ended from outside lately")
 

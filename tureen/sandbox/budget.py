@@ -22,7 +22,7 @@ FRONT_SHARE = 1 / 3
 """Of that, for the front's: pictures, second checks. The rest is the engine's: grammars, client processors."""
 
 SETTLED_S = 0.5
-"""So long after a worker was first seen at work what it takes is what counts, no more what was reserved for it."""
+"""A reservation ends as long after its worker was first seen at work; then what the worker takes counts."""
 
 ROOM_TIMEOUT_S = 30.0
 
@@ -86,18 +86,20 @@ class MemoryBudget:
         """It has ended, or was not started."""
         with self._changed:
             self._reservations = [
-                one for one in self._reservations if one is not reservation and (one.worker is not worker or not worker)
+                held
+                for held in self._reservations
+                if held is not reservation and (held.worker is not worker or not worker)
             ]
             self._changed.notify_all()
 
     def enforce(self) -> None:
         """Kill until what remains fits. Who waits for a worker that is killed is told that it is lost."""
         with self._changed:
-            self._reservations = [one for one in self._reservations if not self._has_settled(one)]
+            self._reservations = [held for held in self._reservations if not self._has_settled(held)]
             sizes = self._sizes()
             self._changed.notify_all()
         total = sum(sizes.values())
-        for worker in sorted(sizes, key=lambda one: _rank(one, sizes[one])):
+        for worker in sorted(sizes, key=lambda each: _rank(each, sizes[each])):
             if total <= self.limit_bytes:
                 return
             if worker.idle_since_s is None:
@@ -106,16 +108,16 @@ class MemoryBudget:
             total -= sizes[worker]
 
     def _sizes(self) -> dict[Worker, int]:
-        """What each takes now."""
+        """Measure what each takes now."""
         return {worker: worker.memory_bytes for owner in self._owners for worker in owner.workers}
 
     def _make_room(self, size: int) -> bool:
         """Whether one more may start. Ends idle workers that are in its way."""
         sizes = {worker: taken for worker, taken in self._sizes().items() if not worker.is_killed}
         total = sum(sizes.values())
-        for one in self._reservations:
-            total += max(0, one.size - (sizes.get(one.worker, 0) if one.worker is not None else 0))
-        for worker in sorted(sizes, key=lambda one: _rank(one, sizes[one])):
+        for held in self._reservations:
+            total += max(0, held.size - (sizes.get(held.worker, 0) if held.worker is not None else 0))
+        for worker in sorted(sizes, key=lambda each: _rank(each, sizes[each])):
             if total + size <= self.limit_bytes or worker.idle_since_s is None:
                 break
             worker.kill()

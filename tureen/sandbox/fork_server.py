@@ -20,7 +20,7 @@ from tureen.sandbox import framing
 from tureen.sandbox.limits import Limits, confine, die_with_parent
 
 PING, READY = b"p", b"r"
-"""What is said on the control socket: READY once, and to answer a PING."""
+"""Messages on the control socket: READY once, and to answer a PING."""
 
 FORK = struct.Struct("<Q")
 """A new worker is to have this number; its descriptors come with it, its connection first."""
@@ -96,8 +96,8 @@ def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
                 process = os.pidfd_open(pid)
                 workers[process] = (pid, *FORK.unpack(said))
                 poll.register(process, select.POLLIN)
-            for one in descriptors:
-                os.close(one)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def _work(
@@ -106,8 +106,8 @@ def _work(
     """others: descriptors of other workers' processes."""
     try:
         control.detach()
-        for one in others:
-            os.close(one)
+        for descriptor in others:
+            os.close(descriptor)
         os.close(int(sys.argv[1]))
         die_with_parent(parent)
         connection = socket.socket(fileno=descriptors[0])

@@ -29,7 +29,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 
 CLOSE_TIMEOUT_S = 5.0
 RESERVED_SHARE = 0.25
-"""Of a worker's limit, reserved for it where memory has a budget, until it has shown what it takes. Few take all."""
+"""A share of a worker's limit is reserved where memory has a budget, until it has shown what it takes."""
 
 ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
@@ -41,7 +41,7 @@ Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 log = get_logger("sandbox")
 
 _numbers = itertools.count(1)
-"""Of the workers of all supervisors."""
+"""The number is one for the workers of all supervisors."""
 
 
 class Supervisor:
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _note_end(self, number: int, status: int) -> None:
         with self._changed:
-            worker = next((one for one, its in self._workers.items() if its == number), None)
+            worker = next((each for each, its in self._workers.items() if its == number), None)
         if worker is not None:
             worker.note_end(status)
 
@@ -271,7 +271,7 @@ class Supervisor:
 
 def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
     """In words, those that are being replaced."""
-    return tuple(one.name for one in supervisors if one is not None and one.is_down)
+    return tuple(each.name for each in supervisors if each is not None and each.is_down)
 
 
 class _Server:

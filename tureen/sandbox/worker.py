@@ -22,7 +22,7 @@ OWN_BYTES = 16 << 20
 
 
 STATUS_TIMEOUT_S = 5.0
-"""So long, or as long as its user would have waited for the reply, a worker whose connection is closed may take to end,
+"""A worker whose connection is closed may take as long to end, or as long as its user would have waited for the reply,
 and its fork server to say how it did."""
 
 

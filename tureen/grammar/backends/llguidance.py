@@ -114,6 +114,10 @@ class Grammar:
         self._mask = None
         return True
 
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+        self._mask = None
+
     def forced(self) -> list[int]:
         text: bytes = self._matcher.compute_ff_bytes()
         if self._matcher.is_error():

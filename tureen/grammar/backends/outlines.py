@@ -43,6 +43,7 @@ The library builds, beside the automaton that it needs, the one that looks for a
 be of exponential size, unless a match can only begin where there is something that is nowhere else.
 """
 
+MAX_ROLLBACK = 64  # tokens
 MAX_FORCED_WAYS = 64
 """Tokens that can be next where a text is forced: those that begin it."""
 
@@ -143,7 +144,8 @@ class Grammar:
 
     def __init__(self, walk: Walk, begin_id: int, forced_text: ForcedText) -> None:
         self._walk = walk
-        self._guide = outlines_core.Guide(walk.index, 0)
+        self._before: list[int] = []  # the state before each token
+        self._guide = outlines_core.Guide(walk.index, MAX_ROLLBACK)
         self._guide.advance(begin_id, False)
         self._forced_text = forced_text
         self._mask: NDArray[np.uint32] | None = None  # of this state, without EOS
@@ -154,11 +156,20 @@ class Grammar:
             mask |= self._walk.tokens.ends
 
     def accept(self, token_id: int) -> bool:
+        before = self._walk.state
         if not self._walk.accept(token_id):
             return False
+        self._before.append(before)
         self._guide.advance(token_id, False)
         self._mask = None
         return True
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._walk.state = self._before[-num_tokens]
+            del self._before[-num_tokens:]
+            self._guide.rollback_state(num_tokens)
+            self._mask = None
 
     def forced(self) -> list[int]:
         if np.unpackbits(self._allowed().view(np.uint8)).sum() > MAX_FORCED_WAYS:

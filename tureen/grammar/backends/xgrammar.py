@@ -92,6 +92,10 @@ class Grammar:
         self._mask = None
         return True
 
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+        self._mask = None
+
     def forced(self) -> list[int]:
         if self.is_accepting:
             return []

@@ -1,4 +1,7 @@
-"""From a body to requests and back, whichever dialect it is in: drafts, prompts, media, runs, sessions, quotas.
+"""What any API asks for and gets, whichever it is: drafts that become requests, prompts, chats, pictures, the run of
+requests and the stream of their events, sessions, quotas, recordings.
+
+It knows no route and writes no answer.
 
 Imports: config, errors, files, grammar, log, logit_processor, media, metrics, sampling, sandbox, serving, text, types;
 asyncio, msgspec, numpy, starlette.

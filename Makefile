@@ -75,12 +75,13 @@ coverage: $(DEV) native ## branch coverage of what keeps the books; ARGS='quotas
 mutants: $(DEV) native ## whether the tests notice changed operators and constants; ARGS='quotas'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-check: $(DEV) ## format, lint, types, import rules, size budget
+check: $(DEV) ## format, lint, types, import rules, sizes, ratchets
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-logo >/tmp/tureen-imports.$$$$ || { cat /tmp/tureen-imports.$$$$; rm /tmp/tureen-imports.$$$$; exit 1; }; rm -f /tmp/tureen-imports.$$$$
+	@$(BIN)/python tools/import_rules.py
 	@$(BIN)/python tools/budget.py
+	@$(BIN)/python tools/ratchets.py
 	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/*.* $(KERNELS)/src/isa/* tests/kernels/models/*.cpp tests/kernels/models/*.h || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
 
@@ -116,4 +117,4 @@ docs: $(DEV) ## write the pages that derive from the code: parameters, settings
 	@$(BIN)/python tools/docs.py
 
 clean: ## remove what was built here
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,7 +38,7 @@ class Work:
 @contextmanager
 def counted() -> Iterator[Work]:
     """Without the collector of garbage, whose callbacks and finalisers may be those of any test before."""
-    work, before, threads = Work(), sys.gettrace(), offload._threads
+    work, before, threads = Work(), (sys.gettrace(), threading.gettrace()), offload._threads
     offload._threads = ThreadPoolExecutor(NUM_THREADS)  # whose threads start now
     gc.collect()
     gc.disable()
@@ -47,9 +47,9 @@ def counted() -> Iterator[Work]:
     try:
         yield work
     finally:
-        sys.settrace(before)
+        sys.settrace(before[0])
         gc.enable()
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(before[1])  # type: ignore[arg-type]
         offload._threads.shutdown()
         offload._threads = threads
 

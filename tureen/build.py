@@ -1,4 +1,9 @@
-"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use."""
+"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
+
+Imports: attention, config, devices, engine, errors, grammar, kernels, log, media, registry, runner, sandbox, serving,
+text, types, weights.
+Imported by: bench, offline, server.
+"""
 
 from __future__ import annotations
 

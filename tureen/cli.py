@@ -1,4 +1,8 @@
-"""The `tureen` command: serve, generate, bench, check, models. Flags derive from config.py and sampling/params.py."""
+"""The `tureen` command: serve, generate, bench, check, models. Flags derive from config.py and sampling/params.py.
+
+Imports: config, errors; msgspec.
+Imported by: __main__, launch_server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it."""
+"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it.
+
+Imports: errors, files; msgspec.
+Imported by: all.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,9 @@ TureenError                      every error of ours; carries .status, .field, .
  ├── Unavailable           503   queue full, draining, engine dead; carries .retry_after_s
  ├── DeadlineExceeded      504
  └── StartupError           –    the server cannot start; one line that names the fix, exit status 1
+
+Imports: nothing.
+Imported by: all.
 """
 
 from __future__ import annotations

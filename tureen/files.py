@@ -1,6 +1,9 @@
 """Regular files, and nothing else: what a setting or a request names may be a pipe or a device, and is then not opened.
 
 To open a pipe waits for somebody to write; to open a device can do anything, and some never end.
+
+Imports: nothing.
+Imported by: all.
 """
 
 from __future__ import annotations

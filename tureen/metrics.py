@@ -1,4 +1,8 @@
-"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get."""
+"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get.
+
+Imports: nothing; prometheus_client.
+Imported by: front, offline, requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`tureen.Engine`: the same answers as over HTTP, without a server."""
+"""`tureen.Engine`: the same answers as over HTTP, without a server.
+
+Imports: build, config, dialects, errors, metrics, requests, serving; asyncio, msgspec.
+Imported by: nothing.
+"""
 
 from __future__ import annotations
 

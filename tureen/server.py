@@ -1,4 +1,8 @@
-"""`tureen serve`: bind, load, answer, drain."""
+"""`tureen serve`: bind, load, answer, drain.
+
+Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
+Imported by: bench.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Frozen values that cross the engine boundary, in process or as msgpack. Ints, strings and bytes only."""
+"""Frozen values that cross the engine boundary, in process or as msgpack. Ints, strings and bytes only.
+
+Imports: grammar, sampling; msgspec.
+Imported by: bench, build, control, dialects, engine, requests, runner, sampling, serving, terminal, weights.
+"""
 
 from __future__ import annotations
 

@@ -127,6 +127,8 @@ INVALID: dict[str, tuple[bytes, str]] = {
     "a target that is no path": (GET.replace(b"/echo", b"echo"), ""),
     "the target *": (GET.replace(b"/echo?n=2", b"*"), ""),
     "a target of another scheme": (GET.replace(b"/echo", b"ftp://127.0.0.1/echo"), ""),
+    "a fragment in the target": (GET.replace(b"/echo", b"/echo#a"), ""),
+    "a fragment in a target with a host": (GET.replace(b"/echo", b"http://127.0.0.1:30000/#/echo"), ""),
     "a target without a host": (GET.replace(b"/echo", b"http:///echo"), "Host"),
     "a target with a user": (GET.replace(b"/echo", b"http://me@127.0.0.1/echo"), "Host"),
     "a target with a bad host": (GET.replace(b"/echo", b"http://[::1].evil/echo"), "Host"),

@@ -118,6 +118,37 @@ def test_who_has_enough_running_is_told_how_long_its_requests_take():
     assert refused.value.retry_after_s == 15  # one of two of 30 s ends after 15, if they are anywhere
 
 
+def test_how_long_requests_take_is_what_the_newest_took_to_a_fifth():
+    clock = Clock()
+    account = Account(Limits(max_requests=1), clock)
+    for seconds, expected_s in ((10, 1), (20, 10), (60, 12), (1, 22)):
+        with account.running():
+            with pytest.raises(TooManyRequests) as refused, account.running():
+                pass
+            assert refused.value.retry_after_s == expected_s
+            clock.now_s += seconds
+
+
+def test_a_refusal_says_how_many_tokens_are_left_and_when_to_come_back():
+    clock = Clock()
+    account = Account(Limits(60), clock)
+    account.charge(90)
+    with pytest.raises(TooManyRequests, match=r"has used its 60 tokens a minute and 30 more; .* in 30 s$"):
+        account.check(1)
+    clock.now_s += 60
+    hold = account.hold(20)
+    account.check(10)
+    with pytest.raises(TooManyRequests, match=r"has 10 of its 60 tokens .*, and this one may use 11; .* in about 1 s$"):
+        account.check(11)
+    hold.pay(20)
+    account.hold(20)
+    with pytest.raises(TooManyRequests, match=r"has 0 of its 60 tokens .* in about 1 s$"):
+        account.check(1)
+    account.charge(40)
+    with pytest.raises(TooManyRequests, match=r"has 0 of its 60 tokens .* in about 30 s$"):
+        account.check(1)
+
+
 def test_clients_that_used_nothing_lately_are_forgotten():
     clock = Clock()
     quotas = Quotas(Config(client_tokens_per_minute=60), clock)

@@ -32,6 +32,16 @@ def test_a_finished_sequence_leaves_its_full_pages_to_the_next_one(page_size):
     assert cache.num_available == 64
 
 
+def test_a_table_says_whether_it_is_closed_and_for_how_many_tokens_it_has_room():
+    cache = CacheManager(8, 4)
+    table = _open(cache, [1] * 5)
+    assert (table.is_open, table.room) == (True, 8)
+    assert cache.grow(table, 9)
+    assert table.room == 12
+    cache.close(table)
+    assert not table.is_open
+
+
 def test_only_computed_full_pages_are_published():
     cache = CacheManager(8, 4)
     table = _open(cache, list(range(12)))
@@ -122,3 +132,11 @@ def test_flush_forgets_all_but_what_is_in_use():
     cache.close(table)
     assert cache.flush() == 1
     assert cache.pool.num_free == 8
+
+
+def test_the_check_says_when_a_table_does_not_hold_what_it_shares():
+    cache = CacheManager(8, 2)
+    table = _open(cache, [1, 2, 3])
+    cache.publish(table, [1, 2, 3], 2)
+    table.pages.reverse()
+    assert cache.check() == ["a page table does not hold the pages of its nodes"]

@@ -1,3 +1,5 @@
+import pytest
+
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixTree
 
@@ -96,6 +98,58 @@ def test_a_removed_branch_is_not_found_but_its_holders_keep_their_pages():
     assert (tree.num_evictable, pool.num_free) == (0, 8)
     tree.remove(branch[0])
     assert pool.num_free == 8
+
+
+def _rename(tree, nodes):
+    nodes[1].key = (5, 6)
+
+
+def _cut_off(tree, nodes):
+    nodes[1].parent = None
+
+
+def _lengthen(tree, nodes):
+    del nodes[0].children[nodes[1].key]
+    nodes[1].key = (3, 4, 5)
+    nodes[0].children[nodes[1].key] = nodes[1]
+
+
+def _forget_an_idle_one(tree, nodes):
+    tree._idle.popitem()
+
+
+def _turn_the_idle_around(tree, nodes):
+    for node in list(reversed(tree._idle)):
+        tree._idle.move_to_end(node)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (_rename, "page {1}: not filed under its key"),
+        (_cut_off, "page {1}: not filed under its key"),
+        (_lengthen, "page {1}: its key has a wrong length"),
+        (_forget_an_idle_one, "the idle nodes are not the nodes without a holder"),
+        (_turn_the_idle_around, "a node would be evicted before its child"),
+    ],
+)
+def test_the_check_says_what_is_wrong_with_a_tree(spoil, complaint):
+    pool, tree = _make_tree()
+    nodes = _insert(pool, tree, [1, 2, 3, 4])
+    _unlock(tree, nodes)
+    assert tree.check([0] * 8) == []
+    spoil(tree, nodes)
+    assert complaint.format(*(node.page for node in nodes)) in tree.check([0] * 8)
+
+
+def test_the_check_says_where_a_page_has_fewer_holders_than_those_below_it():
+    pool, tree = _make_tree()
+    pages = [node.page for node in _insert(pool, tree, [1, 2, 3, 4])]
+    holders = [int(page in pages) for page in range(8)]
+    assert tree.check(list(holders)) == []
+    holders[pages[1]] += 1
+    assert tree.check(holders) == [f"page {pages[0]}: fewer holders than its children"]
+    assert [holders[page] for page in pages] == [2, 3]
 
 
 def test_ten_thousand_pages_deep_is_no_recursion():

@@ -191,3 +191,17 @@ def test_a_higher_priority_goes_before_a_smaller_share(monkeypatch):
     world.add(make_request("light", [9, 1], ignore_eos=True, client="light"))
     world.drain()
     assert admitted[-1] == "light"
+
+
+def test_an_output_token_counts_as_two_of_a_prompt_and_a_second_that_others_waited_as_a_thousand(monkeypatch):
+    """Each of bob's costs 2 + 2 * 5; what ann made others wait, 0.12 s at twice the weight, is five times that."""
+    world = World(max_rows=1, schedule=Schedule("fair"))
+    admitted = _admissions(world, monkeypatch)
+    for index in range(8):
+        for client, weight in (("ann", 2.0), ("bob", 1.0)):
+            request = make_request(f"{client}{index}", [index, 1], max_new_tokens=5, ignore_eos=True, client=client)
+            world.add(msgspec.structs.replace(request, client_weight=weight))
+    queue = world.engine.scheduler.queue
+    queue.order.held_up(queue.waiting[0], 0.12)
+    world.drain()
+    assert admitted[:6] == ["bob0", "bob1", "bob2", "bob3", "bob4", "ann0"]

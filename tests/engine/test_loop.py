@@ -10,7 +10,7 @@ from inline_compiler import InlineCompiler
 
 from tureen.engine.control import RELEASED_RETRY_S
 from tureen.engine.engine import Engine
-from tureen.engine.loop import Loop, Pace
+from tureen.engine.loop import HELPERS_S, Loop, Pace
 from tureen.errors import RequestFailed
 from tureen.grammar.base import GrammarSpec
 from tureen.runner.base import Capacity
@@ -312,3 +312,20 @@ def test_a_resumed_request_keeps_its_deadline_and_has_had_its_first_token():
     assert (world.finish("late").type, world.finish("late").reason) == ("abort", "deadline")
     assert world.finish("going").type == "length"
     assert world.text("going") == "A" * 7
+
+
+def test_an_idle_engine_tells_that_a_helper_is_being_replaced_and_when_it_is_back(monkeypatch):
+    """It looks now and then where it has helpers, and reports what has changed only."""
+    down = [(), ("one",), ("one",), (), (), ()]
+    world = World({len(down): [Close()]})
+    monkeypatch.setattr(
+        Engine, "helpers_down", property(lambda _: down[min(max(0, world.num_turns - 1), len(down) - 1)])
+    )
+    world.run()
+    assert world.waits == [HELPERS_S] * (len(down) - 1)
+    assert len(world.published) == 3  # at the start, and at each change
+
+
+def test_an_idle_engine_without_helpers_waits_until_it_is_told_something():
+    world = World({}).run()
+    assert (world.waits, world.published) == ([None], [])

@@ -182,6 +182,42 @@ def test_nothing_is_shared_without_the_prefix_cache():
     world.check_answers()
 
 
+# ---- who sits out
+
+
+def test_who_is_to_rest_sits_out_a_step_beside_others_and_nobody_rests_where_all_would():
+    world = World(num_pages=100, token_budget=64)
+    for name in "abc":
+        world.add(make_request(name, [ord(name) % 60] * 3, max_new_tokens=9, ignore_eos=True))
+    world.step()
+    scheduler = world.engine.scheduler
+    counts = []
+    for resting in ("", "b", "ac", "abc", "c"):
+        scheduler.rests = lambda sequence, resting=resting: sequence.request.id in resting
+        world.step()
+        counts.append([sequence.num_tokens for sequence in scheduler.running])
+    assert counts == [[5, 5, 5], [6, 5, 6], [6, 6, 6], [7, 7, 7], [8, 8, 7]]
+    world.drain()
+    world.check_answers()
+
+
+def test_begun_are_those_that_run_or_ran_before_they_were_preempted():
+    world = World(num_pages=100, max_rows=2)
+    scheduler = world.engine.scheduler
+    for name in "abc":
+        world.add(make_request(name, [ord(name) % 60] * 3, max_new_tokens=9, ignore_eos=True))
+    assert scheduler.num_begun == 0
+    world.step()
+    assert (scheduler.num_begun, scheduler.num_free_slots) == (2, 0)
+    scheduler.preempt_all()
+    assert (scheduler.num_begun, scheduler.num_free_slots, scheduler.running) == (2, 2, [])
+    assert [sequence.request.id for sequence in scheduler.queue.waiting] == ["a", "b", "c"]
+    world.engine.abort("a")
+    assert scheduler.num_begun == 1
+    world.drain()
+    world.check_answers()
+
+
 # ---- preemption
 
 

@@ -50,6 +50,12 @@ class LoadingDouble:
 
 
 @pytest.fixture
+def patient_ends(monkeypatch):
+    """How a worker ended is waited for, however long a busy machine takes to say so."""
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+
+
+@pytest.fixture
 def clock(monkeypatch):
     """The time as the compiler sees it: it passes only when a test says so."""
     clock = SimpleNamespace(now_s=1000.0)
@@ -423,6 +429,50 @@ def test_after_two_lost_fork_servers_the_client_is_asked_to_try_again(make, tmp_
     assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
     (tmp_path / "a.go").touch()
     assert settled(one, one.submit(spec(text))).state == "ready"
+
+
+@pytest.mark.usefixtures("patient_ends")
+def test_what_is_killed_from_outside_while_it_compiles_is_compiled_again(make, tmp_path):
+    one = make()
+    got = one.submit(spec(f"until {tmp_path}/a"))
+    os.kill(pid_in(tmp_path / "a", one), signal.SIGKILL)
+    pid_in(tmp_path / "a", one, count=2)
+    (tmp_path / "a.go").touch()
+    assert settled(one, got).state == "ready"
+
+
+@pytest.mark.usefixtures("patient_ends")
+def test_a_constraint_whose_processes_are_killed_again_and_again_is_refused_for_a_while(make, clock, tmp_path):
+    one = make()
+    text = f"until {tmp_path}/a"
+    got = one.submit(spec(text))
+    for count in (1, 2):
+        os.kill(pid_in(tmp_path / "a", one, count=count), signal.SIGKILL)
+    settled(one, got)
+    assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
+    assert "from outside" in got.error.message
+    assert one.submit(spec(text)).state == "failed"
+    clock.now_s += compiler.KEEP_S + 1
+    (tmp_path / "a.go").touch()
+    assert settled(one, one.submit(spec(text))).state == "ready"
+
+
+@pytest.mark.parametrize("failing", ["thread", "pool"])
+def test_what_the_system_has_nothing_for_now_is_compiled_when_it_has(make, monkeypatch, failing):
+    one = make()
+    with monkeypatch.context() as patch:
+        if failing == "thread":
+            patch.setattr(threading.Thread, "start", no_thread)
+        else:
+            patch.setattr(one, "_open_pool", no_thread)
+        got = one.submit(spec("ok"))
+        one.poll()
+        assert got.state == "pending"
+    assert settled(one, got).state == "ready"
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):

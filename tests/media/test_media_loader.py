@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_llava
-from patience import until, wait_until
+from patience import PATIENCE_S, until, wait_until
 from PIL import Image
 from stored_pictures import base64_of, stored
 
@@ -219,6 +219,30 @@ def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio, n
         os.kill(before, number)
         assert studio.load(encoded(40))[0].layout == (40, 20)
         wait_until(lambda pid=before: not is_alive(pid), "it is not replaced")
+
+
+def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_one(make_studio, monkeypatch):
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+    studio = make_studio()
+    assert studio.load(encoded(40))
+    killed = []
+
+    def at_work():
+        return {worker.pid for worker in studio.loader.supervisor.workers if worker.has_begun} - set(killed)
+
+    async def load_and_kill():
+        loading = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
+        for _ in range(loader_module.MAX_ATTEMPTS):
+            await until(at_work, "another one", unless=loading)
+            killed.extend(at_work())
+            os.kill(killed[-1], signal.SIGKILL)
+        with pytest.raises(Unavailable, match="ended from outside") as caught:
+            await loading
+        return caught.value
+
+    error = studio.run(load_and_kill())
+    assert (error.status, error.code) == (503, "media_worker_lost")
+    assert studio.load(encoded(40))[0].layout == (40, 20)
 
 
 def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):

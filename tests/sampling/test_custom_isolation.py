@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -393,3 +394,108 @@ def test_a_call_that_hangs_suspends_its_client_alone(monkeypatch):
         pool.release(lease)
     finally:
         processors.close()
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """One of its own; how a worker ended is waited for, however long that takes."""
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(processor_pool, "LOAD_TIMEOUT_S", 120.0)
+    made = ProcessorPool(2, VOCAB)
+    yield made
+    made.close()
+
+
+def kill(worker):
+    """Returns when it has ended."""
+    end = os.pidfd_open(worker.pid)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert select.select([end], [], [], 120)[0]
+    os.close(end)
+
+
+def test_who_loses_a_worker_to_somebody_outside_is_told_so_and_may_come_again(pool):
+    processors = CustomProcessors({}, pool)
+    one = state(0, ONLY, client="alice", params={"token_id": 3})
+    [lease] = load(processors, [one])
+    kill(lease.processor.worker)
+    [[row]] = run_steps(processors, [one], 1)
+    assert (row.error.status, row.error.code) == (500, "custom_logit_processor_failed")
+    assert "ended from outside" in row.error.message
+    pool.release(lease)
+    [[row]] = steps(processors, [one], 1)
+    assert row.token_id == 3
+
+
+def test_a_worker_that_is_killed_while_nobody_needs_it_costs_no_request(pool):
+    processors = CustomProcessors({}, pool)
+    one = state(0, ONLY, client="alice", params={"token_id": 3})
+    [lease] = load(processors, [one])
+    pool.release(lease)
+    kill(lease.processor.worker)
+    [[row]] = steps(processors, [one], 1)
+    assert row.token_id == 3
+
+
+def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(pool, monkeypatch):
+    real_load, killed = processor_pool.Processor.load, []
+
+    def kill_first(processor, payload):
+        processor.worker.begin(time.monotonic() + 120)
+        if len(killed) < number:
+            killed.append(processor.worker.pid)
+            kill(processor.worker)
+        real_load(processor, payload)
+
+    monkeypatch.setattr(processor_pool.Processor, "load", kill_first)
+    for number, fails in ((1, False), (3, True)):
+        lease = pool.acquire(f"client {number}", ONLY)
+        assert lease.is_settled.wait(120)
+        assert (lease.error is not None) == fails
+    assert not lease.error.is_rejected
+    assert "ended from outside" in str(lease.error)
+    pool.charges.check("client 3")
+
+
+def test_code_that_no_thread_can_load_is_refused_by_name_and_leaves_nothing(pool, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Unavailable, match="no thread"):
+            pool.acquire("alice", ONLY)
+    lease = pool.acquire("alice", ONLY)
+    assert lease.is_settled.wait(120)
+    assert lease.error is None
+    pool.release(lease)
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_one_hanging_processor_after_another_costs_others_no_wait_and_is_refused_whatever_its_bytes(monkeypatch):
+    monkeypatch.setattr(processor_pool, "LOAD_CPU_S", 0.2)
+    clock = SimpleNamespace(now_s=0.0)
+    pool = ProcessorPool(2, VOCAB, clock=lambda: clock.now_s)
+    processors = CustomProcessors({}, pool)
+    alice = state(0, ONLY, client="alice", params={"token_id": 3})
+    load(processors, [alice])
+    begun, num_refused = [], 0
+    for second in range(30):
+        clock.now_s += 1
+        try:
+            begun.append(pool.acquire("bob", hanging("__init__", second)))
+        except TooManyRequests:
+            num_refused += 1
+        [[row]] = run_steps(processors, [alice], 1)
+        assert row.token_id == 3
+        assert set(pool.take_waits()) == {"alice"}  # no step has waited for what bob has loaded
+        if second == 2:
+            assert begun[0].is_settled.wait(120)
+    assert (len(begun), num_refused) == (3, 27)
+    assert all(one.is_settled.wait(120) and one.error.is_rejected for one in begun)
+    assert "not loaded within" in str(begun[0].error)
+    carol = state(0, ONLY, client="carol", params={"token_id": 5})
+    [[row]] = steps(processors, [carol], 1)
+    assert row.token_id == 5
+    processors.close()

@@ -147,6 +147,23 @@ def test_greedy_takes_the_lowest_id_among_equals():
     assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=9)]
 
 
+def test_greedy_takes_the_first_token_where_it_is_the_best():
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, 0] = 1.0
+    state = make_state(temperature=0.0)
+    assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=0)]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 4}], ids=str)
+def test_at_the_border_of_two_tokens_the_higher_is_drawn(params, monkeypatch):
+    logits = np.full((8, 5), -np.inf, dtype=np.float32)
+    logits[:, [1, 2, 3, 4]] = 0.0
+    states = [make_state(slot, **params) for slot in range(8)]
+    monkeypatch.setattr("tureen.sampling.random.uniform", lambda *_: np.arange(8) / 8)
+    outputs = _sample(_sampler(*states, vocab_size=5), logits, states)
+    assert [output.token_id for output in outputs] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-30, 1e-6])
 def test_a_vanishing_temperature_takes_the_best_token(temperature):
     logits = make_logits(0, VOCAB, rows=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -23,6 +24,12 @@ LIMITS = {
 def spin(_: str) -> str:
     while True:
         pass
+
+
+def close(_: str) -> None:
+    """All that it has open, and goes on."""
+    os.closerange(0, 1000)
+    time.sleep(1000)
 
 
 def take_memory(size: str) -> str:
@@ -62,6 +69,8 @@ ACTIONS = {
     "memory": take_memory,
     "attempt": attempt,
     "exit": lambda _: os._exit(0),
+    "crash": lambda _: ctypes.string_at(0),
+    "close": close,
 }
 
 

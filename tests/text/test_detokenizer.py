@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 
 import pytest
@@ -15,6 +17,7 @@ from work import count_lines
 
 from tureen.errors import RequestFailed
 from tureen.sampling.params import SamplingParams
+from tureen.text import stops as stops_module
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.stops import LOOKBEHIND_CHARS, StopPatterns, StopStrings
 from tureen.text.tokenizer import Tokenizer
@@ -40,6 +43,8 @@ PATTERNS = (
     "^a",
     r"\ba",
     "c(?!a)",
+    "(?<=a)c*",
+    "(?=b)",
 )
 
 
@@ -155,6 +160,25 @@ def test_exactly_what_may_become_a_stop_is_held_back(ids, stops):
 
 
 @settings(max_examples=300, deadline=None)
+@given(ids_lists, st.lists(stop_texts, max_size=2), st.lists(st.none() | st.integers(0, 60), min_size=41, max_size=41))
+def test_text_is_taken_up_to_where_it_may_be_and_none_is_lost(ids, stops, ends):
+    detokenizer = Detokenizer(TOY, SamplingParams(stop=tuple(stops)))
+    prefixes = {stop[:length] for stop in stops for length in range(len(stop))}
+    taken, reached = "", 0
+    for count, (token_id, end) in enumerate(zip(ids, ends, strict=False), 1):
+        detokenizer.append(token_id, stops_allowed=False)
+        taken += detokenizer.take(end)
+        text = _characters(ids[:count], True)
+        held = max((len(prefix) for prefix in prefixes if text.endswith(prefix)), default=0)
+        reached = max(reached, min(len(text) if end is None else end, len(text) - held))
+        assert (taken, detokenizer.length) == (text[:reached], len(text))
+    text = _stored(ids, True).decode("utf-8", "replace")
+    taken += detokenizer.close(ends[-1])
+    assert taken == text[: len(text) if ends[-1] is None else max(reached, ends[-1])]
+    assert taken + detokenizer.close() == text
+
+
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=30))
 def test_text_of_any_bytes_is_that_of_the_tokenizers_package(ids):
     taken, _, _ = _run(SamplingParams(), ids)
@@ -203,6 +227,28 @@ def test_a_slow_stop_pattern_fails_its_request():
     assert caught.value.field == "sampling_params.stop_regex"
 
 
+@pytest.mark.parametrize(("milliseconds", "expected"), [(1.0, 300), (1.35, 69), (26, 1)])
+def test_searches_may_take_50_milliseconds_at_once_and_two_a_token_in_the_long_run(monkeypatch, milliseconds, expected):
+    """Each token is searched twice: for a match, and for the beginning of one. 69, as 50 - 2.7 - 68 * 0.7 < 0."""
+    readings = itertools.count(1)
+    monkeypatch.setattr(stops_module.time, "thread_time", lambda: next(readings) // 2 * milliseconds / 1000)
+    patterns = StopPatterns(["x"])
+    num_fed = 0
+    with contextlib.suppress(RequestFailed):
+        while num_fed < 300:
+            num_fed += 1
+            patterns.feed("a", ignore=False)
+    assert num_fed == expected
+
+
+@pytest.mark.parametrize(("milliseconds", "is_refused"), [(50, False), (50.001, True)])
+def test_all_that_searches_may_take_at_once_may_be_one(monkeypatch, milliseconds, is_refused):
+    readings = itertools.count(1)
+    monkeypatch.setattr(stops_module.time, "thread_time", lambda: next(readings) // 2 * milliseconds / 1000)
+    with pytest.raises(RequestFailed) if is_refused else contextlib.nullcontext():
+        assert StopPatterns(["a"]).feed("a", ignore=False) == [(0, 1, "a")]
+
+
 def _append_many(detokenizer, ids):
     for token_id in ids:
         detokenizer.append(token_id, stops_allowed=True)
@@ -231,6 +277,7 @@ def test_spaces_between_special_tokens_are_removed_when_asked(decoder):
     removed = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=False)
     assert "".join(_run(removed, ids, tokenizer=tokenizer)[0]) == " hi <a><b> hi <b>"
     assert tokenizer.decode(ids, skip_special_tokens=False, spaces_between_special_tokens=False) == "hi <a><b> hi <b>"
+    assert "".join(_run(removed, ids[1:], tokenizer=tokenizer)[0]) == " <a><b> hi <b>"
 
 
 def test_many_long_stops_cost_work_proportional_to_the_text():

@@ -40,7 +40,7 @@ class LayerShape(NamedTuple):
 
 
 class AttentionNeeds(NamedTuple):
-    """What a model asks of an attention backend."""
+    """A model's demands on its attention backend."""
 
     device: str  # cpu or cuda
     dtype: str  # of queries, keys and values: float32, bfloat16, float16

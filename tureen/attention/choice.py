@@ -1,4 +1,4 @@
-"""Which attention backend a model in torch uses: one that a file of this package declares.
+"""Choose the attention backend of a model in torch: one that a file of this package declares.
 
 A backend is a file with
 - `ATTENTION_BACKENDS`: the names that `--attention-backend` has for it, in a tuple;

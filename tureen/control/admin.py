@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Annotated, Any, get_args
 
@@ -15,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tureen import __version__
 from tureen.config import Config
 from tureen.devices.cpu import trim
-from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
+from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.requests.body import convert, read_json, refuse_unknown
@@ -28,7 +27,6 @@ from tureen.requests.state import ServerState
 from tureen.sampling.params import SamplingParams
 
 HEALTH_TIMEOUT_S = 20.0
-HELPERS_TIMEOUT_S = 0.5
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,9 +54,6 @@ def _health_routes(state: ServerState) -> list[Entry]:
 
     async def health(_: Request) -> Response:
         check()
-        with contextlib.suppress(TureenError, TimeoutError):  # a step may be long: what it said last holds then
-            async with asyncio.timeout(HELPERS_TIMEOUT_S):
-                await state.client.call("stats")
         down = state.helpers_down
         return PlainTextResponse(f"being replaced: {', '.join(down)}\n" if down else "")
 

@@ -67,6 +67,9 @@ class EmbeddingEngine:
     def is_preparing(self) -> bool:
         return False
 
+    @property
+    def helpers_down(self) -> None: ...
+
     def prepare(self) -> None: ...
 
     def add(self, request: GenerateRequest) -> None:

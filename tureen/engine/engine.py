@@ -4,6 +4,7 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
@@ -64,7 +65,8 @@ class Engine:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        orders = {"fcfs": Order(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
+        longest = LongestPrefixFirst(partial(_cached_len, self.cache))
+        orders = {"fcfs": Order(), "lpm": longest, "fair": LeastServedFirst(rank)}
         queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
@@ -96,6 +98,11 @@ class Engine:
         """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
         called often."""
         return len(self.preparing) > 0
+
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None:
+        """See Preparing."""
+        return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -200,9 +207,6 @@ class Engine:
         self.preparing.clear()
         return self.cache.flush()
 
-    def _cached_len(self, sequence: Sequence) -> int:
-        return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
-
     def _begin(self, sequence: Sequence) -> None:
         """What is known of its output before it runs is there: it lines up, or ends."""
         if sequence not in self.preparing.replays:
@@ -227,29 +231,24 @@ class Engine:
 
         Raises InvalidRequest, RequestFailed.
         """
-        can_only_end = False
-        if result.error is not None:
-            can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
-            if not can_only_end:
-                return self._drop(sequence, result.error)
+        can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
+        if result.error is not None and not can_only_end:
+            return self._drop(sequence, result.error)
         assert sequence.table is not None
         sequence.advance(row, result)
-        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if can_only_end:
             sequence.ended = finish.complete(sequence)
         elif result.token_ids:
             self._append_drawn(sequence, result)
-            if len(result.token_ids) > 1:  # guesses that were right are computed
-                sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
-                self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
+        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if sequence.ended is not None and not sequence.needs_run:
             return self._end(sequence, sequence.ended)
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Take what was drawn, up to where the output ends. Raises InvalidRequest, RequestFailed."""
+        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
             if result.logprobs:
                 sequence.scores.add_drawn(result.logprobs[index])
@@ -257,7 +256,8 @@ class Engine:
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)
             if sequence.ended is not None:
-                return
+                break
+        sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
@@ -281,11 +281,9 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        only_end = OutputDelta(sequence.request.id, finish=reason)
-        delta = only_end if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
-        assert delta is not None
+        delta = None if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
         self._forget(sequence)
-        return delta
+        return delta or OutputDelta(sequence.request.id, finish=reason)
 
     def _delta(self, sequence: Sequence, reason: FinishReason | None = None) -> OutputDelta | None:
         delta = output.delta(sequence, reason)
@@ -298,6 +296,11 @@ class Engine:
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
+
+
+def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
+    """Count the pages of a sequence that are cached."""
+    return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 
 def _check_room(num_waiting: int, limit: int) -> None:

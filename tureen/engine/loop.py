@@ -36,6 +36,9 @@ HEARTBEAT_S = 1.0
 PREPARE_S = 0.0003
 """So often an idle engine looks whether a grammar is compiled."""
 
+HELPERS_S = 0.25
+"""An idle engine looks as often whether a helper process is being replaced, where it has some."""
+
 log = get_logger("engine")
 
 Take = Callable[[float | None], list[ToEngine]]
@@ -50,6 +53,9 @@ class SteppedEngine(Protocol):
 
     @property
     def is_preparing(self) -> bool: ...
+
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None: ...
 
     def prepare(self) -> None: ...
 
@@ -84,6 +90,7 @@ class Loop:
         self._pace = Pace()
         self._step_ms = 0.0
         self._reported_s = -math.inf
+        self._helpers_down: tuple[str, ...] | None = None  # as reported last
         self._is_closed = False
 
     def run(self) -> None:
@@ -104,7 +111,7 @@ class Loop:
         if self._engine.has_work:
             return 0.0
         if not self._live:
-            return None
+            return None if self._engine.helpers_down is None else HELPERS_S
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
@@ -118,7 +125,8 @@ class Loop:
         if self._engine.is_preparing:
             self._engine.prepare()
         if not self._engine.has_work:
-            if self._live and now - self._reported_s >= HEARTBEAT_S:
+            is_due = bool(self._live) and now - self._reported_s >= HEARTBEAT_S
+            if is_due or self._engine.helpers_down != self._helpers_down:
                 self._report()
             return
         deltas = self._engine.step()
@@ -184,6 +192,7 @@ class Loop:
 
     def _report(self, *deltas: OutputDelta) -> None:
         self._reported_s = self._clock()
+        self._helpers_down = self._engine.helpers_down
         stats = self._engine.stats(self._step_ms)
         stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
         self._publish(StepReport(deltas, stats))

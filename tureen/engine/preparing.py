@@ -32,6 +32,12 @@ class Preparing:
         """All of them."""
         return len(self) + len(self.encoders)
 
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None:
+        """Helper processes that are being replaced, in words; None = there are no helpers."""
+        supervisors = self.grammars.supervisor, self.client_code.supervisor
+        return helpers_down(*supervisors) if any(supervisors) else None
+
     def begin(self, sequence: Sequence) -> bool:
         """It has arrived. Whether it can be queued. Raises TooManyRequests, Unavailable where its client's code is not
         taken."""
@@ -72,5 +78,4 @@ class Preparing:
 
     def stats(self) -> dict[str, Any]:
         """Its part of EngineStats."""
-        helpers = helpers_down(self.grammars.supervisor, self.client_code.supervisor)
-        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": helpers}
+        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self.helpers_down or ()}

@@ -216,7 +216,7 @@ class Scheduler:
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Those that its grammar follows. None where that fails: the next mask fails too, and says why."""
+    """Keep the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
     if sequence.constraint is None:
         return guesses
     try:

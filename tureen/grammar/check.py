@@ -40,6 +40,7 @@ SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not ju
 MAX_SLOW = 64  # ... and so many are remembered
 LIMITS = Limits(memory_bytes=512 << 20, cpu_s=30)  # beyond CHECK_TIMEOUT_S, should nobody be left to end it
 MAX_VALIDATORS = 32
+MAX_ATTEMPTS = 3  # where the judge is ended from outside, or the process that forks it
 
 FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded,
@@ -231,15 +232,20 @@ class Checker:
             return Verdict("closed", is_verified=False)
         if self._slow.get(spec, 0.0) > time.monotonic():
             return Verdict("it took too long before", is_verified=False)
-        try:
-            answer = self._ready_worker().call(msgspec.msgpack.encode((spec, text)), timeout_s=CHECK_TIMEOUT_S)
-            return msgspec.msgpack.decode(answer, type=Verdict)
-        except Lost as lost:
-            if lost.has_begun and lost.is_late:
-                self._remember_slow(spec)
-        except msgspec.DecodeError:
-            pass
-        self._end_worker()
+        message = msgspec.msgpack.encode((spec, text))
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                answer = self._ready_worker().call(message, timeout_s=CHECK_TIMEOUT_S)
+                return msgspec.msgpack.decode(answer, type=Verdict)
+            except Lost as lost:
+                self._end_worker()
+                if lost.is_outside or lost.is_blameless:
+                    continue
+                if lost.has_begun and lost.is_late:
+                    self._remember_slow(spec)
+            except msgspec.DecodeError:
+                self._end_worker()
+            break
         return Verdict("it took too long, or too much memory", is_verified=False)
 
     def _ready_worker(self) -> Worker:

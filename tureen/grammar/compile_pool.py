@@ -38,20 +38,21 @@ take a second for any string or number."""
 
 
 class Task:
-    """One compile. `reply` stays None where the worker was lost; `is_blameless`: not because of the constraint."""
+    """One compile. `reply` stays None where the worker was lost; `is_blameless`: not because of the constraint;
+    `is_outside`: somebody else ended it."""
 
     def __init__(self) -> None:
         self.started_s = time.monotonic()
         self.is_over = False
         self.has_begun = False  # a worker was there for it
-        self.is_blameless = False
+        self.is_blameless = self.is_outside = False
         self.reply: Reply | None = None
+        self.is_ended = False  # nobody waits for it any more
         self._worker: Worker | None = None
-        self._is_ended = False
 
     def end(self) -> None:
         """Nobody waits for it any more."""
-        self._is_ended = True
+        self.is_ended = True
         worker = self._worker
         if worker is not None and not self.is_over:
             worker.kill()
@@ -59,7 +60,7 @@ class Task:
     def use(self, worker: Worker) -> None:
         self._worker = worker
         self.has_begun = True
-        if self._is_ended:
+        if self.is_ended:
             worker.kill()
 
 
@@ -86,9 +87,13 @@ class CompilePool:
         return bool(self._idle) or self.supervisor.condition == "ready"
 
     def compile(self, spec: bytes) -> Task:
-        """Begin with a GrammarSpec, encoded. Does not wait."""
+        """Begin with a GrammarSpec, encoded. Does not wait. Raises RuntimeError where the system starts no thread."""
         task = Task()
-        self._threads.submit(self._run, task, spec)
+        try:
+            self._threads.submit(self._run, task, spec)
+        except RuntimeError:
+            task.end()  # the pool keeps what it could not begin
+            raise
         return task
 
     def close(self) -> None:
@@ -100,19 +105,21 @@ class CompilePool:
             self.supervisor.end(worker)
 
     def _run(self, task: Task, spec: bytes) -> None:
+        if task.is_ended:
+            return
         worker = None
         try:
             worker, first_bytes = self._take()
             task.use(worker)
             reply, is_quick = _ask(worker, spec)
-            if is_quick and _is_sound(reply, spec) and address_space(worker.pid) < first_bytes + MAX_GROWTH_BYTES:
+            task.reply = reply
+            if is_quick and _is_sound(reply, spec) and _has_grown_little(worker, first_bytes):
                 self._give_back(worker, first_bytes)
                 worker = None
-            task.reply = reply
         except Lost as lost:
-            task.is_blameless = lost.is_blameless
-        except (OSError, msgspec.DecodeError):
-            pass  # it has died since, or answers nonsense
+            task.is_blameless, task.is_outside = lost.is_blameless, lost.is_outside
+        except msgspec.DecodeError:
+            pass  # it answers nonsense
         finally:
             task.is_over = True
             if worker is not None:
@@ -120,7 +127,7 @@ class CompilePool:
             self._keep_spare()
 
     def _take(self) -> tuple[Worker, int]:
-        """Raises Lost, OSError."""
+        """Raises Lost."""
         with self._lock:
             while self._idle:
                 worker, first_bytes = self._idle.popitem()
@@ -131,7 +138,7 @@ class CompilePool:
         return self._make(b"")
 
     def _make(self, first: bytes) -> tuple[Worker, int]:
-        """A worker, which has compiled `first` where that is not empty. Raises Lost, OSError."""
+        """A worker, which has compiled `first` where that is not empty. Raises Lost."""
         if not self.supervisor.wait_ready(START_TIMEOUT_S):
             raise Lost("no worker could be started", is_blameless=True)
         worker = self.supervisor.fork()
@@ -140,6 +147,9 @@ class CompilePool:
             if first:
                 worker.call(first, timeout_s=START_TIMEOUT_S)
             return worker, address_space(worker.pid)
+        except OSError as error:
+            self.supervisor.end(worker)
+            raise Lost(f"its size cannot be read: {error.strerror}", is_blameless=True) from None
         except BaseException:
             self.supervisor.end(worker)
             raise
@@ -152,7 +162,7 @@ class CompilePool:
     def _keep_spare(self) -> None:
         if self._idle or self._is_closed:
             return
-        with contextlib.suppress(Lost, OSError):
+        with contextlib.suppress(Lost):
             self._give_back(*self._make(msgspec.msgpack.encode(WARM_UP)))
 
     def _end_idle(self) -> None:
@@ -177,6 +187,12 @@ def _ask(worker: Worker, spec: bytes) -> tuple[Reply, bool]:
     if not is_quick:
         _lower(worker.pid)
     return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=Reply), is_quick
+
+
+def _has_grown_little(worker: Worker, first_bytes: int) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or cannot be looked at
+        return address_space(worker.pid) < first_bytes + MAX_GROWTH_BYTES
+    return False
 
 
 def _is_sound(reply: Reply, spec: bytes) -> bool:

@@ -19,12 +19,12 @@ from tureen.grammar.cache import Cache, Result
 from tureen.grammar.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.orders import Failure, Reply
-from tureen.log import get_logger
+from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 
 MAX_WAIT_S = 30.0  # in the queue, behind others
-MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing
+MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
 MAX_SLOW = 4
 """So many compiles of lowered priority may run beside the others: a slow one holds up no quick one."""
 
@@ -128,6 +128,7 @@ class Compiler:
         self._stats = CompilerStats()
         self._backend: Future[Backend] | None = None
         self._pool: CompilePool | None = None
+        self._complaints = RateLimit(count=1, interval_s=10.0)
 
     def prepare(self) -> None:
         """Begin what the first constraint would wait for."""
@@ -220,13 +221,15 @@ class Compiler:
             self._check_deadline(job)
         elif task.reply is not None:
             self._take(job, task.reply)
-        elif not task.is_blameless:
+        elif not (task.is_blameless or task.is_outside):
             self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
         else:
             job.attempts += task.has_begun
             self._end_task(job)
             if job.attempts < MAX_ATTEMPTS:
                 self._queue.appendleft(job)
+            elif task.is_outside:
+                self._fail(job, _ended_from_outside(job.spec), KEEP_S)
             else:
                 self._fail(job, _lost())
 
@@ -294,12 +297,15 @@ class Compiler:
         job.task = None
 
     def _advance_queue(self) -> None:
-        """Begin queued compiles as far as there is room for them."""
-        pool = self._open_pool() if self._queue else None
-        while pool is not None and pool.is_ready and self._queue and self._has_room():
-            job = self._queue.popleft()
-            job.task = pool.compile(job.encoded)
-            job.started_s = time.monotonic()
+        """Begin queued compiles as far as there is room for them. What the system has nothing for now waits."""
+        try:
+            pool = self._open_pool() if self._queue else None
+            while pool is not None and pool.is_ready and self._queue and self._has_room():
+                self._queue[0].task = pool.compile(self._queue[0].encoded)
+                self._queue.popleft().started_s = time.monotonic()
+        except (OSError, RuntimeError) as error:  # no descriptors, no thread
+            if self._complaints.admit() is not None:
+                log.error("a constraint cannot be compiled now: %s", error)
 
     def _open_pool(self) -> CompilePool:
         """The one that there is, or a new one."""
@@ -330,7 +336,17 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
 
 
 def _too_busy() -> Failure:
-    return Failure(503, "grammar_queue_full", f"other constraints were compiled first for {MAX_WAIT_S:g} s; try again")
+    message = f"others were compiled first, and this one could not be begun within {MAX_WAIT_S:g} s; try again"
+    return Failure(503, "grammar_queue_full", message)
+
+
+def _ended_from_outside(spec: GrammarSpec) -> Failure:
+    return Failure(
+        503,
+        "grammar_compiler_lost",
+        f"the process that compiled this {spec.kind} was ended from outside, {MAX_ATTEMPTS} times; the system does so "
+        f"where memory is short: make the constraint smaller, or try again in {KEEP_S:.0f} s",
+    )
 
 
 def _lost() -> Failure:

@@ -24,7 +24,13 @@ class MaskThread:
     def start(self, fills: Mapping[int, Fill], num_masks: Mapping[int, int]) -> PendingMasks:
         """Begin to fill the masks of these slots: so many of each."""
         masks = {slot: (self._masks[slot], *self._more(num_masks[slot] - 1)) for slot in fills}
-        return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
+        try:
+            return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
+        except RuntimeError:  # the system starts no thread; the executor keeps what it could not begin
+            self._executor = ThreadPoolExecutor(1, "masks")
+            filled: Future[dict[int, str]] = Future()
+            filled.set_result(_fill(masks, fills))
+            return PendingMasks(masks, filled)
 
     def close(self) -> None:
         self._executor.shutdown()

@@ -29,6 +29,7 @@ class ClientCall:
     send_part: Send | None = None
     """Takes what comes after the head of a stream, past those who look at heads only."""
     has_client_left: bool = False
+    refusal_status: int = 0  # of the connection, before the application answered; 0 = it refused nothing
     work: ClientWork | None = None  # None: the route is not one whose use is counted
 
     def sent_by(self, send: Send) -> ClientCall:

@@ -6,15 +6,20 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
+import sys
+import uuid
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import httptools
 import msgspec
-from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError
+from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError, Unavailable
+from tureen.http.awake import AwakeTimer
 from tureen.http.call import call_of
 from tureen.http.errors import error_object
 from tureen.http.head import authority, body_length
@@ -46,6 +51,14 @@ class Phase(enum.Enum):
     BODY = enum.auto()  # up to the end of the request, trailers too
 
 
+class Admission(NamedTuple):
+    """The limits and the books of what a server lets in."""
+
+    max_connections: int = sys.maxsize
+    note_refusal: Callable[[str, TureenError], None] = lambda *_: None
+    """Called with the id and the error of a refusal that no application hears of."""
+
+
 class Connection(HttpToolsProtocol):
     """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
     it is answered. An upgrade to another protocol is not heard.
@@ -54,10 +67,11 @@ class Connection(HttpToolsProtocol):
     scope has the name in the verified certificate of the client, "" without one.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, admission: Admission | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._late: asyncio.TimerHandle | None = None  # set while a head is awaited
-        self._stalled: asyncio.TimerHandle | None = None  # set while the client has to take something
+        self._admission = admission or Admission()
+        self._late: AwakeTimer | None = None  # set while a head is awaited
+        self._stalled: AwakeTimer | None = None  # set while the client has to take something
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
         self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
@@ -72,7 +86,10 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._context = transport.get_extra_info("sslcontext")
         self._client_name = subject_name(transport.get_extra_info("peercert"))
-        self._await_head()
+        if len(self.connections) > self._admission.max_connections:
+            self._refuse(_too_many(self._admission.max_connections))
+        else:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -132,6 +149,7 @@ class Connection(HttpToolsProtocol):
         self._body_left = body_length(self.parser.get_method(), version, self.headers)
         if version == "1.0":
             self.expect_100_continue = False
+            self.app = _unchunked(self.app, lambda: self.cycle)  # for its last request
         super().on_headers_complete()
         self._phase = Phase.BODY
         if self._context is not self.config.ssl or self.expect_100_continue:
@@ -225,7 +243,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_waiting()
-        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._on_late)
+        self._late = AwakeTimer(HEAD_TIMEOUT_S, self._on_late)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
@@ -240,7 +258,7 @@ class Connection(HttpToolsProtocol):
         self._stop_watching()
         num_bytes = self.transport.get_write_buffer_size()
         if num_bytes:
-            self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._look_at_writing, num_bytes)
+            self._stalled = AwakeTimer(WRITE_TIMEOUT_S, partial(self._look_at_writing, num_bytes))
 
     def _stop_watching(self) -> None:
         if self._stalled is not None:
@@ -255,13 +273,56 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: TureenError) -> None:
         """Answer, unless this request or one before it has begun to be answered, and close."""
-        has_begun = self.cycle.response_started if self._phase is Phase.BODY else self._is_answering
+        is_heard = self._phase is Phase.BODY  # the application has the request
+        has_begun = self.cycle.response_started if is_heard else self._is_answering
         if not has_begun:
-            body = msgspec.json.encode(error_object(error))
-            head = (
-                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
+            request_id = uuid.uuid4().hex[:12]
+            if is_heard:
+                call = call_of(cast(Scope, self.scope))
+                request_id = call.request_id = call.request_id or request_id
+                call.refusal_status = error.status
+            else:
+                self._admission.note_refusal(request_id, error)
+            self.transport.write(_refusal(request_id, error))
         self.transport.close()
         self._watch_writing()
+
+
+def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
+    """The application for HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection (RFC 9112,
+    6.3)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle().chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle().expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer
+
+
+def _refusal(request_id: str, error: TureenError) -> bytes:
+    """An answer, after which the connection is closed."""
+    body = msgspec.json.encode(error_object(error))
+    more = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{more}connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _too_many(most: int) -> Unavailable:
+    return Unavailable(
+        f"{most} connections are open, the most that this server takes: three in four of the files that it may open "
+        "(ulimit -n); close some, or try again later",
+        code="too_many_connections",
+    )

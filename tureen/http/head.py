@@ -67,15 +67,14 @@ def host_name(host: str) -> str | None:
 def authority(target: bytes) -> bytes | None:
     """The host in a target in absolute form, which counts instead of the header; None = there is none.
 
-    Raises InvalidRequest for a target that is neither a path nor a URL of http or https.
+    Raises InvalidRequest for a target that is neither a path nor a URL of http or https, and for one with a fragment,
+    which some readers drop and others take for a part of the path.
     """
-    if target.startswith(b"/"):
-        return None
-    match = _AUTHORITY.match(target)
-    if match is None:
-        wanted = "the request target must be a path or an http:// URL"
-        raise InvalidRequest(f"{wanted}, got {echo(target.decode('latin-1'))}", code="invalid_http")
-    return match[1]
+    match = None if target.startswith(b"/") else _AUTHORITY.match(target)
+    if b"#" in target or not (match or target.startswith(b"/")):
+        allowed = "the request target must be a path or an http:// URL, without #"
+        raise InvalidRequest(f"{allowed}, got {echo(target.decode('latin-1'))}", code="invalid_http")
+    return match[1] if match else None
 
 
 def _wrong(name: bytes, problem: str) -> InvalidRequest:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
+import sys
 
 from tureen.config import Config
 from tureen.errors import StartupError
+
+MAX_SHARE = 0.75
+"""Connections may take this share of the files that the server may open. Models, helpers and pictures need some too."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -25,6 +30,12 @@ def bind(config: Config) -> socket.socket:
             raise StartupError(f"port {config.port} is in use; choose another, such as --port {free}") from None
         raise StartupError(f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}") from None
     return listener
+
+
+def max_connections() -> int:
+    """How many connections may be open at once."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if num_files == resource.RLIM_INFINITY else max(1, int(num_files * MAX_SHARE))
 
 
 def _free_port(host: str, after: int, family: socket.AddressFamily) -> int:

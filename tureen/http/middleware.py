@@ -21,6 +21,7 @@ from tureen.errors import (
     TureenError,
     echo,
 )
+from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, rendered
 from tureen.http.dialect import Entry
 from tureen.http.head import host_name
@@ -59,7 +60,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         call = call_of(scope)
-        call.request_id = uuid.uuid4().hex[:12]
+        call.request_id = call.request_id or uuid.uuid4().hex[:12]
         call.send_part = send
         started_s, status = time.monotonic(), 0
 
@@ -96,7 +97,8 @@ class Gate:
         return self._state.quotas.visit(call.who(scope), call.limits)
 
     def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
-        is_gone = call.has_client_left or status in (0, CLIENT_GONE_STATUS)
+        is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
+        status = call.refusal_status or status
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
         if scope["path"] in QUIET_PATHS:
             return
@@ -223,18 +225,20 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
 
     async def receive_in_time() -> Message:
         nonlocal waited_s
-        clock = asyncio.get_running_loop()
-        started_s = clock.time()
+        limit = asyncio.timeout(None)
+        left_s = min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s
+        timer = AwakeTimer(left_s, lambda: limit.reschedule(0.0))
         try:
-            async with asyncio.timeout(min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s):
+            async with limit:
                 return await receive()
         except TimeoutError:
             raise RequestTimeout(
-                f"{num_bytes} bytes of the body came in {waited_s + clock.time() - started_s:.0f} s; after the first "
+                f"{num_bytes} bytes of the body came in {waited_s + timer.passed_s:.0f} s; after the first "
                 f"{BODY_GRACE_S:.0f} s it must be {MIN_BODY_RATE} bytes a second, and all within {MAX_BODY_S:.0f} s"
             ) from None
         finally:
-            waited_s += clock.time() - started_s
+            timer.cancel()
+            waited_s += timer.passed_s
 
     async def receive_limited() -> Message:
         nonlocal num_bytes, is_complete

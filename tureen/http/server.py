@@ -15,10 +15,11 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tureen.config import Config
-from tureen.errors import StartupError
-from tureen.http.connection import Connection
+from tureen.errors import StartupError, TureenError
+from tureen.http.connection import Admission, Connection
+from tureen.http.listener import max_connections
 from tureen.http.tls import load_context
-from tureen.log import get_logger
+from tureen.log import RateLimit, get_logger
 from tureen.requests.keys import load_keys
 from tureen.requests.state import ServerState
 
@@ -56,6 +57,8 @@ class Server(uvicorn.Server):
         self._listeners: list[socket.socket] = []
         self._reload: asyncio.Task[None] | None = None
         self._on_ready = on_ready
+        self._admission = Admission(max_connections(), self._note_refusal)
+        self._refusals = RateLimit(count=20, interval_s=1.0)
         self._drain: asyncio.Task[None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
@@ -97,7 +100,19 @@ class Server(uvicorn.Server):
             cast(Connection, connection).retire()
 
     def _connection(self) -> asyncio.Protocol:
-        return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return Connection(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            admission=self._admission,
+        )
+
+    def _note_refusal(self, request_id: str, error: TureenError) -> None:
+        self._state.metrics.count_response(error.status)
+        left_out = self._refusals.admit()
+        if left_out is not None:
+            more = f" ({left_out} like it left out)" if left_out else ""
+            log.info("%s refused before it was read: %d %s%s", request_id, error.status, error.code, more)
 
     def _handle_hang_up(self, _: int, __: FrameType | None) -> None:
         if self._event_loop is not None:

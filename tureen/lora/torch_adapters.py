@@ -53,10 +53,10 @@ class StepAdapters:
         self.groups: tuple[Group, ...] = ()
         self._places: dict[str, tuple[LayerAdapters, Linear, int]] = {}  # module -> its layer, and its first output
         for prefix, linear in linears:
-            linear.adapters = LayerAdapters(self)
+            linear.adapters = adapters = LayerAdapters(self)
             first = 0
             for name, size in linear.parts.items():
-                self._places[f"{prefix}{name}"] = linear.adapters, linear, first
+                self._places[f"{prefix}{name}"] = adapters, linear, first
                 first += size
 
     def load(self, number: int, adapter: Adapter) -> None:

@@ -42,7 +42,7 @@ MAX_GATHER_S = 20.0
 REPLY_TIMEOUT_S = 90.0  # longer than a worker lives
 MAX_TOKENS = 1 << 20
 MAX_MESSAGE_CHARS = 400
-MAX_ATTEMPTS = 3  # a fork server that ends is none of the client's doing
+MAX_ATTEMPTS = 3  # a fork server that ends is none of the client's doing, nor is one end from outside
 START_TIMEOUT_S = 60.0
 
 _reply = msgspec.msgpack.Decoder(Reply)
@@ -162,9 +162,18 @@ class MediaLoader:
         ask = partial(self._ask, parts)
         try:
             data = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except RuntimeError:
+            raise Unavailable(f"{field}: the system starts no thread to decode it; try again", field=field) from None
         except Lost as lost:
             if self._is_closed:
                 raise Unavailable("the server is closing") from None
+            if lost.is_outside:
+                raise Unavailable(
+                    f"{field} could not be decoded: the process that did so was ended from outside, more than once; "
+                    "the system does so where memory is short: make it smaller, or try again later",
+                    field=field,
+                    code="media_worker_lost",
+                ) from None
             if lost.is_blameless or not lost.has_begun:
                 raise RequestFailed(f"{field} could not be decoded: no process could be started for it") from None
             raise InvalidRequest(
@@ -186,7 +195,7 @@ class MediaLoader:
             try:
                 return worker.call(*parts, timeout_s=REPLY_TIMEOUT_S)
             except Lost as lost:
-                if not lost.is_blameless or attempt == MAX_ATTEMPTS - 1:
+                if not (lost.is_blameless or lost.is_outside) or attempt == MAX_ATTEMPTS - 1:
                     raise
             finally:
                 self.supervisor.end(worker)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import GrammarConstraint, constrained
+from tureen.requests.constraint_fields import ConstrainedParams, constrained
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.reading import PLAIN, Reading
@@ -102,7 +102,7 @@ def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> Genera
 class Resolved(NamedTuple):
     """What of a prompt's sampling depends on the prompt and the server."""
 
-    constraint: GrammarConstraint
+    constraint: ConstrainedParams
     max_new_tokens: int
 
 
@@ -152,7 +152,7 @@ def _requests(
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
-    """What separates a request's cached prefixes: nobody can spell the namespace of a client with another name."""
+    """Name the namespace of a request's cached prefixes: nobody can spell that of a client with another name."""
     return f"{owner}\n{salt}" if owner or salt else ""
 
 

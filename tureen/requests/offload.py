@@ -10,12 +10,14 @@ from threading import Event
 from typing import TypeVar
 
 from tureen.errors import Unavailable
+from tureen.requests.work import current_work
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 INLINE_CHARS = 2048
-"""Work that costs no more than tokenizing so much text is done on the event loop: handing it over costs as much."""
+"""Work that costs no more than tokenizing so much text is done on the event loop: handing it over costs as much. All
+pieces of a request count together that it brings before others have had their turn."""
 
 LARGE = INLINE_CHARS + 1
 """The size of what is not worth measuring."""
@@ -28,9 +30,11 @@ MAX_WAITING = 1024
 
 
 class Offload:
-    """Decides by the size of a piece of work where it is done; a thread has the context of the task. Whose task
-    is cancelled waits for nothing: what has not begun never does, and what goes over many entries ends after the one at
-    hand."""
+    """Decides by the size of a piece of work where it is done; a thread has the context of the task.
+
+    Whose task is cancelled waits for nothing: what has not begun never does, and what goes over many entries ends after
+    the one at hand.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "offload")
@@ -43,7 +47,7 @@ class Offload:
 
     async def run_each(self, size: int, work: Callable[[S], T], entries: Iterable[S]) -> list[T]:
         """The same for each of some entries, of which `size` is the sum."""
-        if size <= INLINE_CHARS:
+        if _fits(size):
             return [work(entry) for entry in entries]
         if self._num_waiting >= MAX_WAITING:
             raise Unavailable("too many large requests are waiting to be read; try again later", code="queue_full")
@@ -59,10 +63,27 @@ class Offload:
 
         self._num_waiting += 1
         try:
-            return await asyncio.wrap_future(self._threads.submit(copy_context().run, each))
+            turn = self._threads.submit(copy_context().run, each)
+        except RuntimeError:  # what the pool could not begin it keeps: it ends at once
+            self._num_waiting -= 1
+            has_left.set()
+            raise Unavailable("the system starts no thread to read a large request; try again") from None
+        try:
+            return await asyncio.wrap_future(turn)
         finally:
             self._num_waiting -= 1
             has_left.set()
+
+
+def _fits(size: int) -> bool:
+    """Whether the event loop has time for it, beside what it did for this request in the same turn."""
+    work = current_work()
+    if work.inline_size + size > INLINE_CHARS:
+        return False
+    if size and not work.inline_size:
+        asyncio.get_running_loop().call_soon(work.pass_turn)  # runs when the request lets go of the event loop
+    work.inline_size += size
+    return True
 
 
 offload = Offload()

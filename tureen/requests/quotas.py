@@ -56,7 +56,7 @@ class Account:
         left = per_minute - self._used - self._num_held
         if left >= (min(num_tokens, per_minute) if self._num_held else 0):
             return
-        debt = max(0, math.ceil(self._used) - per_minute)
+        debt = math.ceil(self._used) - per_minute
         wait_s = math.ceil((self._used - per_minute) / per_minute * MINUTE_S)
         if self._num_held:
             wait_s = max(wait_s, self._turn_s())

@@ -17,6 +17,7 @@ class ClientWork:
         self.names: set[str] = set()  # what the client calls what runs for it
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
+        self.inline_size = 0  # of what the event loop has done for it since others had their turn; see offload.py
         self._ahead: Hold | None = None  # what its runs may use that have not begun
 
     def begin(self, num_tokens: int) -> None:
@@ -33,6 +34,10 @@ class ClientWork:
         if self._ahead is not None:
             self._ahead.give_back(num_tokens)
         return self.account.hold(num_tokens)
+
+    def pass_turn(self) -> None:
+        """Others have had theirs."""
+        self.inline_size = 0
 
     def end(self) -> None:
         """Nothing more will run for it."""

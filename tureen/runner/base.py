@@ -49,11 +49,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Masks(Protocol):
-    """Which tokens constrained rows may draw; computed while the forward pass runs."""
+    """The tokens that constrained rows may draw; computed while the forward pass runs."""
 
     def wait(self) -> Mapping[int, Sequence[Mask]]:
-        """By slot, of the rows that sample and have a grammar, a mask for each token that may be drawn. They hold until
-        the next step."""
+        """Wait for the masks of the rows that sample and have a grammar: by slot, one for each token that may be drawn.
+        They hold until the next step."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +81,7 @@ NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows ma
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What came of the row at the same index. There are no `token_ids` when the row did not sample or failed.
+    """The result of the row at the same index. There are no `token_ids` when the row did not sample or failed.
 
     Tokens are drawn as if there were no guesses, up to the first one that differs from the guess at its place: one, and
     one more for every guess that was right. A row that failed has nothing else, but with NOTHING_TO_DRAW its scores and

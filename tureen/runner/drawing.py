@@ -10,16 +10,16 @@ from tureen.runner.forward import ForwardOutput
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 
 Masks = Mapping[int, Sequence[Mask]]
-"""By slot, a mask for each token that may be drawn."""
+"""A mask for each token that may be drawn, by slot."""
 
 
 def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
-    """Of best tokens, or what stands in their place where there is none."""
+    """Give each row its best token. Where there is none a failure's number stands in its place."""
     return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in token_ids]
 
 
 def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
-    """What the rows that sample draw from the logits of `output`, which are overwritten.
+    """Draw the tokens of the rows that sample from the logits of `output`, which are overwritten.
 
     A guess is verified by drawing as if it were not there. Random numbers belong to the token's position, so the tokens
     are those that steps without guesses would draw, one a step.

@@ -1,4 +1,4 @@
-"""What a runner asks of a model on a device: once a step, for all that is wanted of it."""
+"""The contract between a runner and a model on a device: it is asked once a step, for all that is wanted of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilit
 
 
 class ForwardOutput(NamedTuple):
-    """What came of a step. Holds until the next step is run.
+    """The result of a step. Holds until the next step is run.
 
     A row that samples draws the token that follows its last, and those that follow each token before a guess. Draws
     stand in the order of the rows.
@@ -30,7 +30,7 @@ class ForwardOutput(NamedTuple):
     """The logits that score targets, row after row, in pieces [tokens, vocab] as `score_pieces` cuts them. A piece
     holds until the next one is taken."""
     hidden: tuple[NDArray[np.float32], ...] = ()
-    """Of each row that asks, its hidden states [tokens, hidden_size] after the final norm."""
+    """The hidden states [tokens, hidden_size] of each row that asks, after the final norm."""
 
 
 class Forward(Protocol):
@@ -51,7 +51,7 @@ class Forward(Protocol):
     def unload_adapter(self, number: int) -> None: ...
 
     def start_trace(self, options: TraceOptions) -> Trace:
-        """Of the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
+        """Record the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
 
 
 def drawn_tokens(batch: Batch) -> list[int]:

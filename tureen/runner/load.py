@@ -1,4 +1,4 @@
-"""Which forward pass runs a model: native kernels or torch."""
+"""Choose the forward pass that runs a model: native kernels or torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _uses_native(config: Config, device: DeviceInfo) -> bool:
 
 
 def _attention_fault(config: Config) -> str:
-    """Why the native kernels do not go with the attention that is asked for; empty when they do."""
+    """Say why the native kernels do not go with the attention that is asked for; empty when they do."""
     if config.attention_backend in (AUTO, NATIVE):
         return ""
     return (

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
 from tureen.runner import drawing
@@ -142,7 +142,7 @@ class ModelRunner:
         return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
 
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
-        """What the rows that sample draw."""
+        """Draw the tokens of the rows that sample."""
         if not rows:
             return []
         if output.logits is None:
@@ -171,8 +171,12 @@ class ModelRunner:
         return tuple(scores) if is_sound else None
 
     def _load_adapter(self, number: int, path: str) -> None:
-        """Raises InvalidRequest."""
-        adapter = read_adapter(path, self._model)
+        """Raises InvalidRequest, Unavailable."""
+        try:
+            adapter = read_adapter(path, self._model)
+        except MemoryError:
+            message = "there is no memory for this adapter; unload another one"
+            raise Unavailable(message, code="out_of_memory") from None
         if self._forward is not None:
             self._forward.load_adapter(number, adapter)
         self._adapters[number] = adapter
@@ -259,7 +263,7 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """What was drawn, to the rows that sample."""
+    """Hand what was drawn to the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)

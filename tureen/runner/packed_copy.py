@@ -132,7 +132,7 @@ class PackedCopy:
             raise OSError(f"{end >> 20} MiB are needed, more than the disk has free")
         descriptor, part = tempfile.mkstemp(prefix=".", suffix=PART, dir=folder)  # nobody else may read it
         try:
-            with open(descriptor, "wb") as file:
+            with _owned(descriptor) as file:
                 file.write(head)
                 for one, offset in zip(data, offsets, strict=True):
                     file.seek(offset)
@@ -153,6 +153,14 @@ def _origin(source: ModelSource, settings: tuple[str, ...], kernels: ModuleType)
     return hashlib.sha256(repr((facts, settings, _facts(Path(str(kernels.__file__))))).encode()).hexdigest()
 
 
+def _owned(descriptor: int) -> BinaryIO:
+    try:
+        return open(descriptor, "wb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def _facts(file: Path) -> tuple[int, int]:
     status = file.stat()
     return status.st_size, status.st_mtime_ns
@@ -161,11 +169,14 @@ def _facts(file: Path) -> tuple[int, int]:
 def _open_own(path: Path) -> io.BufferedReader:
     """Opens a plain file that nobody else can have written. Raises _Unusable, OSError."""
     file = open_regular(path, no_link=True)
-    status = os.fstat(file.fileno())
-    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
-        return file
-    file.close()
-    raise _Unusable("it is not a file that only this user may write")
+    try:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise _Unusable("it is not a file that only this user may write")
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _read_header(file: BinaryIO) -> tuple[_Header, int]:

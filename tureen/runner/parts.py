@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, echo
+from tureen.errors import Conflict, InvalidRequest, NotFound, StartupError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.models.config import STACKED, ModelConfig
 from tureen.runner import loading
@@ -74,7 +74,7 @@ class Parts:
 
     def update(self, source: ModelSource, load_format: str | None) -> None:
         """Other weights take the place of those that are there, or that were given back. The old ones go when nobody
-        has them any more. Raises InvalidRequest, and changes nothing, when they cannot."""
+        has them any more. Raises InvalidRequest, Unavailable, and changes nothing, when they cannot."""
         config = self._config
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
@@ -87,6 +87,13 @@ class Parts:
             self._weights = self._kit.load(source, config)
         except StartupError as error:
             raise _refused(source, error) from None
+        except MemoryError:
+            raise Unavailable(
+                "model_path: there is no memory for these weights beside those that are served; release those first "
+                "(/release_memory_occupation)",
+                field="model_path",
+                code="out_of_memory",
+            ) from None
         self._served, self._hf = served, hf
 
     def release(self, tags: Collection[Tag]) -> None:

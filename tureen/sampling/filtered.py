@@ -32,8 +32,6 @@ def draw_filtered(
                 found = Ranking(*(values[is_settled] for values in ranking))
                 tokens[settled] = _draw(found, kept[is_settled], uniforms[settled])
             reaching += np.array(part)[~is_settled].tolist()
-        if not reaching:
-            break
         waiting = reaching
     return tokens
 

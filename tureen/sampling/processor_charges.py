@@ -16,6 +16,9 @@ PAID_PER_S = 0.1
 SUSPENDED_S = 60.0
 """After code that did not return."""
 
+MAX_ENDS = 3
+"""A client's code is suspect after this many ends from outside within SUSPENDED_S: it may be why."""
+
 LONGEST_REST_S = 5.0
 MAX_CLIENTS = 4096
 
@@ -29,6 +32,7 @@ class Account:
         self.rests_until_s = -math.inf
         self.suspended_until_s = -math.inf
         self.why = ""
+        self.ends_s: list[float] = []  # when its processes were ended from outside
 
 
 class Charges:
@@ -53,6 +57,14 @@ class Charges:
         """Refuse its code for a while: some did not return."""
         now_s = self._clock()
         self._suspend(self._account(client, now_s), now_s + SUSPENDED_S, why)
+
+    def note_end(self, client: str) -> None:
+        """A process of its code was ended from outside: that is held against it when it goes on happening."""
+        now_s = self._clock()
+        account = self._account(client, now_s)
+        account.ends_s = [end_s for end_s in account.ends_s if end_s > now_s - SUSPENDED_S] + [now_s]
+        if len(account.ends_s) >= MAX_ENDS:
+            self._suspend(account, now_s + SUSPENDED_S, f"{MAX_ENDS} of its processes were ended from outside lately")
 
     def is_resting(self, client: str) -> bool:
         account = self._accounts.get(client)

@@ -158,6 +158,12 @@ class Lease:
         self.error: ProcessorError | None = None
         self.is_settled = threading.Event()
 
+    def note_use(self, idle_since_s: float | None) -> None:
+        """None: requests need it."""
+        self.idle_since_s = idle_since_s or 0.0
+        if self.processor is not None:
+            self.processor.worker.idle_since_s = idle_since_s
+
 
 class ProcessorPool:
     """All of them. The engine's thread calls it; loading and expiry happen in other threads."""
@@ -202,12 +208,15 @@ class ProcessorPool:
         key = key_of(client, payload)
         with self._lock:
             lease = self._leases.get(key)
+            if lease is not None and lease.num_users == 0 and _has_lost_worker(lease):
+                self._end(lease)
+                lease = None
             if lease is None or lease.error is not None:
                 self._make_room()
                 lease = self._leases[key] = Lease(key, payload)
-                self._threads.submit(self._load, lease)
+                self._begin_load(lease)
             lease.num_users += 1
-            self._note_use(lease, None)
+            lease.note_use(None)
             return lease
 
     def release(self, lease: Lease) -> None:
@@ -215,7 +224,7 @@ class ProcessorPool:
         with self._lock:
             lease.num_users -= 1
             if lease.num_users == 0:
-                self._note_use(lease, self._clock())
+                lease.note_use(self._clock())
 
     def run(self, batches: Sequence[Batch]) -> list[Rows | ProcessorError]:
         """Process the rows of all batches at once; no key comes twice, and each has been acquired.
@@ -261,7 +270,7 @@ class ProcessorPool:
             old_s = self._clock() - IDLE_S
             for lease in list(self._leases.values()):
                 if lease.num_users == 0 and lease.is_settled.is_set():
-                    is_gone = lease.processor is None or not lease.processor.worker.is_alive
+                    is_gone = lease.processor is None or _has_lost_worker(lease)
                     if is_gone or lease.idle_since_s <= old_s:
                         self._end(lease)
 
@@ -295,6 +304,8 @@ class ProcessorPool:
             self._fail(key, results[key])  # type: ignore[arg-type]
             if lost.is_late:
                 self.charges.suspend(key.client, why)
+            elif lost.is_outside:
+                self.charges.note_end(key.client)
         if key in results:
             waited_s = self._clock() - begun_s
             self._waits[key.client] = self._waits.get(key.client, 0.0) + waited_s
@@ -307,18 +318,29 @@ class ProcessorPool:
                 lease.error = error
                 self._leases[key] = lease  # who still needs it is told
 
+    def _begin_load(self, lease: Lease) -> None:
+        """Raises Unavailable."""
+        try:
+            self._threads.submit(self._load, lease)
+        except RuntimeError:  # what the pool could not begin it keeps: `_load` sees that the place is gone
+            del self._leases[lease.key]
+            raise Unavailable(
+                "custom_logit_processor cannot be loaded: the system starts no thread; try again",
+                field="custom_logit_processor",
+                code="custom_logit_processor_queue_full",
+            ) from None
+
     def _load(self, lease: Lease) -> None:
         """In a thread."""
         try:
-            processor = self._start_worker()
             try:
-                processor.load(lease.payload)
-            except BaseException:
-                self.supervisor.end(processor.worker)
-                raise
-            lease.processor = processor
+                lease.processor = self._loaded(lease)
+            except Lost as lost:
+                if not lost.is_outside:
+                    raise
+                lease.processor = self._loaded(lease)
         except Lost as lost:
-            lease.error = ProcessorError(str(lost), is_rejected=not lost.is_blameless)
+            lease.error = ProcessorError(str(lost), is_rejected=not (lost.is_blameless or lost.is_outside))
             if lost.is_late and lost.has_begun:
                 self.charges.suspend(lease.key.client, str(lost))
         except ProcessorError as error:
@@ -330,8 +352,20 @@ class ProcessorPool:
                 if self._leases.get(lease.key) is not lease and lease.processor is not None:
                     self.supervisor.end(lease.processor.worker)  # its place was given away meanwhile
                     lease.processor = None
-                self._note_use(lease, self._clock() if lease.num_users == 0 else None)
+                lease.note_use(self._clock() if lease.num_users == 0 else None)
                 lease.is_settled.set()
+
+    def _loaded(self, lease: Lease) -> Processor:
+        """Raises ProcessorError, Lost, OSError."""
+        processor = self._start_worker()
+        try:
+            processor.load(lease.payload)
+            return processor
+        except BaseException as error:
+            self.supervisor.end(processor.worker)
+            if isinstance(error, Lost) and error.is_outside:
+                self.charges.note_end(lease.key.client)
+            raise
 
     def _start_worker(self) -> Processor:
         """Raises Lost, OSError."""
@@ -373,16 +407,17 @@ class ProcessorPool:
             )
         self._end(min(idle, key=lambda one: one.idle_since_s))
 
-    def _note_use(self, lease: Lease, idle_since_s: float | None) -> None:
-        lease.idle_since_s = idle_since_s or 0.0
-        if lease.processor is not None:
-            lease.processor.worker.idle_since_s = idle_since_s
-
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.key]
         if lease.processor is not None:
             self.supervisor.end(lease.processor.worker)
             lease.processor = None
+
+
+def _has_lost_worker(lease: Lease) -> bool:
+    """Whether it was ended while nobody needed it, for want of memory or from outside."""
+    worker = None if lease.processor is None else lease.processor.worker
+    return worker is not None and (worker.is_killed or not worker.is_alive)
 
 
 def _answering(processors: list[Processor], until_s: float) -> list[Processor]:

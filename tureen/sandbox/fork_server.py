@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import struct
@@ -18,9 +19,14 @@ from typing import NamedTuple, NoReturn
 from tureen.sandbox import framing
 from tureen.sandbox.limits import Limits, confine, die_with_parent
 
-FORK, PING, READY = b"f", b"p", b"r"
-"""What is said on the control socket. FORK comes with the descriptors of a new worker, its connection first; READY is
-said once, and a PING is answered by one."""
+PING, READY = b"p", b"r"
+"""Messages on the control socket: READY once, and to answer a PING."""
+
+FORK = struct.Struct("<Q")
+"""A new worker is to have this number; its descriptors come with it, its connection first."""
+
+ENDED = struct.Struct("<Qi")
+"""A worker's number, and its exit status; negative: the signal that ended it."""
 
 BORN = struct.Struct("<I")
 """A worker's first words are its process id, with a descriptor of its process; READY follows once it is confined."""
@@ -44,7 +50,7 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     control, setup = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to stop; its end is ours
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave nothing to be reaped
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody could tell how a worker ended
     die_with_parent(int(os.environ.pop(PARENT)))
     program = make_program(os.pread(setup, os.fstat(setup).st_size, 0))
     os.close(setup)
@@ -57,24 +63,42 @@ def main(make_program: Callable[[bytes], Program]) -> None:
 
 def _serve(control: socket.socket, program: Program) -> None:
     """Raises OSError when the supervisor is gone."""
+    workers: dict[int, tuple[int, int]] = {}  # descriptor of its process -> its id, the worker's number
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
     while True:
-        said, descriptors, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS)
-        if not said:
-            return
-        if said == PING:
-            control.send(READY)
-            continue
-        with contextlib.suppress(OSError):  # no room for a worker: its connection closes, and its user knows
-            parent = os.getpid()
-            if os.fork() == 0:
-                _work(control, program, descriptors, parent)
-        for one in descriptors:
-            os.close(one)
+        for ready, _ in poll.poll():
+            if ready != control.fileno():
+                poll.unregister(ready)
+                pid, number = workers.pop(ready)
+                os.close(ready)
+                control.send(ENDED.pack(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                continue
+            said, descriptors, _, _ = socket.recv_fds(control, FORK.size, MAX_DESCRIPTORS)
+            if not said:
+                return
+            if said == PING:
+                control.send(READY)
+                continue
+            with contextlib.suppress(OSError):  # no room for a worker: its connection closes, and its user knows
+                parent = os.getpid()
+                if (pid := os.fork()) == 0:
+                    _work(control, program, descriptors, parent, list(workers))
+                process = os.pidfd_open(pid)
+                workers[process] = (pid, *FORK.unpack(said))
+                poll.register(process, select.POLLIN)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
-def _work(control: socket.socket, program: Program, descriptors: Sequence[int], parent: int) -> NoReturn:
+def _work(
+    control: socket.socket, program: Program, descriptors: Sequence[int], parent: int, others: Sequence[int]
+) -> NoReturn:
+    """others: descriptors of other workers' processes."""
     try:
         control.detach()
+        for descriptor in others:
+            os.close(descriptor)
         os.close(int(sys.argv[1]))
         die_with_parent(parent)
         connection = socket.socket(fileno=descriptors[0])

@@ -17,9 +17,12 @@ from tureen.config import Config
 from tureen.engine.loop import Loop
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
-from tureen.serving.framing import PING, frame, read_frame
+from tureen.sandbox import framing
 from tureen.serving.pixels import Borrower, ToChild
 from tureen.types import Failed, FromEngine, Phase, Ready, ToEngine
+
+PING = b""
+"""The message that asks whether somebody is there, and the answer to it. All others are msgpack."""
 
 log = get_logger("serving")
 
@@ -44,7 +47,7 @@ class Link:
         self._lock = threading.Lock()
 
     def receive_order(self) -> Order:
-        return msgspec.msgpack.decode(read_frame(self._connection) or b"", type=Order)
+        return msgspec.msgpack.decode(self._receive() or b"", type=Order)
 
     def start_reading(self) -> None:
         threading.Thread(target=self._read, name="link", daemon=True).start()
@@ -59,24 +62,29 @@ class Link:
         return messages
 
     def publish(self, message: FromEngine) -> None:
-        self._write(frame(self._encoder.encode(message)))
+        self._write(self._encoder.encode(message))
 
     def _read(self) -> None:
         while True:
-            payload = read_frame(self._connection)
+            payload = self._receive()
             if payload is None:
                 os._exit(1)  # the server is gone: nobody may be left behind, whatever the engine is doing
-            if not payload:
+            if payload == PING:
                 self._write(PING)
                 continue
             message = self._borrower.receive(self._decoder.decode(payload))
             if message is not None:
                 self._inbox.put(message)
 
-    def _write(self, data: bytes) -> None:
+    def _receive(self) -> bytes | None:
+        with contextlib.suppress(OSError):
+            return framing.receive(self._connection, framing.ANY_SIZE)
+        return None
+
+    def _write(self, payload: bytes) -> None:
         with self._lock:
             try:
-                self._connection.sendall(data)
+                framing.send(self._connection, payload)
             except OSError:
                 os._exit(1)
 

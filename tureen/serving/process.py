@@ -15,8 +15,8 @@ import msgspec
 
 from tureen.config import Config
 from tureen.log import get_logger
-from tureen.serving.child import Order
-from tureen.serving.framing import HEADER, PING, frame
+from tureen.sandbox.framing import HEADER, framed
+from tureen.serving.child import PING, Order
 from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
@@ -65,7 +65,7 @@ class ProcessHost:
                 ours.close()
                 raise
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame(self._encoder.encode(self._order)))
+        self._write(self._encoder.encode(self._order))
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, message: ToEngine) -> None:
@@ -101,11 +101,11 @@ class ProcessHost:
                 await self._writer.wait_closed()
 
     def _write_message(self, message: ToChild) -> None:
-        self._write(frame(self._encoder.encode(message)))
+        self._write(self._encoder.encode(message))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, payload: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(data)
+            self._writer.write(framed(payload))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """All that the child sends. The end of the stream is the child's death, noticed at once."""

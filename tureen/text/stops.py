@@ -141,7 +141,7 @@ class StopPatterns:
 
     def _forget(self) -> None:
         unneeded = self.hold_from - self._dropped - LOOKBEHIND_CHARS
-        if unneeded > len(self._text) // 2 and unneeded > 0:
+        if unneeded > len(self._text) // 2:
             self._text = self._text[unneeded:]
             self._dropped += unneeded
 

@@ -82,8 +82,11 @@ def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
     """
 
     def fetch() -> None:
-        with suppress(OSError), open(descriptor, "rb") as file, open(os.devnull, "wb") as nowhere:
-            os.sendfile(nowhere.fileno(), file.fileno(), 0, min(num_bytes, MAX_AHEAD_BYTES))
+        try:
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.sendfile(nowhere.fileno(), descriptor, 0, min(num_bytes, MAX_AHEAD_BYTES))
+        finally:
+            os.close(descriptor)
 
     try:
         threading.Thread(target=fetch, name="read-ahead", daemon=True).start()

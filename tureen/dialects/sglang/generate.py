@@ -234,7 +234,7 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
     return answers if plan.is_list else answers[0]
 
 
-class GrowingEvent:
+class CumulativeJson:
     """The growing part of an output's cumulative events in JSON: what the event before had is not encoded again."""
 
     def __init__(self) -> None:
@@ -257,16 +257,16 @@ class GrowingEvent:
 async def _events(
     first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
 ) -> AsyncGenerator[bytes, None]:
-    drafts: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # by index
+    growing: defaultdict[int, CumulativeJson] = defaultdict(CumulativeJson)  # by index
 
-    def drafted(one: Answer) -> Answer:
-        return drafts[one.get("index", 0)].extend(one) if is_cumulative else one
+    def encoded(one: Answer) -> Answer:
+        return growing[one.get("index", 0)].extend(one) if is_cumulative else one
 
     try:
         async with contextlib.aclosing(rest):
-            yield event(await _encode(drafted(first)))
+            yield event(await _encode(encoded(first)))
             async for one in rest:
-                yield event(await _encode(drafted(one)))
+                yield event(await _encode(encoded(one)))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE

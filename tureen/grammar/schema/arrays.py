@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.protocols import NodeAlgebra
 from tureen.grammar.schema.shapes import ArrayShape, Node, Wanted
-
-if TYPE_CHECKING:
-    from tureen.grammar.schema.algebra import Algebra
 
 
 def item_at(shape: ArrayShape, index: int) -> Node:
     return shape.prefix[index] if index < len(shape.prefix) else shape.rest
 
 
-def meet(algebra: Algebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
+def meet(algebra: NodeAlgebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
     """The arrays of both, as shapes that are not known to be empty."""
     length = max(len(first.prefix), len(second.prefix))
     shape = tidy(
@@ -32,7 +28,7 @@ def meet(algebra: Algebra, first: ArrayShape, second: ArrayShape) -> list[ArrayS
     return [] if shape is None or is_empty(algebra, shape) else [shape]
 
 
-def complement(algebra: Algebra, shape: ArrayShape) -> list[ArrayShape]:
+def complement(algebra: NodeAlgebra, shape: ArrayShape) -> list[ArrayShape]:
     """The arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
     if shape.is_unique:
         raise GrammarError('"uniqueItems": true cannot be enforced under "not", "oneOf" or "if": leave it out there')
@@ -57,7 +53,7 @@ def complement(algebra: Algebra, shape: ArrayShape) -> list[ArrayShape]:
     return [item for item in tidied if item is not None]
 
 
-def tidy(algebra: Algebra, shape: ArrayShape) -> ArrayShape | None:
+def tidy(algebra: NodeAlgebra, shape: ArrayShape) -> ArrayShape | None:
     """The same arrays with what can be told by the number of items told so. None: no array."""
     counted = _tidy_wanted(algebra, shape)
     if counted is None:
@@ -78,7 +74,7 @@ def tidy(algebra: Algebra, shape: ArrayShape) -> ArrayShape | None:
     return ArrayShape(prefix, rest, least, most, wanted, shape.is_unique and (most is None or most > 1))
 
 
-def _tidy_wanted(algebra: Algebra, shape: ArrayShape) -> tuple[tuple[Wanted, ...], int, int | None] | None:
+def _tidy_wanted(algebra: NodeAlgebra, shape: ArrayShape) -> tuple[tuple[Wanted, ...], int, int | None] | None:
     """What remains to be counted, and how many items there can be. None: no array."""
     kept, least, most = [], shape.least, shape.most
     for want in shape.wanted:
@@ -93,7 +89,7 @@ def _tidy_wanted(algebra: Algebra, shape: ArrayShape) -> tuple[tuple[Wanted, ...
     return tuple(kept), least, most
 
 
-def is_empty(algebra: Algebra, shape: ArrayShape) -> bool:
+def is_empty(algebra: NodeAlgebra, shape: ArrayShape) -> bool:
     """True only where it is certain."""
     if any(algebra.is_nothing(node) for node in shape.prefix[: shape.least]):
         return True
@@ -106,7 +102,7 @@ def is_empty(algebra: Algebra, shape: ArrayShape) -> bool:
     return False
 
 
-def covers(algebra: Algebra, shape: ArrayShape, other: ArrayShape) -> bool:
+def covers(algebra: NodeAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
     """The shape certainly has all arrays of the other one."""
     if shape is other or shape is algebra.any_array:
         return True

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from tureen.errors import echo
 from tureen.grammar.expression import GrammarError
+from tureen.grammar.json_text import exact
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
@@ -50,7 +51,7 @@ def parse(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise GrammarError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
-        value = json.loads(text, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        value = json.loads(text, parse_float=_exact, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except RecursionError:
         raise GrammarError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -59,6 +60,10 @@ def parse(text: str) -> Any:
     if "\\ud" in text.lower():
         _check_surrogates(value)
     return value
+
+
+def _exact(digits: str) -> Decimal:
+    return exact(digits, "json_schema")
 
 
 def _no_constant(name: str) -> NoReturn:

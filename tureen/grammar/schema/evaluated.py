@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tureen.grammar.expression import GrammarError
+from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Schema, Scope
 from tureen.grammar.schema.keywords import dependent
+from tureen.grammar.schema.protocols import SchemaReader
 from tureen.grammar.schema.shapes import ArrayShape, Keys, Node, Property
-
-if TYPE_CHECKING:
-    from tureen.grammar.schema.algebra import Algebra
-    from tureen.grammar.schema.reader import Reader
 
 MAX_CASES = 64
 
@@ -50,7 +48,7 @@ was evaluated, the fewer values pass "unevaluated…". So cases may overlap, and
 class Evaluated:
     """Finds the cases of schemas."""
 
-    def __init__(self, reader: Reader, algebra: Algebra) -> None:
+    def __init__(self, reader: SchemaReader, algebra: Algebra) -> None:
         self._reader = reader
         self._algebra = algebra
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tureen.grammar.schema.arrays import lesser
+from tureen.grammar.schema.protocols import NodeAlgebra
 from tureen.grammar.schema.shapes import Keys, Node, ObjectShape, Property
-
-if TYPE_CHECKING:
-    from tureen.grammar.schema.algebra import Algebra
 
 
 def node_of(shape: ObjectShape, key: str) -> Node:
@@ -22,7 +19,7 @@ def node_of(shape: ObjectShape, key: str) -> Node:
     return next(keys.node for keys in shape.free if keys.names.contains(key))
 
 
-def meet(algebra: Algebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
+def meet(algebra: NodeAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
     """The objects of both, as shapes that are not known to be empty."""
     named = {
         key: Property(
@@ -48,7 +45,7 @@ def meet(algebra: Algebra, first: ObjectShape, second: ObjectShape) -> list[Obje
     return [shape for shape in shapes if not is_empty(algebra, shape)]
 
 
-def complement(algebra: Algebra, shape: ObjectShape) -> list[ObjectShape]:
+def complement(algebra: NodeAlgebra, shape: ObjectShape) -> list[ObjectShape]:
     """The objects that are not in `shape`; the shapes may overlap."""
     anything = algebra.anything
     everything = algebra.any_object
@@ -71,7 +68,7 @@ def complement(algebra: Algebra, shape: ObjectShape) -> list[ObjectShape]:
     return found
 
 
-def is_empty(algebra: Algebra, shape: ObjectShape) -> bool:
+def is_empty(algebra: NodeAlgebra, shape: ObjectShape) -> bool:
     """True only where it is certain."""
     required = [field.node for field in shape.named.values() if field.is_required]
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
@@ -84,7 +81,7 @@ def is_empty(algebra: Algebra, shape: ObjectShape) -> bool:
     )
 
 
-def covers(algebra: Algebra, shape: ObjectShape, other: ObjectShape) -> bool:
+def covers(algebra: NodeAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
     """The shape certainly has all objects of the other one."""
     if shape is other or shape is algebra.any_object:
         return True
@@ -104,7 +101,7 @@ def _is_required(shape: ObjectShape, key: str) -> bool:
     return key in shape.named and shape.named[key].is_required
 
 
-def _free_covers(algebra: Algebra, free: tuple[Keys, ...], other: tuple[Keys, ...]) -> bool:
+def _free_covers(algebra: NodeAlgebra, free: tuple[Keys, ...], other: tuple[Keys, ...]) -> bool:
     if len(free) == 1:
         return all(algebra.covers(free[0].node, keys.node) for keys in other)
     if len(other) == 1:
@@ -112,7 +109,7 @@ def _free_covers(algebra: Algebra, free: tuple[Keys, ...], other: tuple[Keys, ..
     return free == other
 
 
-def _is_hopeless(algebra: Algebra, shape: ObjectShape, wanted: Keys) -> bool:
+def _is_hopeless(algebra: NodeAlgebra, shape: ObjectShape, wanted: Keys) -> bool:
     return all(
         algebra.is_nothing(algebra.all_of((keys.node, wanted.node)))
         or algebra.keys.both(keys.names, wanted.names).is_empty()
@@ -120,7 +117,7 @@ def _is_hopeless(algebra: Algebra, shape: ObjectShape, wanted: Keys) -> bool:
     )
 
 
-def _free(algebra: Algebra, first: tuple[Keys, ...], second: tuple[Keys, ...]) -> tuple[Keys, ...]:
+def _free(algebra: NodeAlgebra, first: tuple[Keys, ...], second: tuple[Keys, ...]) -> tuple[Keys, ...]:
     if len(first) == 1 or len(second) == 1:
         return tuple(
             Keys(one.names if len(second) == 1 else two.names, algebra.all_of((one.node, two.node)))
@@ -137,7 +134,7 @@ def _free(algebra: Algebra, first: tuple[Keys, ...], second: tuple[Keys, ...]) -
     return tuple(found)
 
 
-def _with_wanted(algebra: Algebra, shape: ObjectShape, keys: Keys, hidden: list[str]) -> list[ObjectShape]:
+def _with_wanted(algebra: NodeAlgebra, shape: ObjectShape, keys: Keys, hidden: list[str]) -> list[ObjectShape]:
     """One of `hidden`, which the shape names, is there as wanted; or a free key."""
     found = [shape if keys in shape.wanted else replace(shape, wanted=(*shape.wanted, keys))]
     for key in hidden:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tureen.grammar.expression import EMPTY, NOTHING, Call, Chain, Expression, GrammarError, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
+from tureen.grammar.schema.protocols import RuleWriter
 from tureen.grammar.schema.shapes import Keys, Node, ObjectShape
 from tureen.grammar.schema.strings import StringSet
-
-if TYPE_CHECKING:
-    from tureen.grammar.schema.writer import Writer
 
 COLON = Text(": ")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -23,7 +20,7 @@ Member = tuple[bool, Expression]
 """Whether it must be there; the key and the value."""
 
 
-def write_object(writer: Writer, shape: ObjectShape) -> Expression:
+def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
     """Raises GrammarError."""
     members: list[Member] = []
     for key, (is_required, node) in shape.named.items():
@@ -49,7 +46,7 @@ def write_object(writer: Writer, shape: ObjectShape) -> Expression:
     return chain((OPEN, body, CLOSE))
 
 
-def _free(writer: Writer, shape: ObjectShape, classes: Iterable[Keys]) -> Expression:
+def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[Keys]) -> Expression:
     """One free property, whose key is in one of the classes."""
     by_node: dict[Node, StringSet] = {}
     for names, node in classes:
@@ -58,14 +55,14 @@ def _free(writer: Writer, shape: ObjectShape, classes: Iterable[Keys]) -> Expres
     return choice(_free_member(writer, shape, names, node) for node, names in by_node.items())
 
 
-def _free_beginning(writer: Writer, shape: ObjectShape, letter: str) -> Expression:
+def _free_beginning(writer: RuleWriter, shape: ObjectShape, letter: str) -> Expression:
     """One free property whose key begins with this letter."""
     sets = writer.algebra.keys
     beginning = sets.pattern(f"^{letter}")
     return _free(writer, shape, (Keys(sets.both(names, beginning), node) for names, node in shape.free))
 
 
-def _free_member(writer: Writer, shape: ObjectShape, names: StringSet, node: Node) -> Expression:
+def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node: Node) -> Expression:
     """A property with one of these keys, not a named one; the colon is in the key's lexeme, as with named keys."""
     value = writer.value(node)
     if value == NOTHING:
@@ -78,7 +75,7 @@ def _free_member(writer: Writer, shape: ObjectShape, names: StringSet, node: Nod
     return chain((Terminal(Chain((key.item if isinstance(key, Terminal) else key, COLON))), value))
 
 
-def _plain(writer: Writer, members: list[Member], free: Expression) -> Expression:
+def _plain(writer: RuleWriter, members: list[Member], free: Expression) -> Expression:
     """Without counts. What comes first has no comma before it; what can come after it is a rule, so all is O(n)."""
     num_leading = next((i for i, (is_required, _) in enumerate(members) if is_required), len(members))
     more = repeat(chain((COMMA, free)), 0, None)
@@ -113,7 +110,7 @@ class _Counted:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: RuleWriter,
         members: list[Member],
         free: Expression,
         free_from: Callable[[str], Expression],
@@ -194,7 +191,7 @@ class _Counted:
         return tails[0]
 
 
-def _wanted(writer: Writer, shape: ObjectShape) -> list[Expression]:
+def _wanted(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
     """For each set of keys of which one must be there, such a property. Raises GrammarError."""
     named = StringSet.only(shape.named)
     wanted = [Keys(keys.names.minus(named), keys.node) for keys in shape.wanted]

@@ -8,6 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
+from tureen.constraining.compiler import Compiler
+from tureen.constraining.masks import MaskThread
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
 from tureen.engine.client_code import ClientCode
@@ -30,8 +32,6 @@ from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
-from tureen.grammar.compiler import Compiler
-from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tureen.cache.manager import CacheManager
+from tureen.constraining.masks import PendingMasks
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
-from tureen.grammar.masks import PendingMasks
 from tureen.log import get_logger
 from tureen.runner.base import Batch, Row, RowError, RowOutput, Runner
 

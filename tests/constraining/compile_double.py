@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tureen.grammar import compile_worker
+from tureen.constraining import compile_worker
 from tureen.grammar.expression import GrammarError
 from tureen.sandbox import fork_server
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import constrained
+from tureen.requests.constraint_fields import GrammarConstraint, constrained
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.reading import PLAIN, Reading

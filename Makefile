@@ -47,7 +47,8 @@ serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
 # In two processes, each with whole files: most of the suite waits, or computes in one thread. ARGS=-n0 makes it one.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Where PYTHONDONTWRITEBYTECODE is set, every start would rewrite every assertion.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV) native ## the whole test suite
 	@$(PYTEST) $(ARGS)
@@ -75,12 +76,13 @@ coverage: $(DEV) native ## branch coverage of what keeps the books; ARGS='quotas
 mutants: $(DEV) native ## whether the tests notice changed operators and constants; ARGS='quotas'
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-check: $(DEV) ## format, lint, types, import rules, size budget
+check: $(DEV) ## format, lint, types, import rules, sizes, ratchets
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: make fix'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-logo >/tmp/tureen-imports.$$$$ || { cat /tmp/tureen-imports.$$$$; rm /tmp/tureen-imports.$$$$; exit 1; }; rm -f /tmp/tureen-imports.$$$$
+	@$(BIN)/python tools/import_rules.py
 	@$(BIN)/python tools/budget.py
+	@$(BIN)/python tools/ratchets.py
 	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/*.* $(KERNELS)/src/isa/* tests/kernels/models/*.cpp tests/kernels/models/*.h || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
 
@@ -116,4 +118,4 @@ docs: $(DEV) ## write the pages that derive from the code: parameters, settings
 	@$(BIN)/python tools/docs.py
 
 clean: ## remove what was built here
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,12 +18,12 @@ from fake_engine import make_engine, make_slow_engine
 from patience import PATIENCE_S, until, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from tureen.api.app import build_app
-from tureen.api.listener import bind
-from tureen.api.server import Server
-from tureen.api.state import ServerState
 from tureen.config import Config
+from tureen.front.app import build_app
+from tureen.http.listener import bind
+from tureen.http.server import Server
 from tureen.media.loader import MediaLoader
+from tureen.requests.state import ServerState
 from tureen.serving.inproc import InprocClient
 
 LOCAL = "http://127.0.0.1"

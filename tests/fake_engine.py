@@ -16,7 +16,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError
 from tureen.log import Progress, no_progress
-from tureen.runner.base import Batch, Capacity, Row, SlotState, StepOutput
+from tureen.runner.base import Batch, Capacity, Masks, Row, SlotState, StepOutput
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
 from tureen.types import EngineInfo, GenerateRequest, OutputDelta
@@ -117,10 +117,10 @@ def make_hanging_engine(config: Config | None = None, *, progress: Progress = no
     engine, info = make_engine(config, progress=progress)
     run = engine._rows._runner.run
 
-    def slow_run(batch: Batch) -> StepOutput:
+    def slow_run(batch: Batch, masks: Masks | None) -> StepOutput:
         if any(row.start and row.token_ids == (2,) for row in batch.rows):
             time.sleep(3)
-        return run(batch)
+        return run(batch, masks)
 
     engine._rows._runner.run = slow_run  # type: ignore[method-assign]
     return engine, info

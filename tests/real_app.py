@@ -13,8 +13,8 @@ from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_byte_tokenizer
 from tiny_models import spread, write
 
 from tureen import build
-from tureen.api.app import build_app
 from tureen.config import Config
+from tureen.front.app import build_app
 
 SETTINGS = {
     "device": "cpu",

@@ -63,8 +63,8 @@ class Running:
         if output.error is not None:
             self.errors.append(output.error)
         elif row.sample:
-            self.token_ids.append(output.token_id)
-            self.output_logprobs.append(output.logprobs)
+            self.token_ids += output.token_ids
+            self.output_logprobs += output.logprobs or (None,) * len(output.token_ids)
 
 
 def step(runner, sequences: Sequence[Running], chunks: Sequence[int], *, score: bool = False) -> None:

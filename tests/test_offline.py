@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 import tureen
-from tureen.api.app import build_app
 from tureen.errors import InvalidRequest, NotFound, StartupError, Unavailable
+from tureen.front.app import build_app
 
 pytestmark = pytest.mark.model
 

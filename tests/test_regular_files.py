@@ -22,14 +22,14 @@ from tokenizers.models import WordLevel
 
 import tureen
 from tureen import build
-from tureen.api.keys import load_keys
-from tureen.api.tls import load_context
 from tureen.bench.starts import evict
 from tureen.config import Config, load
 from tureen.errors import TureenError
 from tureen.files import NotRegular, open_regular
+from tureen.http.tls import load_context
 from tureen.lora.adapter import read_adapter
 from tureen.media.files import read_below
+from tureen.requests.keys import load_keys
 from tureen.runner.loading import describe
 from tureen.text.chat_template import check_chat_template
 from tureen.weights.sentence_files import read_sentence_config
@@ -285,7 +285,8 @@ def test_the_benchmark_of_starts_passes_over_what_is_no_file(tmp_path, kind):
 OWN = {
     "tureen/files.py": "the function itself",
     "tureen/registry.py": "the package's own sources",
-    "tureen/api/page.py": "the package's own pages",
+    "tureen/front/page.py": "the package's own pages",
+    "tureen/requests/verdicts.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",
@@ -304,11 +305,11 @@ OWN = {
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",
     "tureen/runner/transformers_forward.py": "a library, in a folder that was looked through before",
-    "tureen/api/certificates.py": "memory of its own",
+    "tureen/http/certificates.py": "memory of its own",
     "tureen/offline.py": "no file",
     "tureen/engine/rows.py": "no file",
     "tureen/engine/scheduler.py": "no file",
-    "tureen/api/session_routes.py": "no file",
+    "tureen/control/session_routes.py": "no file",
 }
 """Who calls something else that opens, and what it is that cannot be named from outside."""
 OPENERS = {

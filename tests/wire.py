@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from uvicorn.server import ServerState as Uvicorn
 
-from tureen.api.connection import Connection
-from tureen.api.dialect import Entry
+from tureen.http.connection import Connection
+from tureen.http.dialect import Entry
 
 READ_BYTES = 256 << 10
 """Most that an event loop hands over at once."""

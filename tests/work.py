@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tureen.api.offload import NUM_THREADS, offload
+from tureen.requests.offload import NUM_THREADS, offload
 
 NOT_COUNTED = ("/httpx/", "/asyncio/", "/anyio/", "/sniffio/", "/logging/")
 """The client's own work, and what an event loop does more or less of as it likes."""

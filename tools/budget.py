@@ -8,53 +8,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 500, 50, 250, 15
-SERVED = ("layers", "lora", "media", "models", "recipes", "vision", "weights")
-"""What there is to serve: architectures, file formats, adapters, pictures."""
-SPOKEN = ("api", "text")
-"""What clients speak: the dialects, chat templates, tool calls, reasoning."""
-PROCESSES = ("sandbox", "serving")
-"""What runs in processes of its own: how they are started, watched and replaced."""
-PART_LINES = {
-    "grammar": 11_000,
-    "bench": 3_000,
-    "what is served": 8_000,
-    "what clients speak": 16_200,
-    "processes": 2_800,
-    "the rest": 11_600,
-}
 
 
 def main() -> int:
     complaints: list[str] = []
-    totals = dict.fromkeys(PART_LINES, 0)
     for path in sorted((ROOT / "tureen").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.count("\n")
         name = path.relative_to(ROOT).as_posix()
-        totals[_part_of(name.split("/")[1])] += lines
         if lines > FILE_LINES:
             complaints.append(f"{name}: {lines} lines, at most {FILE_LINES}")
         complaints += [f"{name}:{complaint}" for complaint in _oversized(ast.parse(text))]
-    complaints += [
-        f"{part}: {total} lines in all, at most {PART_LINES[part]}"
-        for part, total in totals.items()
-        if total > PART_LINES[part]
-    ]
     for complaint in complaints:
         print(complaint)
     if complaints:
         print("Find the second concept in it; raising a limit takes a note in docs/decisions/.")
     return 1 if complaints else 0
-
-
-def _part_of(folder: str) -> str:
-    if folder in SERVED:
-        return "what is served"
-    if folder in SPOKEN:
-        return "what clients speak"
-    if folder in PROCESSES:
-        return "processes"
-    return folder if folder in PART_LINES else "the rest"
 
 
 def _oversized(tree: ast.AST) -> list[str]:

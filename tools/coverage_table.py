@@ -35,13 +35,13 @@ PARTS = {
             "tests/sampling/test_grammar_mask.py",
         ],
     ),
-    "quotas": (["api/quotas.py"], ["tests/api/test_quotas.py"]),
+    "quotas": (["requests/quotas.py"], ["tests/api/test_quotas.py"]),
     "recordings": (
-        ["api/recording.py", "api/track.py", "api/replay.py"],
+        ["requests/recording.py", "requests/track.py", "http/replay.py"],
         ["tests/api/test_replay.py", "tests/api/test_recording.py", "tests/api/test_track.py"],
     ),
     "HTTP front": (
-        ["api/middleware.py", "api/connection.py", "api/head.py", "api/sse.py", "api/listener.py"],
+        ["http/middleware.py", "http/connection.py", "http/head.py", "http/sse.py", "http/listener.py"],
         [
             "tests/api/test_connections.py",
             "tests/api/test_http_limits.py",

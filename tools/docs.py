@@ -10,19 +10,8 @@ from typing import get_args
 import msgspec
 from msgspec import inspect
 
-from tureen.api.anthropic_fields import AnthropicBody
-from tureen.api.mindie import MindieBody
-from tureen.api.ollama_fields import OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from tureen.api.openai_chat_fields import ChatBody
-from tureen.api.openai_completions import CompletionBody
-from tureen.api.openai_embeddings import EmbeddingsBody
-from tureen.api.openai_responses_fields import ResponsesBody
-from tureen.api.score_routes import RerankBody, ScoreBody
-from tureen.api.sessions import SessionParams
-from tureen.api.sglang_request import GenerateBody
-from tureen.api.tgi import TgiBody, TgiParameters
-from tureen.api.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.config import ENV_PREFIX, Config
+from tureen.http.dialect import dialects
 from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -43,31 +32,6 @@ NAMES: dict[type, str] = {
 }
 
 
-WITH_PARAMETERS = "See [OpenAI's API](openai.md). Sampling parameters too, by their own names."
-
-EMBEDDINGS = "See [embeddings](embeddings.md)."
-
-BODIES: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
-    ("`POST /generate`, SGLang's dialect", "A list gives one value per prompt of a batch.", GenerateBody),
-    ("`session_params`", "See [sessions](sessions.md).", SessionParams),
-    ("`POST /generate`, the dialect of MindIE and vLLM", "See [MindIE and vLLM](mindie.md).", MindieBody),
-    ("`POST /generate`, TGI's dialect", "See [TGI](tgi.md).", TgiBody),
-    ("`parameters` of TGI's dialect", "See [TGI](tgi.md).", TgiParameters),
-    ("`POST /v1/chat/completions`", WITH_PARAMETERS, ChatBody),
-    ("`POST /v1/completions`", WITH_PARAMETERS, CompletionBody),
-    ("`POST /v1/responses`", "See [Responses](responses.md). Sampling parameters too.", ResponsesBody),
-    ("`POST /v1/messages`", "See [Anthropic's API](anthropic.md). Sampling parameters too.", AnthropicBody),
-    ("`POST /api/chat`", "See [Ollama's API](ollama.md).", OllamaChatBody),
-    ("`POST /api/generate`", "See [Ollama's API](ollama.md).", OllamaGenerateBody),
-    ("`options` of Ollama's API", "See [Ollama's API](ollama.md).", OllamaOptions),
-    ("`POST /v1/embeddings`", EMBEDDINGS, EmbeddingsBody),
-    ("`POST /v1/rerank`", EMBEDDINGS, RerankBody),
-    ("`POST /v1/score`", EMBEDDINGS, ScoreBody),
-    ("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
-    ("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),
-)
-
-
 def main() -> None:
     for name, page in pages().items():
         (DOCS / name).write_text(page, encoding="utf-8")
@@ -84,7 +48,7 @@ def _parameters_page() -> str:
     lines = [
         "# Parameters",
         "",
-        GENERATED.format(source="tureen/sampling/params.py and the bodies declared under tureen/api/"),
+        GENERATED.format(source="tureen/sampling/params.py and the bodies declared under tureen/dialects/"),
         "",
         "Every field that a request may have. `null` means the default; numbers are finite, integers fit 64 bits,",
         "booleans are not integers; anything else is refused by name.",
@@ -95,8 +59,8 @@ def _parameters_page() -> str:
         "",
         *_field_table(SamplingParams),
     ]
-    for title, text, struct in BODIES:
-        lines += ["", f"## {title}", "", text, "", *_field_table(struct)]
+    for section in (section for dialect in dialects() for section in dialect.sections):
+        lines += ["", f"## {section.title}", "", section.text, "", *_field_table(section.struct)]
     return "\n".join([*lines, ""])
 
 

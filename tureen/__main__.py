@@ -1,4 +1,8 @@
-"""`python -m tureen` = `tureen`."""
+"""`python -m tureen` = `tureen`.
+
+Imports: cli.
+Imported by: nothing.
+"""
 
 from __future__ import annotations
 

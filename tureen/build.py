@@ -1,4 +1,9 @@
-"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use."""
+"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
+
+Imports: attention, config, constraining, devices, engine, errors, grammar, kernels, log, media, registry, runner,
+sandbox, serving, text, types, weights.
+Imported by: bench, offline, server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
+from tureen.constraining.compiler import Compiler
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
 from tureen.engine.embedding import EmbeddingEngine
@@ -18,7 +25,6 @@ from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
 from tureen.grammar.base import Vocabulary
-from tureen.grammar.compiler import Compiler
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
 from tureen.media.files import media_root
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = "EMBEDDING_ARCHITECTURES"
-"""What a file of tureen/models lists that make embeddings."""
+"""The name under which a file of tureen/models lists architectures that make embeddings."""
 
 
 class Model(NamedTuple):
@@ -69,7 +75,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
-    """What brings pictures to a model that takes some; None for one of text only. Raises StartupError."""
+    """Makes the loader of pictures for a model that takes some; None for one of text only. Raises StartupError."""
     hf = model_config(model.source)
     if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is None:
         return None
@@ -86,6 +92,7 @@ def may_load_torch(config: Config, model: Model) -> bool:
     hf = model_config(model.source)
     return (
         config.kernels == "torch"
+        or config.attention_backend not in (AUTO, NATIVE)
         or config.model_impl == "transformers"
         or config.device == "cuda"
         or (config.device == "auto" and may_have_cuda())
@@ -106,7 +113,7 @@ def downloaded_models(config: Config) -> list[tuple[Path, int]]:
 
 
 def _model_path(file: Path) -> Path:
-    """What to give as --model-path: the folder, where this file is a part of a model."""
+    """Returns the --model-path for a file: its folder, where the file is a part of a model."""
     return file.parent if (file.parent / "config.json").is_file() else file
 
 

@@ -1,4 +1,8 @@
-"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it."""
+"""Every setting, once: type, default, bounds, help. Command line, environment, file, --help and docs derive from it.
+
+Imports: errors, files; msgspec.
+Imported by: all.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +98,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kernels: Annotated[
         Literal["auto", "native", "torch"],
         _meta("model", "What computes on a CPU: native = tureen's own kernels. auto = native where they were built."),
+    ] = "auto"
+    attention_backend: Annotated[
+        str,
+        _meta(
+            "model",
+            "What attends, where torch computes: reference. native = the native kernels' own. auto = the fastest that "
+            "goes with the model and the device.",
+        ),
     ] = "auto"
     lora_paths: Annotated[
         tuple[str, ...],
@@ -285,7 +297,7 @@ def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def cache_dir(config: Config) -> Path:
-    """Where models that were downloaded are, and what is kept of them."""
+    """Returns the folder of downloaded models, and of what is kept of them."""
     return Path(config.download_dir or DEFAULT_CACHE).expanduser()
 
 
@@ -347,7 +359,8 @@ def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _allowed(fault: str) -> str:
-    """What the setting that a fault of msgspec's names may be, where it is one of a few words; else empty."""
+    """Returns the allowed words of the setting that a fault of msgspec's names; empty where it is not one of a few
+    words."""
     for field in fields():
         if f"`$.{field.name}`" in fault:
             kind = msgspec.inspect.type_info(field.type)

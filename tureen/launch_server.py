@@ -1,4 +1,8 @@
-"""`python -m tureen.launch_server …` = `tureen serve …`, so that replacing the module name in a command is enough."""
+"""`python -m tureen.launch_server …` = `tureen serve …`, so that replacing the module name in a command is enough.
+
+Imports: cli.
+Imported by: nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Logging set-up, and how long work reports its progress."""
+"""Logging set-up, and how long work reports its progress.
+
+Imports: nothing.
+Imported by: all.
+"""
 
 from __future__ import annotations
 

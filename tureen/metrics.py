@@ -1,4 +1,8 @@
-"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get."""
+"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get.
+
+Imports: nothing; prometheus_client.
+Imported by: front, offline, requests.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +120,7 @@ class Metrics:
         self._levels[name] = value
 
     def level(self, name: str) -> float:
-        """What a gauge shows."""
+        """Returns the value of a gauge."""
         return self._levels.get(name, 0.0)
 
     def add(self, name: str, amount: float = 1) -> None:

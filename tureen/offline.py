@@ -1,4 +1,8 @@
-"""`tureen.Engine`: the same answers as over HTTP, without a server."""
+"""`tureen.Engine`: the same answers as over HTTP, without a server.
+
+Imports: build, config, dialects, errors, metrics, requests, serving; asyncio, msgspec.
+Imported by: nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tureen.api import sglang
-from tureen.api.sglang import Answer
-from tureen.api.state import ServerState, make_context
 from tureen.build import connect, find_model, media_loader
 from tureen.config import Config, load
+from tureen.dialects.sglang import generate as sglang
+from tureen.dialects.sglang.generate import Answer
 from tureen.errors import Unavailable
 from tureen.metrics import Metrics
+from tureen.requests.state import ServerState, make_context
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
 T = TypeVar("T")
 
 
-class Engine:
+class OfflineEngine:
     """A model ready to generate; a context manager. Settings are those of `tureen serve`, by their Python names.
 
     Raises StartupError when it cannot start; its methods raise InvalidRequest and the rest of tureen.errors.
@@ -112,7 +116,7 @@ class Engine:
             self._wait(self._state.close())
             self._stop_loop()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> OfflineEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

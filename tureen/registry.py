@@ -1,4 +1,8 @@
-"""Find a plug-in by what its file declares, and import only that file."""
+"""Find a plug-in by what its file declares, and import only that file.
+
+Imports: errors.
+Imported by: all.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,14 @@ def find_quantisation(method: object) -> ModuleType:
             field="quantization_config",
         )
     return importlib.import_module(known[method])
+
+
+def find_dialects() -> list[ModuleType]:
+    """The module `dialect` of each folder of tureen.dialects, in which an API says what it is."""
+    package = "tureen.dialects"
+    folders = importlib.import_module(package).__path__
+    names = sorted({path.parent.name for folder in folders for path in Path(folder).glob("*/dialect.py")})
+    return [importlib.import_module(f"{package}.{name}.dialect") for name in names]
 
 
 def declared(package: str, constant: str) -> dict[str, str]:

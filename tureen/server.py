@@ -1,4 +1,8 @@
-"""`tureen serve`: bind, load, answer, drain."""
+"""`tureen serve`: bind, load, answer, drain.
+
+Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
+Imported by: bench.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +21,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tureen.api.keys import load_keys
-from tureen.api.listener import LOOPBACK, bind
-from tureen.api.tls import load_context
 from tureen.build import connect, find_model, may_load_torch, media_loader
 from tureen.config import Config
 from tureen.errors import StartupError, TureenError
+from tureen.http.listener import LOOPBACK, bind
+from tureen.http.tls import load_context
 from tureen.log import get_logger, set_up_logging
+from tureen.requests.keys import load_keys
 from tureen.serving.client import EngineClient
 from tureen.terminal import PhaseDisplay, banner
 
 if TYPE_CHECKING:
-    from tureen.api.state import ServerState
+    from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
 
 IDLE_S = 0.5
-"""So long after it is ready the server begins what can wait, where nothing runs."""
+"""Seconds after it is ready at which the server begins work that can wait, where nothing runs."""
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
 """Left by Docker, by Podman, by systemd."""
@@ -114,7 +118,7 @@ async def _serve(config: Config) -> int:
 
 def _import_shell() -> tuple[ModuleType, ModuleType]:
     """The application and what runs it."""
-    return importlib.import_module("tureen.api.app"), importlib.import_module("tureen.api.server")
+    return importlib.import_module("tureen.front.app"), importlib.import_module("tureen.http.server")
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
@@ -130,7 +134,7 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
 
 
 def _credentials(config: Config) -> str:
-    """What curl must be told to get in; shows no key."""
+    """Returns the options with which curl gets in; shows no key."""
     options = [
         (config.tls_cert, "--cacert CA.pem"),
         (config.tls_ca, "--cert CLIENT.pem --key CLIENT.key.pem"),

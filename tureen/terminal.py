@@ -1,4 +1,8 @@
-"""What the operator sees: progress of start-up, the ready banner."""
+"""The operator's view: progress of start-up, the ready banner.
+
+Imports: types; rich.
+Imported by: server.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
 from patience import PATIENCE_S, until, wait_until
 
-from tureen.api.anthropic_fields import NOT_OFFERED, AnthropicBody, parse
-from tureen.api.anthropic_messages import conversation_of
-from tureen.api.chat_prompt import chat_prompt
+from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, parse
+from tureen.dialects.anthropic.conversation import conversation_of
+from tureen.requests.chat_prompt import chat_prompt
 
 PATH = "/v1/messages"
 TEMPLATE = (
@@ -274,7 +274,7 @@ def test_thinking_ends_with_its_budget_and_the_answer_follows(opened, tmp_path):
 def test_pictures_are_loaded_once_where_the_context_is_smaller_than_max_tokens(app: App, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "tureen.api.chat.chat_prompt", lambda *given, **how: calls.append(1) or chat_prompt(*given, **how)
+        "tureen.requests.chat.chat_prompt", lambda *given, **how: calls.append(1) or chat_prompt(*given, **how)
     )
     assert ask(app, "say:a", max_tokens=10**6)["stop_reason"] == "end_turn"
     assert len(calls) == 1

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from app_under_test import App
 
-from tureen.api.ollama_fields import OllamaMessage
-from tureen.api.ollama_messages import Conversation
-from tureen.api.openai_responses_fields import parse
-from tureen.api.openai_responses_input import conversation_of
+from tureen.dialects.ollama.body import OllamaMessage
+from tureen.dialects.ollama.conversation import Conversation
+from tureen.dialects.openai.responses_body import parse
+from tureen.dialects.openai.responses_input import conversation_of
 from tureen.text.chat_fallback import Abilities, adapted
 from tureen.text.messages import MAX_MESSAGES
 

@@ -12,9 +12,9 @@ from app_under_test import App
 from byte_tokenizer import BOS, VOCAB_SIZE
 from PIL import Image
 
-from tureen.api.chat_prompt import chat_prompt, chat_tokens
 from tureen.errors import InvalidRequest
 from tureen.media.loader import MediaLoader
+from tureen.requests.chat_prompt import chat_prompt, chat_tokens
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import MAX_MESSAGES, Tool
 from tureen.types import NO_TOKEN, PICTURE
@@ -112,7 +112,9 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenized(app, monkeypat
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_long_chat_does_not_hold_up_the_event_loop(app, monkeypatch, size):
     threads = []
-    monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
+    monkeypatch.setattr(
+        "tureen.requests.tokenising.check_lengths", lambda *_: threads.append(threading.current_thread())
+    )
     _prompt(app, [{"role": "user", "content": [{"type": "text", "text": "x" * size}]}])
     assert (threads[0] is threading.main_thread()) == (size == 1)
 
@@ -129,7 +131,9 @@ def test_what_is_not_counted_does_not_hold_up_the_event_loop(monkeypatch, tmp_pa
     file = tmp_path / "extra.jinja"
     file.write_text("{{ messages[0].content }}{{ extra }}{{ tools }}")
     threads = []
-    monkeypatch.setattr("tureen.api.prompts.check_lengths", lambda *_: threads.append(threading.current_thread()))
+    monkeypatch.setattr(
+        "tureen.requests.tokenising.check_lengths", lambda *_: threads.append(threading.current_thread())
+    )
     with App(chat_template=str(file)) as app:
         _prompt(app, [{"role": "assistant", "content": "x", **more}], **how)
     assert threads[0] is not threading.main_thread()

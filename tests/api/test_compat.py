@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from app_under_test import App
 
-from tureen.api.compat import SPOKEN, rows_of
+from tureen.front.compat import rows_of, spoken_routes
 
 FIELDS: dict[str, list[str]] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "api_fields.json").read_text(encoding="utf-8")
 )
-ROUTES = {f"{one.api} {one.route}": one for one in SPOKEN}
+ROUTES = {f"{one.api} {one.route}": one for one in spoken_routes()}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 OLLAMA = {"stream": False, "options": {"num_predict": 2}}
 BODIES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def _make_body(name: str, field: str, value: Any) -> dict[str, Any]:
 def _nothing(name: str, field: str) -> Any:
     """The value that asks for nothing, as the table has it."""
     part, _, own = field.rpartition(".")
-    [found] = [one.not_offered[own] for one in ROUTES[name].parts if one.name == part and own in one.not_offered]
+    [found] = [one.table.refused[own] for one in ROUTES[name].parts if one.name == part and own in one.table.refused]
     return found[0]
 
 

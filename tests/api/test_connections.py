@@ -236,7 +236,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(server):
 
 
 def test_a_reader_that_stalls_too_long_is_taken_for_gone(monkeypatch):
-    monkeypatch.setattr("tureen.api.connection.WRITE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tureen.http.connection.WRITE_TIMEOUT_S", 0.3)
     with LiveServer() as server, socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", server.port))
@@ -342,8 +342,8 @@ def test_a_head_of_many_small_pieces_just_under_the_limit_is_taken(server):
 
 
 def test_a_head_or_body_that_stalls_is_closed_and_running_answers_are_not(monkeypatch):
-    monkeypatch.setattr("tureen.api.connection.HEAD_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("tureen.api.middleware.BODY_GRACE_S", 0.2)
+    monkeypatch.setattr("tureen.http.connection.HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tureen.http.middleware.BODY_GRACE_S", 0.2)
     with LiveServer(slow=True) as server, contextlib.ExitStack() as stack:
         silent, slow_head, slow_body, pipelined = (stack.enter_context(connect(server)) for _ in range(4))
         slow_head.sendall(b"POST /gen")

@@ -11,8 +11,8 @@ from app_under_test import App
 from byte_tokenizer import EOS
 from patience import until
 
-from tureen.api import sglang
-from tureen.api.generation import Run
+from tureen.dialects.sglang import generate as sglang
+from tureen.requests.generation import Run
 
 CITY = {
     "type": "object",

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from app_under_test import App
 
-from tureen.api.mindie import MindieBody
-from tureen.api.sessions import SessionParams
-from tureen.api.sglang_request import GenerateBody
-from tureen.api.tgi import TgiBody, TgiParameters
+from tureen.dialects.mindie.generate import MindieBody
+from tureen.dialects.sglang.body import GenerateBody
+from tureen.dialects.tgi.generate import TgiBody, TgiParameters
+from tureen.requests.sessions import SessionParams
 from tureen.sampling.params import SamplingParams
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -39,6 +39,18 @@ def test_health_names_what_the_front_is_replacing(app):
 
 def test_health_names_what_the_engine_is_replacing_also_while_it_is_idle(app, monkeypatch):
     monkeypatch.setattr("tureen.engine.grammars.Grammars.supervisor", Down())
+    app.generate(text="a", sampling_params={"max_new_tokens": 1})
     assert app.request("GET", "/health").text == "being replaced: the workers that compile\n"
-    monkeypatch.setattr("tureen.engine.grammars.Grammars.supervisor", None)
+    monkeypatch.setattr(Down, "is_down", False)
+    app.wait_until(lambda: not app.state.helpers_down)
     assert app.request("GET", "/health").text == ""
+    monkeypatch.setattr(Down, "is_down", True)
+    app.wait_until(lambda: app.state.helpers_down)
+    assert app.request("GET", "/health").text == "being replaced: the workers that compile\n"
+
+
+def test_health_asks_the_engine_nothing(app, monkeypatch):
+    asked = []
+    monkeypatch.setattr(app.client, "call", lambda *what: asked.append(what))
+    assert [app.request("GET", "/health").status_code for _ in range(3)] == [200] * 3
+    assert asked == []

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire import READ_BYTES, Wire, echoing, played
 
-from tureen.api import connection
+from tureen.http import connection
 
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"

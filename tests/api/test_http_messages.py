@@ -8,8 +8,8 @@ import functools
 import pytest
 from wire import Wire, all_played, echoing, played
 
-from tureen.api.head import body_length
 from tureen.errors import InvalidRequest
+from tureen.http.head import body_length
 
 HOST = "127.0.0.1:30000"
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1:30000\r\n"
@@ -127,6 +127,8 @@ INVALID: dict[str, tuple[bytes, str]] = {
     "a target that is no path": (GET.replace(b"/echo", b"echo"), ""),
     "the target *": (GET.replace(b"/echo?n=2", b"*"), ""),
     "a target of another scheme": (GET.replace(b"/echo", b"ftp://127.0.0.1/echo"), ""),
+    "a fragment in the target": (GET.replace(b"/echo", b"/echo#a"), ""),
+    "a fragment in a target with a host": (GET.replace(b"/echo", b"http://127.0.0.1:30000/#/echo"), ""),
     "a target without a host": (GET.replace(b"/echo", b"http:///echo"), "Host"),
     "a target with a user": (GET.replace(b"/echo", b"http://me@127.0.0.1/echo"), "Host"),
     "a target with a bad host": (GET.replace(b"/echo", b"http://[::1].evil/echo"), "Host"),

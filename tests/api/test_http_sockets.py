@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from app_under_test import LiveServer
+from patience import PATIENCE_S, wait_until
 
 import tureen
-from tureen.api import connection
+from tureen.http import connection
+from tureen.http.listener import max_connections
 
 START = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -29,9 +33,14 @@ def server():
 
 def exchanged(server: LiveServer, sent: bytes) -> bytes:
     """All that the server answers until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connected:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connected:
         connected.sendall(sent)
-        return b"".join(iter(lambda: connected.recv(65536), b""))
+        return read_whole(connected)
+
+
+def read_whole(connected: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    return b"".join(iter(lambda: connected.recv(65536), b""))
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs java, 11 or later")
@@ -69,7 +78,7 @@ def test_an_upgrade_is_not_heard_and_the_body_is(server, protocol):
 )
 def test_what_has_no_end_is_cut_off_over_a_socket_too(server, first, part):
     sent = 0
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connected:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connected.sendall(first)
         with contextlib.suppress(ConnectionError):
@@ -86,3 +95,51 @@ def test_a_key_in_a_trailer_opens_nothing_over_a_socket():
             request = CHUNKED.replace(b"/generate", path).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
             request += b"%x\r\n%b\r\n0\r\nAuthorization: Bearer 4dm1n\r\n\r\n" % (len(BODY), BODY)
             assert exchanged(server, request).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
+def test_a_stream_to_a_client_of_http_1_0_is_not_in_chunks_and_ends_with_the_connection(server, keep):
+    body = b'{"text":"say:good","stream":true}'
+    asked = START + b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    chunked = exchanged(server, asked + b"Connection: close\r\n\r\n" + body).partition(b"\r\n\r\n")[2]
+    answer = exchanged(server, asked.replace(b"HTTP/1.1", b"HTTP/1.0") + keep + b"\r\n" + body)
+    head, _, events = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert events.count(b"\n\n") == chunked.count(b"\n\n") > 1
+
+
+def test_an_answer_of_known_length_to_a_client_of_http_1_0_says_its_length(server):
+    head, _, body = exchanged(
+        server, START.replace(b"POST /generate HTTP/1.1", b"GET /version HTTP/1.0") + b"\r\n"
+    ).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head
+    assert json.loads(body) == {"version": tureen.__version__}
+
+
+def test_more_connections_than_may_be_open_are_told_so_and_closed_and_those_that_are_open_go_on(monkeypatch):
+    monkeypatch.setattr("tureen.http.server.max_connections", lambda: 4)
+    with LiveServer() as server, contextlib.ExitStack() as held:
+        address = ("127.0.0.1", server.port)
+        held_open = [held.enter_context(socket.create_connection(address, timeout=PATIENCE_S)) for _ in range(4)]
+        wait_until(lambda: len(server._server.server_state.connections) == 4, "four connections")
+        for _ in range(3):
+            with socket.create_connection(address, timeout=PATIENCE_S) as refused:
+                head, _, body = read_whole(refused).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in head
+            assert json.loads(body)["error"]["code"] == "too_many_connections"
+        for connected in held_open:
+            connected.sendall(START + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            assert b'"text":"good"' in read_whole(connected)
+        wait_until(lambda: not server._server.server_state.connections, "the end of all connections")
+        assert server.metric("http_responses_total[503]") == 3
+
+
+def test_three_in_four_of_the_files_that_may_be_open_may_be_connections(monkeypatch):
+    for num_files, expected in ((1024, 768), (20, 15), (1, 1), (resource.RLIM_INFINITY, sys.maxsize)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=num_files: (soft, resource.RLIM_INFINITY))
+        assert max_connections() == expected

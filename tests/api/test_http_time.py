@@ -8,7 +8,7 @@ import functools
 import pytest
 from wire import Wire, echoing, played
 
-from tureen.api import connection, middleware
+from tureen.http import connection, middleware
 
 START = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -193,3 +193,61 @@ def test_who_takes_what_waits_and_gets_more_has_time_for_that_too():
         return wire.transport.is_lost
 
     assert not played(told_when_gone, scene)
+
+
+STOPPED_S = 10 * middleware.BODY_GRACE_S
+
+
+def stopped(app, begin: bytes, rest: bytes, *, meanwhile: bytes = b"") -> list:
+    """The answers where the server does not run for long while a request is on its way. `meanwhile`: what is there when
+    it runs again, before it looks at its timers or after."""
+
+    async def scene(wire: Wire):
+        await wire.send(begin)
+        await asyncio.sleep(2)
+        asyncio.get_running_loop().now_s += STOPPED_S
+        await asyncio.sleep(0)
+        await wire.send(meanwhile)
+        await asyncio.sleep(2)
+        await wire.send(rest)
+        return [answer.status for answer in wire.answers()]
+
+    return played(app, scene)
+
+
+BODY = b'{"text": "x"}'
+HEAD = START + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize("cut", [5, len(START), len(HEAD), len(HEAD) + 1, len(HEAD) + len(BODY) - 1])
+def test_no_client_is_late_because_the_server_was_stopped(app, cut):
+    whole = HEAD + BODY
+    assert stopped(app, whole[:cut], whole[cut:]) == [200]
+    assert stopped(app, whole[:cut], whole[cut + 1 :], meanwhile=whole[cut : cut + 1]) == [200]
+
+
+def test_a_server_that_is_stopped_again_and_again_still_has_an_end_for_who_sends_nothing(app):
+    async def scene(wire: Wire):
+        await wire.send(HEAD)
+        for count in range(1000):
+            asyncio.get_running_loop().now_s += STOPPED_S
+            await asyncio.sleep(1)
+            if wire.is_closed:
+                return count
+        return None
+
+    assert played(app, scene) is not None
+
+
+def test_who_takes_his_answer_while_the_server_is_stopped_is_not_cut_off(app):
+    async def scene(wire: Wire):
+        wire.transport.num_untaken = 1000
+        await wire.send(GET)
+        await asyncio.sleep(2)
+        asyncio.get_running_loop().now_s += 10 * connection.WRITE_TIMEOUT_S
+        await asyncio.sleep(2)
+        assert not wire.transport.is_lost
+        await asyncio.sleep(connection.WRITE_TIMEOUT_S)
+        return wire.transport.is_lost
+
+    assert played(app, scene)

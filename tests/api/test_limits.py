@@ -12,10 +12,10 @@ from declared_limits import Place, places_of, sample
 from msgspec import inspect
 from work import counted
 
-from tureen.api.compat import SPOKEN
-from tureen.api.dialect import Entry
-from tureen.api.generate import BY_PROMPT_FIELD
-from tureen.api.tokenize_routes import TokenizeBody
+from tureen.dialects.openai.tokenize_routes import TokenizeBody
+from tureen.front.compat import spoken_routes
+from tureen.front.generate import prompt_fields
+from tureen.http.dialect import Entry
 
 LARGEST = 4 << 20
 """Bytes of a body. A list of which fewer than 1,000 times the limit fit into it is as long as fits."""
@@ -27,8 +27,8 @@ LONG = 100_000
 """Characters of a value that no error shows whole."""
 
 JSON = {"content-type": "application/json"}
-PROMPTS = (*BY_PROMPT_FIELD, "prompt", "messages")
-NOT_OFFERED = {part.struct: frozenset(part.not_offered) for spoken in SPOKEN for part in spoken.parts}
+PROMPTS = (*prompt_fields(), "prompt", "messages")
+NOT_OFFERED = {part.struct: frozenset(part.table.refused) for spoken in spoken_routes() for part in spoken.parts}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from tureen.api.listener import bind
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.http.listener import bind
 
 
 def _taken(host: str, *ports: int) -> contextlib.ExitStack:

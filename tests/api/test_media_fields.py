@@ -17,9 +17,10 @@ from byte_tokenizer import VOCAB_SIZE
 from patience import until, wait_until
 from PIL import Image
 
-from tureen.api import media_fields, sglang
-from tureen.api.generation import Run
+from tureen.dialects.sglang import generate as sglang
 from tureen.media.loader import MediaLoader
+from tureen.requests import media_fields
+from tureen.requests.generation import Run
 from tureen.types import NO_TOKEN
 
 PER_PICTURE = 16  # tokens: 28 / 7 a side

@@ -7,16 +7,17 @@ import io
 import json
 import logging
 import re
+import socket
 import sys
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from app_under_test import App, LiveServer
-from patience import until, wait_until
+from app_under_test import App, LiveServer, parse_metrics
+from patience import PATIENCE_S, until, wait_until
 
-from tureen.api import reporter
-from tureen.api.reporter import report_forever
+from tureen.control import reporter
+from tureen.control.reporter import report_forever
 from tureen.log import LOGGER_NAME, RateLimit, get_logger, set_up_logging
 
 DASHBOARD = [
@@ -36,6 +37,12 @@ DASHBOARD = [
 ]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"]
 SECRET = "xyzzy-plugh-secret"
+
+
+def exchanged(server, sent: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(sent)
+        return connection.recv(65536)
 
 
 def test_the_names_that_sglang_s_dashboard_reads_are_there_from_the_start():
@@ -286,16 +293,30 @@ def test_health_checks_are_not_logged(caplog):
         assert not caplog.records
 
 
-def test_a_connection_without_a_proper_request_logs_nothing(log_to):
-    import socket
-
+def test_a_refusal_before_a_request_is_read_is_logged_and_counted_like_any_other(log_to):
+    """Under the id that its client sees, with nothing that the client sent, and no flood of them."""
     written = log_to("info", "json")
     with LiveServer(log_format="json") as server:
-        for _ in range(20):
-            with socket.create_connection(("127.0.0.1", server.port)) as connection:
-                connection.sendall(b"nonsense\r\n\r\n")
-                assert b"400" in connection.recv(1000)
-        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "health")
-    assert "Invalid HTTP" not in written.getvalue()
-    for line in written.getvalue().splitlines():
-        json.loads(line)
+        answers = [exchanged(server, SECRET.encode() + b"\r\n\r\n") for _ in range(30)]
+        answers.append(exchanged(server, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 300))
+        ids = [re.search(rb"x-request-id: (\w+)", answer)[1].decode() for answer in answers]
+        wait_until(lambda: server.metric("http_responses_total[431]") == 1, "the last one")
+        assert server.metric("http_responses_total[400]") == 30
+    messages = [json.loads(line)["message"] for line in written.getvalue().splitlines()]
+    lines = [message for message in messages if "refused before it was read" in message]
+    assert lines[0] == f"{ids[0]} refused before it was read: 400 invalid_http"
+    assert 20 <= len(lines) < 31
+    assert SECRET not in written.getvalue()
+
+
+def test_a_refusal_in_the_middle_of_a_request_is_counted_once_and_logged_under_its_id(log_to):
+    written = log_to("info", "json")
+    head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with LiveServer(log_format="json") as server:
+        answer = exchanged(server, head + b"5\r\nhello\r\nnonsense\r\n")
+        request_id = re.search(rb"x-request-id: (\w+)", answer)[1].decode()
+        wait_until(lambda: request_id in written.getvalue(), "the line of the log")
+        assert server.metric("http_responses_total[400]") == 1
+        assert "http_responses_total[499]" not in parse_metrics(httpx.get(f"{server.url}/metrics").text)
+    [line] = [line for line in written.getvalue().splitlines() if request_id in line]
+    assert f"{request_id} POST /generate 400" in line

@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
-from tureen.api import offload as offloading
-from tureen.api.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
 from tureen.errors import InvalidRequest, Unavailable
+from tureen.requests import offload as offloading
+from tureen.requests.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
+from tureen.requests.quotas import Account
+from tureen.requests.work import ClientWork, serving
 
 NET_S = 60
 """For what happens at once; a test that fails waits so long."""
@@ -49,6 +51,21 @@ def test_little_is_done_here_and_much_in_another_thread():
 
     here, there = asyncio.run(found())
     assert here == threading.get_ident() != there
+
+
+def test_the_pieces_of_a_request_count_together_until_others_have_had_their_turn():
+    async def places() -> list[int]:
+        offload, half = Offload(), INLINE_CHARS // 2
+        with serving(ClientWork(Account())):
+            first = [await offload.run(half, threading.get_ident) for _ in range(3)]  # the third makes it too much
+            second = [await offload.run(half, threading.get_ident) for _ in range(2)]  # the others' turn came with it
+            with serving(ClientWork(Account())):
+                another = await offload.run(INLINE_CHARS, threading.get_ident)
+            await asyncio.sleep(0)
+            return [*first, *second, another, await offload.run(INLINE_CHARS, threading.get_ident)]
+
+    here = threading.get_ident()
+    assert [place == here for place in asyncio.run(places())] == [True, True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("size", [0, LARGE])

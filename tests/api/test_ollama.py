@@ -12,14 +12,14 @@ from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
 from patience import PATIENCE_S, wait_until
 
-from tureen.api.ollama_fields import (
+from tureen.dialects.ollama.body import (
     NOT_OFFERED,
     OPTIONS_NOT_OFFERED,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
 )
-from tureen.api.ollama_messages import Conversation
+from tureen.dialects.ollama.conversation import Conversation
 
 TEMPLATE = (
     "{# <tool_call> <think> #}{% if enable_thinking is defined %}{{ 'yes' if enable_thinking else 'no' }}"

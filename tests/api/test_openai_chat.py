@@ -19,9 +19,9 @@ from openai_judge import joined_messages, judge, make_client
 from patience import wait_until
 from PIL import Image
 
-from tureen.api.generation import Run
-from tureen.api.openai_chat_fields import NOT_OFFERED
+from tureen.dialects.openai.chat_body import NOT_OFFERED
 from tureen.media.loader import MediaLoader
+from tureen.requests.generation import Run
 
 PATH = "/v1/chat/completions"
 TEMPLATE = "{# <tool_call> <think> #}{% if tools %}{% endif %}{{ messages[-1]['content'] }}"

@@ -21,8 +21,8 @@ from patience import wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from tureen.api.generation import Output
-from tureen.api.openai_completions import NOT_OFFERED, GrowingText, parse
+from tureen.dialects.openai.completions import NOT_OFFERED, GrowingText, parse
+from tureen.requests.outputs import Output
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import FinishReason, OutputDelta, PositionLogprobs
 

@@ -15,8 +15,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai_judge import make_client
 from patience import wait_until
 
-from tureen.api.openai_responses_fields import NOT_OFFERED, ResponsesBody, parse
-from tureen.api.openai_responses_input import conversation_of
+from tureen.dialects.openai.responses_body import NOT_OFFERED, ResponsesBody, parse
+from tureen.dialects.openai.responses_input import conversation_of
 
 PATH = "/v1/responses"
 TEMPLATE = (

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from app_under_test import App
 
-from tureen.api.dialect import Entry
+from tureen.http.dialect import Entry
 from tureen.sampling.params import ALIASES, SamplingParams
 
-PAGES = Path(__file__).resolve().parents[2] / "tureen" / "api" / "pages"
+PAGES = Path(__file__).resolve().parents[2] / "tureen" / "front" / "pages"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from patience import wait_until
 from tureen.config import Config
 from tureen.engine.engine import Engine
 from tureen.log import Progress
-from tureen.runner.base import Batch, StepOutput
+from tureen.runner.base import Batch, Masks, StepOutput
 from tureen.serving.inproc import InprocClient
 from tureen.types import EngineInfo
 
@@ -61,9 +61,9 @@ def _make_engine_in_step(config: Config, *, progress: Progress) -> tuple[Engine,
     runner = engine._rows._runner
     run = runner.run
 
-    def run_in_step(batch: Batch) -> StepOutput:
+    def run_in_step(batch: Batch, masks: Masks | None) -> StepOutput:
         wait_until(lambda: all(map(_has_taken, IN_STEP_WITH)), "the taking of the last step's text")
-        return run(batch)
+        return run(batch, masks)
 
     runner.run = run_in_step
     return engine, info

@@ -14,8 +14,8 @@ import pytest
 from app_under_test import App, LiveServer
 from patience import PATIENCE_S, until, wait_until
 
-from tureen.api import recording as recordings
-from tureen.api import track
+from tureen.requests import recording as recordings
+from tureen.requests import track
 
 GRACE_S = 30.0
 BODY = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 40, "ignore_eos": True}}

@@ -9,10 +9,10 @@ from app_under_test import App, LiveServer
 from byte_tokenizer import make_byte_tokenizer
 from patience import wait_until
 
-from tureen.api import sessions as sessions_module
-from tureen.api.sessions import Node, SessionParams, Sessions
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
+from tureen.requests import sessions as sessions_module
+from tureen.requests.sessions import Node, SessionParams, Sessions
 
 KEYS = {"anna": "a-key", "bert": "b-key"}
 

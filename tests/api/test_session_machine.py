@@ -9,9 +9,9 @@ from byte_tokenizer import BOS, EOS, make_byte_tokenizer
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tureen.api.sessions import SessionParams, Sessions
 from tureen.config import Config
 from tureen.errors import TureenError
+from tureen.requests.sessions import SessionParams, Sessions
 from tureen.text.gguf_vocab import add_bos
 
 TIMEOUT_S, SHORT_S = 100, 30

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from app_under_test import App
 
-from tureen.api.session_routes import OpenBody
-from tureen.api.sessions import MAX_REQUESTS, MAX_TOKENS, SessionParams
+from tureen.control.session_routes import OpenBody
+from tureen.requests.sessions import MAX_REQUESTS, MAX_TOKENS, SessionParams
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "sessions.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^curl .*$", PAGE.replace("\\\n", " "), re.MULTILINE)

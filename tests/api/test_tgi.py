@@ -17,9 +17,9 @@ from patience import until, wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from tureen.api.generation import Output
-from tureen.api.state import Context
-from tureen.api.tgi import TokenTexts
+from tureen.dialects.tgi.generate import TokenTexts
+from tureen.requests.outputs import Output
+from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import FinishReason, OutputDelta
 

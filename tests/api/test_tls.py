@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, FUTURE, Authority, Pair
 
-from tureen.api.tls import subject_name
+from tureen.http.tls import subject_name
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 

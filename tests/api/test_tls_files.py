@@ -15,9 +15,9 @@ import pytest
 from throwaway_ca import EXPIRED, FUTURE, VALID, Authority, Pair
 
 from tureen import cli
-from tureen.api.tls import load_context
 from tureen.config import Config
 from tureen.errors import StartupError
+from tureen.http.tls import load_context
 
 
 @pytest.fixture(autouse=True)

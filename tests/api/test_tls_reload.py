@@ -21,7 +21,7 @@ from app_under_test import LiveServer, parse_events
 from patience import PATIENCE_S, wait_until
 from throwaway_ca import EXPIRED, Authority, Pair
 
-from tureen.api.server import KEEP_ALIVE_S
+from tureen.http.server import KEEP_ALIVE_S
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 LONG = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 100}}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tureen.api.tool_fields import MAX_TOOLS, check_tools, read_tool_choice, read_tools
 from tureen.errors import InvalidRequest
+from tureen.requests.tool_fields import MAX_TOOLS, check_tools, read_tool_choice, read_tools
 from tureen.text.messages import Tool, ToolChoice
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

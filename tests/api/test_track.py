@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tureen.api.track import GROUP, Reader, Track, difference, num_common
+from tureen.requests.track import GROUP, Reader, Track, difference, num_common
 
 PARTS = st.lists(st.binary(max_size=40) | st.text("ab", max_size=40).map(str.encode), max_size=30)
 

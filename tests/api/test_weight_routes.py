@@ -76,7 +76,7 @@ def _noting_calls(app):
 
 
 def _restore(app, models):
-    if set(app.ops) <= {"stats"}:
+    if not app.ops:
         return
     app.post("/continue_generation")
     for name in tuple(app.state.adapters):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_process import ServerProcess, command_line, metric
+from followers import PATIENCE_S, ask, engine, engines, follow_all, health, wait_gone, wait_until, wait_well
+from server_process import ServerProcess, metric
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +21,6 @@ ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99}, "minItems": 40, "maxItems": 40}
 LONG = {"max_new_tokens": 100, "ignore_eos": True}
 TEXT = "Once upon a time there was a small town by the sea. "
-PATIENCE_S = 240
 
 STREAMS = {
     "greedy": {"text": TEXT, "sampling_params": LONG | {"temperature": 0}},
@@ -50,9 +50,18 @@ STREAMS = {
 
 @pytest.fixture(scope="module")
 def server(default_model_source) -> Iterator[ServerProcess]:
-    registered = "counting=counting_processor:Counting"
+    registered = ("counting=counting_processor:Counting", "aborting=counting_processor:Aborting")
     folder = str(Path(__file__).parent)
-    arguments = ("--engine", "process", "--logit-processor", registered, "--resume-grace-s", "60")
+    arguments = (
+        "--engine",
+        "process",
+        "--logit-processor",
+        registered[0],
+        "--logit-processor",
+        registered[1],
+        "--resume-grace-s",
+        "60",
+    )
     with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
         running.wait_ready()
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
@@ -60,105 +69,39 @@ def server(default_model_source) -> Iterator[ServerProcess]:
         yield running
 
 
-class Follower:
-    """One stream. `begun` is set once it has brought some events."""
-
-    def __init__(self, server: ServerProcess, body: dict) -> None:
-        self.begun = threading.Event()
-        self.last: dict[int, dict] = {}
-        self.error: dict | None = None
-        self._server = server
-        self._body = body | {"stream": True}
-
-    def run(self) -> list[tuple]:
-        """What came of each output. Every event must go on where the one before it ended."""
-        num_events = 0  # each has a number, the one after the one before it
-        url = f"{self._server.url}/generate"
-        with httpx.stream("POST", url, json=self._body, timeout=PATIENCE_S) as response:
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                if line.startswith("id: "):
-                    assert line.endswith(f"-{num_events}")
-                elif line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")))
-                    num_events += 1
-                    if num_events == 5:
-                        self.begun.set()
-        return [self._content(self.last[index]) for index in sorted(self.last)]
-
-    def _take(self, event: dict) -> None:
-        assert "error" not in event, event
-        before = self.last.get(event.get("index", 0))
-        if before is not None:
-            assert event["text"].startswith(before["text"])
-            assert event["output_ids"][: len(before["output_ids"])] == before["output_ids"]
-            assert event["meta_info"]["completion_tokens"] >= before["meta_info"]["completion_tokens"]
-        self.last[event.get("index", 0)] = event
-
-    @staticmethod
-    def _content(event: dict) -> tuple:
-        told = ("finish_reason", "completion_tokens", "prompt_tokens", "output_token_logprobs", "input_token_logprobs")
-        return event["text"], event["output_ids"], [event["meta_info"].get(name) for name in told]
-
-
-def follow_all(server: ServerProcess, disturb: Callable[[], None] | None = None) -> dict[str, list[tuple]]:
-    """All streams at once, and what is done when each has begun and none has ended."""
-    followers = {name: Follower(server, body) for name, body in STREAMS.items()}
-    with ThreadPoolExecutor(len(followers)) as pool:
-        running = {name: pool.submit(one.run) for name, one in followers.items()}
-        if disturb is not None:
-            for name, one in followers.items():
-                assert one.begun.wait(PATIENCE_S), name
-            assert not any(one.done() for one in running.values())
-            disturb()
-        return {name: one.result(PATIENCE_S) for name, one in running.items()}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(server) -> dict[str, list[tuple]]:
-    follow_all(server)  # what is slow only once: torch, the grammar
-    found = follow_all(server)
+    follow_all(server, STREAMS)  # what is slow only once: torch, the grammar
+    found = follow_all(server, STREAMS)
     assert len(found["samples"]) == 2
     assert all(one[1] for outputs in found.values() for one in outputs)
     return found
 
 
-def engine(server: ServerProcess) -> int:
-    (pid,) = engines(server)
-    return pid
-
-
-def engines(server: ServerProcess) -> list[int]:
-    return [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """There is nothing to wait on but the answers themselves."""
-    limit = threading.Event()
-    timer = threading.Timer(PATIENCE_S, limit.set)
-    timer.start()
-    try:
-        while not condition():
-            assert not limit.is_set(), what
-    finally:
-        timer.cancel()
-
-
-def health(server: ServerProcess) -> tuple[int, str]:
-    response = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)
-    return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
-
-
-def wait_well(server: ServerProcess) -> None:
-    wait_until(lambda: health(server)[0] == 200, "the engine is well")
-
-
 def test_a_killed_engine_is_a_pause_for_every_kind_of_stream(server, undisturbed):
     before = metric(server.url, "sglang:engine_replacements_total")
-    assert follow_all(server, lambda: os.kill(engine(server), signal.SIGKILL)) == undisturbed
+    assert follow_all(server, STREAMS, lambda: os.kill(engine(server), signal.SIGKILL)) == undisturbed
     assert metric(server.url, "sglang:engine_replacements_total") == before + 1
     assert metric(server.url, "sglang:num_resumed_requests_total") >= len(STREAMS)
     assert health(server) == (200, "")
+
+
+def test_a_request_that_the_engine_dies_of_ends_alone_and_every_other_stream_is_the_same(server, undisturbed):
+    streams = {name: STREAMS[name] for name in ("greedy", "warm", "samples", "grammar")}
+    deadly = {"sampling_params": LONG | {"custom_params": {"abort": True}}, "custom_logit_processor": "aborting"}
+    before = [metric(server.url, f"sglang:{name}_total") for name in ("engine_replacements", "num_poison_requests")]
+    answers = []
+
+    def ask_for_it() -> None:
+        answers.append(httpx.post(f"{server.url}/generate", json=deadly | {"text": TEXT}, timeout=PATIENCE_S))
+
+    found = follow_all(server, streams, ask_for_it)
+    assert found == {name: undisturbed[name] for name in streams}
+    assert [(one.status_code, one.json()["error"]["code"]) for one in answers] == [(500, "poison")]
+    after = [metric(server.url, f"sglang:{name}_total") for name in ("engine_replacements", "num_poison_requests")]
+    assert after[0] >= before[0] + 3
+    assert after[1] == before[1] + 1
+    wait_well(server)
 
 
 def test_a_stopped_engine_is_suspect_and_goes_on_where_it_was(server, undisturbed):
@@ -172,7 +115,7 @@ def test_a_stopped_engine_is_suspect_and_goes_on_where_it_was(server, undisturbe
         os.kill(pid, signal.SIGCONT)
         wait_well(server)
 
-    assert follow_all(server, stop) == undisturbed
+    assert follow_all(server, STREAMS, stop) == undisturbed
     assert metric(server.url, "sglang:engine_replacements_total") == before
 
 
@@ -183,13 +126,7 @@ def test_three_kills_blame_nobody_while_outputs_grow(server, undisturbed):
             wait_until(lambda: health(server)[0] == 503, "it is noticed")
             wait_well(server)
 
-    assert follow_all(server, kill) == undisturbed
-
-
-def ask(server: ServerProcess, **body) -> dict:
-    response = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
-    assert response.status_code == 200, response.text
-    return response.json()
+    assert follow_all(server, STREAMS, kill) == undisturbed
 
 
 def kill_while(server: ServerProcess, is_there: Callable[[], bool], **body) -> tuple[dict, dict]:
@@ -245,8 +182,3 @@ def test_turns_of_a_session_outlive_the_engine(server):
         return found
 
     assert turns(lambda: os.kill(engine(server), signal.SIGKILL) or wait_gone(server)) == turns(lambda: None)
-
-
-def wait_gone(server: ServerProcess) -> None:
-    wait_until(lambda: health(server)[0] == 503, "it is noticed")
-    wait_well(server)

@@ -10,7 +10,7 @@ from world import World, make_request
 
 from tureen.engine.queue import Schedule
 from tureen.errors import TooManyRequests
-from tureen.sampling.processor_charges import LIMIT_S, PAID_PER_S, SUSPENDED_S, Charges
+from tureen.sampling.processor_charges import LIMIT_S, MAX_ENDS, PAID_PER_S, SUSPENDED_S, Charges
 from tureen.sampling.processor_pool import Lease, ProcessorError, key_of
 
 CODE = '{"callable": "80"}'
@@ -241,6 +241,23 @@ def test_code_that_hung_is_refused_for_its_time_and_no_shorter(clock):
     with pytest.raises(TooManyRequests, match="it did not return") as caught:
         charges.check("alice")
     assert caught.value.retry_after_s == SUSPENDED_S - 1
+    clock.now_s += SUSPENDED_S
+    charges.check("alice")
+
+
+def test_processes_that_others_end_are_held_against_a_client_only_when_they_are_many(clock):
+    charges = Charges(lambda: clock.now_s)
+    for _ in range(MAX_ENDS - 1):
+        charges.note_end("alice")
+    charges.check("alice")
+    clock.now_s += SUSPENDED_S
+    for _ in range(MAX_ENDS - 1):
+        charges.note_end("alice")
+    charges.check("alice")
+    charges.note_end("alice")
+    charges.check("bob")
+    with pytest.raises(TooManyRequests, match="ended from outside"):
+        charges.check("alice")
     clock.now_s += SUSPENDED_S
     charges.check("alice")
 

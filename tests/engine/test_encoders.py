@@ -56,9 +56,9 @@ def test_embeddings_reach_their_rows_in_chunks_of_any_size(page_size, token_budg
     rows = []
     run = world.runner.run
 
-    def record(batch):
+    def record(batch, masks):
         rows.extend(batch.rows)
-        return run(batch)
+        return run(batch, masks)
 
     world.runner.run = record
     world.add(with_media(make_request("p", TEXT, ignore_eos=True), *pictures))
@@ -104,9 +104,9 @@ def test_the_sampler_hears_no_digest():
     states = []
     run = world.runner.run
 
-    def record(batch):
+    def record(batch, masks):
         states.extend(batch.new_slots)
-        return run(batch)
+        return run(batch, masks)
 
     world.runner.run = record
     world.drain()
@@ -279,7 +279,7 @@ def test_a_preempted_request_resumes_with_its_picture_and_encodes_nothing_anew()
 def test_an_abort_at_any_time_leaves_nothing_behind_and_harms_no_other(num_steps):
     world = Watched()
     world.add(_make_picture("gone"))
-    world.add(_make_picture("heir"))
+    world.add(_make_picture("successor"))
     world.add(_make_picture("other", DOG))
     for _ in range(num_steps):
         world.step()

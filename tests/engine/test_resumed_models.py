@@ -22,15 +22,15 @@ from test_resumed import pieces
 from world import going_on, make_request
 
 from tureen import build
-from tureen.api.sglang import prepare
-from tureen.api.state import ServerState, make_context
 from tureen.config import Config, load
+from tureen.dialects.sglang.generate import prepare
 from tureen.engine.engine import Engine
 from tureen.grammar.base import GrammarSpec
 from tureen.log import no_progress
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.metrics import Metrics
 from tureen.recipes import shapes_vlm
+from tureen.requests.state import ServerState, make_context
 from tureen.runner.load import load_runner
 from tureen.serving.streams import merge
 from tureen.types import LogprobSpec

@@ -5,7 +5,8 @@ from world import BooksWrong, simulate
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
-from tureen.cache.radix import Node, RadixTree
+from tureen.cache.radix import RadixNode, RadixTree
+from tureen.constraining.masks import MaskThread
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
 from tureen.engine.control import Control
@@ -16,7 +17,6 @@ from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
-from tureen.grammar.masks import MaskThread
 from tureen.runner.fake import FakeRunner
 from tureen.types import NO_TOKEN
 
@@ -36,7 +36,7 @@ def _is_caught() -> bool:
 
 def _tree_takes_no_reference(monkeypatch):
     def insert(self, parent, key, page):
-        return parent.children.setdefault(key, Node(key, page, parent))
+        return parent.children.setdefault(key, RadixNode(key, page, parent))
 
     monkeypatch.setattr(RadixTree, "insert", insert)
 

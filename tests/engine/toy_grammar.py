@@ -57,6 +57,9 @@ class ToyGrammar:
         self.output += (token_id,)
         return True
 
+    def rollback(self, num_tokens):
+        self.output = self.output[: len(self.output) - num_tokens]
+
     def forced(self):
         found = []
         while len(found) < 5:

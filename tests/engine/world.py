@@ -14,7 +14,7 @@ from toy_grammar import BROKEN, COMPLETE, ToyCompiler, rule
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Batch, Capacity, StepOutput
+from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.sampling.params import SamplingParams
 from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
@@ -148,7 +148,7 @@ class CheckedRunner(FakeRunner):
     token_budget: int
     last: Batch | None = None
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         self.last = batch
         pool, size = self.engine.cache.pool, self.engine.cache.page_size
         demand(0 < sum(len(row.token_ids) for row in batch.rows) <= self.token_budget, "the token budget")
@@ -163,7 +163,7 @@ class CheckedRunner(FakeRunner):
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
                 self._kv[page * page_bytes : (page + 1) * page_bytes] = POISON * size
-        return super().run(batch)
+        return super().run(batch, masks)
 
 
 @dataclass
@@ -224,6 +224,8 @@ class World:
         token_budget=32,
         fault=None,
         choose=None,
+        make_runner=CheckedRunner,
+        drafter=None,
         **options,
     ) -> None:
         self._options = {
@@ -234,14 +236,17 @@ class World:
             "token_budget": token_budget,
             "fault": fault,
             "choose": choose,
+            "make_runner": make_runner,
+            "drafter": drafter,
             **options,
         }
         capacity = Capacity(num_pages, page_size, max_rows, VOCAB_SIZE, context_len)
         self.compiler = ToyCompiler(VOCAB_SIZE, EOS_IDS)
-        self.runner = CheckedRunner(capacity, fault=fault, choose=choose)
+        self.runner = make_runner(capacity, fault=fault, choose=choose)
         self.engine = Engine(
             self.runner, TOKENIZER, eos_token_ids=EOS_IDS, token_budget=token_budget, compiler=self.compiler, **options
         )
+        self.engine.scheduler.drafter = drafter
         for name in ADAPTERS[1:]:
             self.engine.call("load_adapter", name=name, path=name)
         self.runner.engine, self.runner.token_budget = self.engine, token_budget
@@ -501,6 +506,7 @@ def simulate(
     abort_rate: float = 0.02,
     fault_rate: float = 0.0,
     loss_rate: float = 0.0,
+    **options,
 ) -> World:
     """Random arrivals, aborts, pauses, faults and losses of the engine until idle."""
     rng = random.Random(seed)
@@ -514,6 +520,7 @@ def simulate(
         schedule=_random_schedule(rng, seed),
         prefix_cache=rng.random() < 0.85,
         fault=_random_faults(seed, fault_rate),
+        **options,
     )
     todo = random_requests(rng, world.context_len, num_requests)
     burst = rng.choice([0.05, 0.3, 0.9, 1.0])

@@ -10,33 +10,20 @@ import fake_engine
 import pytest
 from app_under_test import App, LiveServer
 from byte_tokenizer import EOS, VOCAB_SIZE
-from kth_call import SITES, Failing, Site, assert_nothing_left, children, held, no_more
-from patience import wait_until
+from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_failure, held, no_more
+from patience import until, wait_until
 
 from tureen.config import Config
+from tureen.constraining.compiler import Compiler
 from tureen.engine.engine import Engine
 from tureen.errors import TureenError
 from tureen.grammar.base import Vocabulary
-from tureen.grammar.compiler import Compiler
 from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 
-MOST = 40
-"""Calls of one kind in one workload; more would never end."""
-
 ANSWER = "00-ab"
 REGEX = r"00-[a]b"
-
-
-def each_failure(site, work):
-    """`work(failing)` for k = 1, 2, … until the k-th call is not reached."""
-    for k in range(1, MOST):
-        failing = Failing(site, k)
-        work(failing)
-        if not failing.has_failed:
-            return k - 1
-    raise AssertionError(f"{site} is called more than {MOST} times")
 
 
 def sites(*names):
@@ -87,7 +74,7 @@ def reachable():
         yield running
 
 
-@sites("Popen", "socketpair", "send_fds", "memfd_create", "ftruncate", "pipe", "write")
+@sites()
 def test_a_constraint_s_helpers_may_fail_to_start_or_to_be_asked_at_any_call(reachable, site):
     plain = {"text": "say:plain"}
     constrained = {"text": "x", "sampling_params": {"regex": REGEX, "max_new_tokens": 20}}
@@ -153,6 +140,36 @@ def test_an_engine_thread_that_cannot_be_started_says_so_and_leaves_nothing(site
 
     before = held()
     each_failure(site, lambda failing: asyncio.run(start(failing)))
+    assert_nothing_left(before)
+
+
+async def text_of(client, number):
+    stream = client.generate(fake_engine.make_request(str(number), "say:hello"))
+    return "".join([delta.text async for delta in stream])
+
+
+def test_a_message_that_cannot_be_sent_to_an_engine_process_costs_no_output(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(fake_engine.__file__).parent))
+    before, others = held(), children()
+
+    async def talk():
+        client = ProcessClient("fake_engine:make_engine", Config())
+        await client.start()
+        try:
+            for k in (1, 2, 3):  # the engine is also asked whether it is there: there would always be one more
+                failing = Failing(Site(socket.socket, "send", no_more(errno.ENOBUFS)), k)
+                with failing.armed():
+                    found = [await text_of(client, f"{k} {count}") for count in range(3)]
+                    await until(lambda failing=failing: failing.has_failed, "the call that fails")
+                assert found == ["hello"] * 3
+                assert await text_of(client, f"{k} after") == "hello"
+                await until(lambda: client.health.state == "healthy", "the engine")
+            assert client.health.num_replacements == 3
+        finally:
+            await client.close()
+
+    asyncio.run(talk())
+    assert children() <= others
     assert_nothing_left(before)
 
 

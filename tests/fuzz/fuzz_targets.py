@@ -7,11 +7,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import connection_target
 import msgspec
+import processor_target
+import route_target
+import template_target
 
-from tureen.api.body import read_json
 from tureen.errors import TureenError
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar.base import GrammarSpec, Kind
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
 from tureen.media.decode import Refused, decode
@@ -22,11 +25,7 @@ REFUSALS = (TureenError, GrammarError, Refused, msgspec.ValidationError)
 CORPUS = Path(__file__).parent / "corpus"
 
 
-def _body(data: bytes) -> None:
-    read_json("application/json", data)
-
-
-def _spec(kind: str) -> Callable[[bytes], None]:
+def _spec(kind: Kind) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         language_of(GrammarSpec(kind, data.decode("utf-8", "ignore")))
 
@@ -46,9 +45,15 @@ def _file(kind: Callable[[Path], object], name: str) -> Callable[[bytes], None]:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "body": _body,
+    "connection": connection_target.run,
+    "route": route_target.run,
     "schema": _spec("json_schema"),
     "regex": _spec("regex"),
+    "ebnf": _spec("ebnf"),
+    "structural_tag": _spec("structural_tag"),
+    "template": template_target.run,
+    "processor_field": processor_target.field,
+    "processor": processor_target.pickle,
     "gguf": _file(GgufFile, ".gguf"),
     "safetensors": _file(SafetensorsFile, ".safetensors"),
     "picture": lambda data: decode(data) and None,
@@ -59,3 +64,9 @@ def run(name: str, data: bytes) -> None:
     """Raises what is no refusal."""
     with contextlib.suppress(*REFUSALS):
         TARGETS[name](data)
+
+
+def close() -> None:
+    """End what targets have started; they are of no use afterwards."""
+    route_target.HELD.close()
+    processor_target.HELD.close()

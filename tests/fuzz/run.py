@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # atheris instruments what is found by a path only
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]  # atheris instruments what is found by a path only
 
 SECONDS = 60
 
@@ -21,10 +22,20 @@ def fuzz_one(name: str, seconds: int) -> None:
     with atheris.instrument_imports(include=["tureen"]):
         import fuzz_targets
     folder = fuzz_targets.CORPUS / name
-    found = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", "-timeout=20", f"-artifact_prefix={folder}/crash-"]
+    options = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", "-timeout=20", f"-artifact_prefix={folder}/crash-"]
+    words = HERE / "dictionaries" / f"{name}.dict"
+    options += [f"-dict={words}"] * words.exists()
     new = Path("build/fuzz", name)  # what it makes up stays out of the tree
     new.mkdir(parents=True, exist_ok=True)
-    atheris.Setup([sys.argv[0], *found, str(new), str(folder)], lambda data: fuzz_targets.run(name, data))
+
+    def run(data: bytes) -> None:
+        try:
+            fuzz_targets.run(name, data)
+        except BaseException:  # atheris does not keep it on every machine
+            (folder / f"crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
+            raise
+
+    atheris.Setup([sys.argv[0], *options, str(new), str(folder)], run)
     atheris.Fuzz()
 
 

@@ -6,6 +6,13 @@ import pytest
 FILES = sorted(path for path in fuzz_targets.CORPUS.rglob("*") if path.is_file())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _ended():
+    yield
+    fuzz_targets.close()
+
+
+@pytest.mark.usefixtures("patient_sandbox")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_file_of_the_corpus_is_taken_or_refused(path):
     data = path.read_bytes()

@@ -96,3 +96,24 @@ def test_a_token_that_is_not_allowed_is_refused_and_changes_nothing(backend, nam
             if index not in before - ENDS:
                 assert not grammar.accept(index), (prefix, index)
         assert allowed(grammar) == before
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_after_a_rollback_it_stands_where_it_stood(backend, name):
+    """Whatever it was asked meanwhile, and as often as one likes."""
+    sample, ready = compiled(backend, name)
+    for way in max(walks(sample)[1].values(), key=lambda ways: max(map(len, ways))):
+        grammar = ready.start()
+        stands = [_stand(grammar)]
+        for token_id in way:
+            assert grammar.accept(token_id)
+            stands.append(_stand(grammar))
+        for num_tokens in range(len(way) + 1):
+            grammar.rollback(num_tokens)
+            assert _stand(grammar) == stands[len(way) - num_tokens]
+            assert all(map(grammar.accept, way[len(way) - num_tokens :]))
+            assert _stand(grammar) == stands[-1]
+
+
+def _stand(grammar):
+    return allowed(grammar), grammar.is_accepting, grammar.is_done, grammar.forced()

@@ -140,3 +140,14 @@ def test_many_choices_are_one_lexeme():
     assert matches(language, "09999")
     assert not matches(language, "10000")
     assert ANY_CHAR not in language.start.item.items
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("json_schema", '{"minimum": NUMBER}'), ("choice", "[NUMBER]"), ("structural_tag", '{"a": NUMBER}')],
+)
+def test_an_exponent_beyond_all_decimals_is_refused_by_name(kind, text, sign):
+    number = f"1e{sign}{'9' * 30}"
+    with pytest.raises(GrammarError, match=f"{kind} has a number with too many digits"):
+        language_of(GrammarSpec(kind, text.replace("NUMBER", number)))

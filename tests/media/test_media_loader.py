@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import tiny_llava
-from patience import until, wait_until
+from patience import PATIENCE_S, until, wait_until
 from PIL import Image
 from stored_pictures import base64_of, stored
 
@@ -25,7 +25,7 @@ from tureen.errors import InvalidRequest, RequestFailed, StartupError, TureenErr
 from tureen.media import loader as loader_module
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
-from tureen.media.wire import Item, Reply
+from tureen.media.wire import DecodeReply, Item
 
 LEAKS = re.compile(r"0x[0-9a-f]{6,}|/usr/|/home/|/tmp/|File \"|Traceback|object at|secret")
 RNG = np.random.default_rng(3)
@@ -174,10 +174,10 @@ def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
 @pytest.mark.parametrize(
     "reply",
     [
-        b"", b"\xff" * 100, msgspec.msgpack.encode(Reply()), msgspec.msgpack.encode([[], None, 5, 6]),
+        b"", b"\xff" * 100, msgspec.msgpack.encode(DecodeReply()), msgspec.msgpack.encode([[], None, 5, 6]),
         msgspec.msgpack.encode({}),
         *(
-            msgspec.msgpack.encode(Reply((item,)))
+            msgspec.msgpack.encode(DecodeReply((item,)))
             for item in (
                 Item(bytes(16), (1, 2, 2, 4), 1, ()), Item(bytes(11), (1, 2, 2, 3), 1, ()),
                 Item(bytes(12), (-1, -2, 2, 3), 1, ()),
@@ -186,7 +186,7 @@ def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
                 Item(bytes(12), (1, 2, 2, 3), 1 << 40, ()), Item(bytes(12), (1 << 40, 1 << 40, 1, 3), 1, ()),
             )
         ),
-        msgspec.msgpack.encode(Reply((Item(bytes(12), (1, 2, 2, 3), 1, ()),) * 2)),
+        msgspec.msgpack.encode(DecodeReply((Item(bytes(12), (1, 2, 2, 3), 1, ()),) * 2)),
     ],
     ids=range(14),
 )  # fmt: skip
@@ -219,6 +219,30 @@ def test_a_fork_server_that_is_killed_or_stopped_costs_no_request(make_studio, n
         os.kill(before, number)
         assert studio.load(encoded(40))[0].layout == (40, 20)
         wait_until(lambda pid=before: not is_alive(pid), "it is not replaced")
+
+
+def test_a_picture_whose_process_is_killed_from_outside_is_decoded_by_another_one(make_studio, monkeypatch):
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+    studio = make_studio()
+    assert studio.load(encoded(40))
+    killed = []
+
+    def at_work():
+        return {worker.pid for worker in studio.loader.supervisor.workers if worker.has_begun} - set(killed)
+
+    async def load_and_kill():
+        loading = asyncio.ensure_future(studio.loader.load([encoded(double.SLEEP)], "image", "image_data"))
+        for _ in range(loader_module.MAX_ATTEMPTS):
+            await until(at_work, "another one", unless=loading)
+            killed.extend(at_work())
+            os.kill(killed[-1], signal.SIGKILL)
+        with pytest.raises(Unavailable, match="ended from outside") as caught:
+            await loading
+        return caught.value
+
+    error = studio.run(load_and_kill())
+    assert (error.status, error.code) == (503, "media_worker_lost")
+    assert studio.load(encoded(40))[0].layout == (40, 20)
 
 
 def test_a_fork_server_that_cannot_start_is_an_error_of_the_server(make_studio, monkeypatch):

@@ -68,17 +68,25 @@ def _make_mates(count, seed=0):
         yield Row(1 + index, token_ids, start, pages, bool(index % 3), ADAPTERS[index % len(ADAPTERS)])
 
 
+def _scored_row(token_ids, start, pages):
+    """A row of which all logits are asked for."""
+    targets = (0,) * len(token_ids)
+    return Row(0, token_ids, start, pages, True, ADAPTERS[-1], score_targets=targets)
+
+
+def _all_of(pieces):
+    return np.concatenate([np.array(piece) for piece in pieces])
+
+
 def _compute(forward, cuts, *, mates=0, pages=tuple(range(10)), at=0, token_ids=PROMPT):
     """Logits of every position [tokens, vocab], computed in chunks that end at `cuts`, at place `at` in each batch."""
     found, start = [], 0
     for end in (*cuts, len(token_ids)):
         others = list(_make_mates(mates, seed=end))
-        rows = [*others[:at], Row(0, token_ids[start:end], start, pages, True, ADAPTERS[-1]), *others[at:]]
-        first = sum(len(row.token_ids) for row in rows[:at])
-        forward.run(Batch(tuple(rows)))
-        sampled = forward.sampled()[0][sum(row.sample for row in rows[:at])].copy()
-        scored = forward.logits(range(first, first + end - start)).copy()
-        assert np.array_equal(scored[-1], sampled)
+        rows = [*others[:at], _scored_row(token_ids[start:end], start, pages), *others[at:]]
+        output = forward.run(Batch(tuple(rows)))
+        scored = _all_of(output.scored)
+        assert np.array_equal(scored[-1], output.logits[sum(row.sample for row in rows[:at])])
         found.append(scored)
         start = end
     return np.concatenate(found)
@@ -117,9 +125,8 @@ def test_logits_do_not_depend_on_which_pages_are_used(forward, alone):
 def test_logits_after_a_prefix_that_another_sequence_computed_are_the_same(forward, alone, shared):
     _compute(forward, (), pages=tuple(range(20, 30)), token_ids=PROMPT[:shared])
     pages = tuple(range(20, 20 + shared // PAGE)) + tuple(range(40, 50))
-    row = Row(0, PROMPT[shared:], shared, pages, True, ADAPTERS[-1])
-    forward.run(Batch((row, *_make_mates(3))))
-    assert np.array_equal(forward.logits(range(len(row.token_ids))), alone[shared:])
+    row = _scored_row(PROMPT[shared:], shared, pages)
+    assert np.array_equal(_all_of(forward.run(Batch((row, *_make_mates(3)))).scored), alone[shared:])
 
 
 def test_logits_of_a_sequence_that_was_preempted_and_computed_again_are_the_same(forward, alone):

@@ -25,7 +25,7 @@ def _one(runner, row, *states):
 
 
 def _token(*, pages=(0, 1), runner=None, **state):
-    return _one(runner or FakeRunner(CAPACITY), _row(pages=pages), _state(**state)).token_id
+    return _one(runner or FakeRunner(CAPACITY), _row(pages=pages), _state(**state)).token_ids
 
 
 def test_the_same_row_gives_the_same_token_in_any_pages():
@@ -37,7 +37,7 @@ def test_seed_prompt_and_earlier_output_change_the_token():
         _token(),
         _token(seed=4),
         _token(output_ids=(1,)),
-        _one(FakeRunner(CAPACITY), _row((1, 2, 4)), _state()).token_id,
+        _one(FakeRunner(CAPACITY), _row((1, 2, 4)), _state()).token_ids,
     }
     assert len(tokens) == 4
 
@@ -47,18 +47,18 @@ def test_the_seed_does_not_matter_to_greedy():
 
 
 def test_pieces_give_the_same_token_as_the_whole():
-    whole = _one(FakeRunner(CAPACITY), _row(range(6)), _state()).token_id
+    whole = _one(FakeRunner(CAPACITY), _row(range(6)), _state()).token_ids
     runner = FakeRunner(CAPACITY)
-    assert _one(runner, _row(range(2), sample=False), _state()).token_id is None
-    assert _one(runner, _row(range(2, 6), start=2)).token_id == whole
+    assert _one(runner, _row(range(2), sample=False), _state()).token_ids == ()
+    assert _one(runner, _row(range(2, 6), start=2)).token_ids == whole
 
 
 def test_a_wrong_page_anywhere_changes_the_token():
     runner = FakeRunner(CAPACITY)
     _one(runner, _row(range(9), pages=(0, 1, 2), sample=False), _state())
-    right = _one(runner, _row([9], start=9, pages=(0, 1, 2)), _state()).token_id
+    right = _one(runner, _row([9], start=9, pages=(0, 1, 2)), _state()).token_ids
     for pages in ((3, 1, 2), (0, 3, 2), (1, 0, 2)):
-        assert _one(runner, _row([9], start=9, pages=pages), _state()).token_id != right
+        assert _one(runner, _row([9], start=9, pages=pages), _state()).token_ids != right
 
 
 def test_logprobs_are_finite_and_as_asked():
@@ -66,26 +66,26 @@ def test_logprobs_are_finite_and_as_asked():
     row = _row(score_from=1, score_targets=(3, 9))
     output = _one(FakeRunner(CAPACITY), row, _state(logprobs=spec))
     assert [position.token[1] for position in output.scores] == [3, 9]
-    for position in (*output.scores, output.logprobs):
+    for position in (*output.scores, *output.logprobs):
         values = [position.token, *position.top, *position.token_ids]
         assert all(math.isfinite(value) and value < 0 for value, _ in values)
         assert list(position.top) == sorted(position.top, reverse=True)
         assert [token_id for _, token_id in position.token_ids] == [5, 6]
-    assert _one(FakeRunner(CAPACITY), _row(), _state()).logprobs is None
+    assert _one(FakeRunner(CAPACITY), _row(), _state()).logprobs == ()
 
 
 def test_end_tokens_are_not_drawn_before_min_new_tokens():
     runner = FakeRunner(CAPACITY, choose=lambda token, state, outputs: 7)
     state = _state(min_new_tokens=1)
-    assert _one(runner, _row(), state).token_id == 8
-    assert _one(runner, _row([8], start=3)).token_id == 7
+    assert _one(runner, _row(), state).token_ids == (8,)
+    assert _one(runner, _row([8], start=3)).token_ids == (7,)
 
 
 def test_a_fault_raises_before_anything_is_done():
     runner = FakeRunner(CAPACITY, fault=lambda call, row: "raise" if call == 0 else None)
     with pytest.raises(RuntimeError, match="scripted fault in call 0"):
         _one(runner, _row(), _state())
-    assert _one(runner, _row(), _state()).token_id == _token()
+    assert _one(runner, _row(), _state()).token_ids == _token()
 
 
 def test_poison_spreads_to_all_that_reads_it():

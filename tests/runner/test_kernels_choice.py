@@ -77,12 +77,12 @@ def test_a_tape_refuses_tokens_and_pages_that_are_not_there(folder):
     pytest.importorskip("tureen.kernels.cpu._native")
     forward = _load(folder, kernels="native").forward
     with pytest.raises(ValueError, match="last step"):
-        forward.logits([0])
+        forward._tape.score([0])
     forward.run(Batch((Row(0, (1, 2, 3), 0, (0,), True),)))
     with pytest.raises(ValueError, match="last step"):
-        forward.logits([3])
+        forward._tape.score([3])
     with pytest.raises(ValueError, match="last step"):
-        forward.last_hidden([-1])
+        forward._tape.last_hidden([-1])
     for row in (Row(0, (256,), 0, (0,), True), Row(0, (1,), 0, (64,), True), Row(0, (1,), 16, (0,), True)):
         with pytest.raises(ValueError, match=r"vocabulary|KV cache|pages"):
             forward.run(Batch((row,)))

@@ -34,7 +34,7 @@ def kernels(request, monkeypatch):
     return request.param
 
 
-DEFAULTS = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 2}
+DEFAULTS = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 1}
 only_torch = pytest.mark.parametrize("kernels", ["torch"], indirect=True)
 
 
@@ -133,7 +133,7 @@ def test_prompt_logprobs_in_pieces_equal_those_in_one(llama, monkeypatch):
 
     whole = scores()
     assert len(whole) == 44
-    monkeypatch.setattr("tureen.runner.model_runner.SCORE_LOGITS", 256 * 5)
+    monkeypatch.setattr("tureen.runner.forward.SCORE_LOGITS", 256 * 5)
     for piece, one in zip(scores(), whole, strict=True):
         assert [token for _, token in piece.top[:5]] == [token for _, token in one.top[:5]]
         assert piece.token[0] == pytest.approx(one.token[0], abs=1e-5)
@@ -147,7 +147,7 @@ def test_a_step_that_raises_leaves_the_sampler_as_it_was(llama, monkeypatch):
     sequence = Running(0, PROMPT, range(8), params=penalised)
     generate(runner, sequence, 3)
     with monkeypatch.context() as patch:
-        patch.setattr(runner._forward, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        patch.setattr(runner._forward, "run", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no memory")))
         with pytest.raises(RuntimeError):
             step(runner, [sequence], [1])
     assert generate(runner, sequence, 6) == undisturbed.output

@@ -9,12 +9,11 @@ from arithmetics import make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 
 import tureen
-from tureen.api.constraint_fields import constrained
 from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
+from tureen.requests.constraint_fields import constrained
 from tureen.sampling.params import SamplingParams
-from tureen.types import GenerateRequest
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 
@@ -43,12 +42,12 @@ ACTED_ON_IN = {
     "skip_special_tokens": ("text",),
     "spaces_between_special_tokens": ("text",),
     "no_stop_trim": ("engine", "text"),
-    "n": ("api",),
+    "n": ("requests",),
     "custom_params": ("sampling",),
-    "dtype": ("api",),
-    "grammar_after": ("api",),
-    "sampling_seed": ("api",),
-    "stream_interval": ("api",),
+    "dtype": ("requests",),
+    "grammar_after": ("requests",),
+    "sampling_seed": ("requests",),
+    "stream_interval": ("requests",),
 }
 
 
@@ -79,13 +78,12 @@ def test_every_parameter_has_an_effect_that_is_tested():
 @pytest.mark.parametrize("name", BECOMES_GRAMMAR)
 def test_the_parameter_constrains_the_output(name):
     value, spec = BECOMES_GRAMMAR[name]
-    request = GenerateRequest(id="r", token_ids=(1,), params=SamplingParams(), max_new_tokens=1, seed=0)
     params = SamplingParams(**{name: value}, grammar_after="</think>")
-    made, _ = constrained(request, params, lambda field: f"p.{field}", Config())
+    made = constrained(params, lambda field: f"p.{field}", Config())
     assert made.grammar == msgspec.structs.replace(spec, after="</think>")
-    assert made.grammar_field == f"p.{name}"
+    assert made.field == f"p.{name}"
     with pytest.raises(InvalidRequest, match="--grammar-backend none"):
-        constrained(request, params, str, Config(grammar_backend="none"))
+        constrained(params, str, Config(grammar_backend="none"))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +96,10 @@ def test_the_parameter_constrains_the_output(name):
     ],
 )
 def test_a_dtype_is_a_pattern_and_its_stops(dtype, fits, stops):
-    request = GenerateRequest(id="r", token_ids=(1,), params=SamplingParams(), max_new_tokens=1, seed=0)
-    made, params = constrained(request, SamplingParams(dtype=dtype, stop=("x",)), str, Config())
+    made = constrained(SamplingParams(dtype=dtype, stop=("x",)), str, Config())
     assert all(re.fullmatch(made.grammar.text, text) for text in fits)
     assert not re.fullmatch(made.grammar.text, "x")
-    assert params.stop == ("x", *stops)
+    assert made.params.stop == ("x", *stops)
 
 
 @pytest.mark.parametrize("name", CHANGES_TOKENS)

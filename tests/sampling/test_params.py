@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import count_lines
 
-from tureen.api.planning import Names
 from tureen.errors import InvalidRequest
+from tureen.requests.planning import Names
 from tureen.sampling.params import SamplingParams, check_params
 
 MOST_LINES = 200_000

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import draw, make_logits, make_state
 
-from tureen.runner.base import NAN_LOGITS, RowOutput
+from tureen.runner.base import NAN_LOGITS
 from tureen.sampling.random import uniform
-from tureen.sampling.sampler import Sampler
+from tureen.sampling.sampler import Draw, Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.types import NO_TOKEN, LogprobSpec
 
@@ -144,14 +144,14 @@ def test_greedy_takes_the_lowest_id_among_equals():
     logits = np.zeros((1, VOCAB), dtype=np.float32)
     logits[0, [9, 200]] = 1.0
     state = make_state(temperature=0.0)
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(token_id=9)]
+    assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=9)]
 
 
 def test_greedy_takes_the_first_token_where_it_is_the_best():
     logits = np.zeros((1, VOCAB), dtype=np.float32)
     logits[0, 0] = 1.0
     state = make_state(temperature=0.0)
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(token_id=0)]
+    assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=0)]
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 4}], ids=str)
@@ -168,7 +168,7 @@ def test_at_the_border_of_two_tokens_the_higher_is_drawn(params, monkeypatch):
 def test_a_vanishing_temperature_takes_the_best_token(temperature):
     logits = make_logits(0, VOCAB, rows=1)
     state = make_state(temperature=temperature)
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(token_id=int(logits.argmax()))]
+    assert _sample(_sampler(state), logits, [state]) == [Draw(token_id=int(logits.argmax()))]
 
 
 def test_an_enormous_temperature_draws_from_all_tokens_alike():
@@ -268,7 +268,7 @@ def test_a_row_with_a_bad_logit_fails_alone_and_keeps_its_state(bad, places, par
     faulty[1, list(places)] = bad
     sampler = _sampler(*states)
     outputs = _sample(sampler, faulty, states)
-    assert outputs == [clean[0], RowOutput(error=NAN_LOGITS), clean[2]]
+    assert outputs == [clean[0], Draw(error=NAN_LOGITS), clean[2]]
     assert _sample(sampler, logits[1:2], states[1:2]) == clean[1:2]
 
 
@@ -278,7 +278,7 @@ def test_a_row_where_nothing_may_be_drawn_fails_alone(params):
     logits = make_logits(1, VOCAB, rows=2)
     logits[0] = -math.inf
     outputs = _sample(_sampler(*states), logits, states)
-    assert outputs[0] == RowOutput(error=NAN_LOGITS)
+    assert outputs[0] == Draw(error=NAN_LOGITS)
     assert outputs[1].error is None
 
 
@@ -286,7 +286,7 @@ def test_a_bad_logit_is_noticed_even_where_min_new_tokens_forbids_the_token():
     state = make_state(ends=(4,), min_new_tokens=1)
     logits = make_logits(1, VOCAB, rows=1)
     logits[0, 4] = math.nan
-    assert _sample(_sampler(state), logits, [state]) == [RowOutput(error=NAN_LOGITS)]
+    assert _sample(_sampler(state), logits, [state]) == [Draw(error=NAN_LOGITS)]
 
 
 def test_tokens_the_model_forbids_are_never_drawn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -12,17 +13,23 @@ import time
 from pathlib import Path
 
 from tureen.sandbox import fork_server
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = {
-    "open": Limits(memory_bytes=64 << 20, cpu_s=1),
-    "sealed": Limits(memory_bytes=64 << 20, cpu_s=1, is_sealed=True),
+    "open": WorkerLimits(memory_bytes=64 << 20, cpu_s=1),
+    "sealed": WorkerLimits(memory_bytes=64 << 20, cpu_s=1, is_sealed=True),
 }
 
 
 def spin(_: str) -> str:
     while True:
         pass
+
+
+def close(_: str) -> None:
+    """All that it has open, and goes on."""
+    os.closerange(0, 1000)
+    time.sleep(1000)
 
 
 def take_memory(size: str) -> str:
@@ -62,6 +69,8 @@ ACTIONS = {
     "memory": take_memory,
     "attempt": attempt,
     "exit": lambda _: os._exit(0),
+    "crash": lambda _: ctypes.string_at(0),
+    "close": close,
 }
 
 

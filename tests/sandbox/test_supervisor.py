@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import select
 import signal
@@ -11,15 +13,19 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from patience import wait_until
 from sandbox_double import LIMITS
 
+from tureen.sandbox import budget as budget_module
 from tureen.sandbox import seccomp
 from tureen.sandbox.budget import MemoryBudget
-from tureen.sandbox.supervisor import Supervisor
-from tureen.sandbox.worker import Lost
+from tureen.sandbox.supervisor import Supervisor, is_stopped
+from tureen.sandbox.worker import OWN_BYTES, Lost
 
 DOUBLE = str(Path(__file__).with_name("sandbox_double.py"))
 PATIENCE_S = 120.0
@@ -58,6 +64,10 @@ def a_worker(supervisor, descriptors=()):
         yield worker
     finally:
         supervisor.end(worker)
+
+
+def children_of(pid):
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ask(worker, text):
@@ -130,6 +140,67 @@ def test_one_that_does_not_answer_in_time_is_late_and_can_be_ended(running):
         assert caught.value.is_late
         watched = Watched(worker.pid)
     assert watched.has_ended()
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """How a worker ended is waited for, however long a busy machine takes to say so."""
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+
+
+def lost(worker, text, do=lambda: None):
+    """How it is lost that was asked, when something is done meanwhile."""
+    worker.begin(time.monotonic() + PATIENCE_S)
+    worker.send(text.encode(), until_s=math.inf)
+    do()
+    with pytest.raises(Lost) as caught:
+        worker.receive(math.inf)
+    return caught.value
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_ends_or_stops_a_worker_from_outside_is_told_from_what_it_did_itself(running, patient, number):
+    with a_worker(running) as worker:
+        error = lost(worker, "sleep", lambda: os.kill(worker.pid, number))
+        assert (error.is_outside, error.is_blameless, error.has_begun) == (True, False, True)
+        assert "from outside" in str(error)
+
+
+@pytest.mark.parametrize("text", ["exit", "spin", "crash", "close"])
+def test_a_worker_that_ends_by_itself_is_not_ended_from_outside(running, text, monkeypatch):
+    if text != "close":  # then nothing comes that could be waited for
+        monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+    with a_worker(running) as worker:
+        error = lost(worker, text)
+        assert (error.is_outside, error.is_blameless) == (False, False)
+
+
+def test_a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch):
+    with a_worker(running) as worker, monkeypatch.context() as patch:
+        patch.setattr("builtins.open", no_descriptor)
+        assert not is_stopped(worker.pid)
+        assert worker.memory_bytes == OWN_BYTES
+
+
+def no_descriptor(*_, **more):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_what_the_server_ends_itself_is_not_ended_from_outside(running, patient):
+    with a_worker(running) as worker:
+        assert not lost(worker, "sleep", worker.kill).is_outside
+
+
+def test_of_two_workers_only_the_one_that_was_killed_was_ended_from_outside(running, patient):
+    with a_worker(running) as one, a_worker(running) as other:
+        assert lost(one, "sleep", lambda: os.kill(one.pid, signal.SIGKILL)).is_outside
+        assert not lost(other, "exit").is_outside
+
+
+def test_workers_leave_no_process_behind_that_nobody_has_asked_about(running, patient):
+    with a_worker(running) as worker:
+        lost(worker, "exit")
+        assert worker.pid not in children_of(running.pid)
 
 
 FORBIDDEN = ("open", "dup", "socket", "fork", "exec", "kill", "raise a limit", "stop the alarm", "ignore the limit")
@@ -275,7 +346,9 @@ def test_a_hundred_workers_leave_no_descriptor_behind(make):
     supervisor = make()
     with a_worker(supervisor) as worker:
         ask(worker, "echo x")
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{supervisor.pid}/fd"))
+    folders = "/proc/self/fd", f"/proc/{supervisor.pid}/fd"
+    wait_until(lambda: children_of(supervisor.pid) == [], "the end of the first worker")
+    before = [len(os.listdir(one)) for one in folders]
     for number in range(100):
         with a_worker(supervisor) as worker:
             if number % 2:
@@ -283,7 +356,8 @@ def test_a_hundred_workers_leave_no_descriptor_behind(make):
                     ask(worker, "exit")
             else:
                 assert ask(worker, "echo x") == "x"
-    assert (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{supervisor.pid}/fd"))) == before
+    wait_until(lambda: children_of(supervisor.pid) == [], "the end of the last worker")
+    assert [len(os.listdir(one)) for one in folders] == before
     assert supervisor.workers == []
 
 
@@ -300,6 +374,8 @@ def test_a_worker_s_memory_is_counted_and_past_the_budget_it_is_ended(make):
 
 
 class FakeWorker:
+    has_begun = True
+
     def __init__(self, memory_bytes, idle_since_s=None):
         self.memory_bytes = memory_bytes
         self.idle_since_s = idle_since_s
@@ -334,6 +410,93 @@ def test_one_that_is_gone_counts_no_more():
     budget.add(owner)
     budget.discard(owner)
     assert budget.used_bytes == 0
+
+
+@pytest.fixture
+def crowd():
+    """A budget of 1,000 bytes of which 200 are taken, and a clock."""
+    clock = SimpleNamespace(now_s=0.0)
+    owner = FakeOwner(FakeWorker(200))
+    budget = MemoryBudget(1000, clock=lambda: clock.now_s)
+    budget.add(owner)
+    return SimpleNamespace(budget=budget, owner=owner, clock=clock)
+
+
+def begin(crowd, size, memory_bytes=0):
+    reservation = crowd.budget.reserve(size, timeout_s=0.0)
+    if reservation is not None:
+        reservation.worker = FakeWorker(memory_bytes)
+        crowd.owner.workers.append(reservation.worker)
+    return reservation
+
+
+def test_of_a_burst_only_so_many_start_as_have_room_though_they_take_nothing_yet(crowd):
+    assert [begin(crowd, 300) is not None for _ in range(10)] == [True, True] + [False] * 8
+    assert crowd.budget.used_bytes == 200
+
+
+def test_what_starts_keeps_its_reservation_until_it_was_at_work_for_a_while(crowd):
+    first = begin(crowd, 700)
+    first.worker.has_begun = False
+    for _ in range(3):
+        crowd.budget.enforce()
+        crowd.clock.now_s += budget_module.SETTLED_S
+        assert begin(crowd, 200) is None
+    first.worker.has_begun, first.worker.memory_bytes = True, 50
+    crowd.budget.enforce()
+    assert begin(crowd, 200) is None
+    crowd.clock.now_s += budget_module.SETTLED_S
+    crowd.budget.enforce()
+    assert begin(crowd, 200) is not None
+
+
+def test_what_takes_more_than_was_reserved_counts_as_it_is(crowd):
+    begin(crowd, 300, memory_bytes=600)
+    assert begin(crowd, 300) is None
+    assert begin(crowd, 200) is not None
+
+
+def test_the_only_one_that_starts_has_room_however_large_it_may_become(crowd):
+    assert begin(crowd, 5000) is not None
+    assert begin(crowd, 1) is None
+
+
+def test_a_start_that_fails_or_an_end_gives_its_room_back_at_once(crowd):
+    failed = crowd.budget.reserve(800)
+    crowd.budget.release(None, failed)
+    first = begin(crowd, 800)
+    crowd.owner.workers.remove(first.worker)
+    crowd.budget.release(first.worker)
+    assert begin(crowd, 800) is not None
+
+
+def test_idle_workers_make_room_for_those_that_start_the_longest_idle_first(crowd):
+    old, new = FakeWorker(300, idle_since_s=1.0), FakeWorker(300, idle_since_s=2.0)
+    crowd.owner.workers += [new, old]
+    assert begin(crowd, 500) is not None
+    assert (old.is_killed, new.is_killed) == (True, False)
+
+
+def test_who_waits_for_room_goes_on_when_there_is_some(crowd):
+    first = begin(crowd, 800)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(crowd.budget.reserve, 800, PATIENCE_S)
+        crowd.owner.workers.remove(first.worker)
+        crowd.budget.release(first.worker)
+        assert waiting.result(PATIENCE_S) is not None
+
+
+def test_a_burst_of_real_workers_waits_for_each_other_and_all_work(make):
+    supervisor = make()
+    supervisor.share(MemoryBudget(40 << 20))  # two have room at once, by what is reserved for them
+    assert supervisor.wait_ready(PATIENCE_S)
+
+    def work(number):
+        with a_worker(supervisor) as worker:
+            return ask(worker, f"echo {number}")
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(work, range(12))) == [str(number) for number in range(12)]
 
 
 def test_a_reply_that_is_too_large_is_not_read(running):

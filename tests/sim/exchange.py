@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tureen.api.connection import WRITE_TIMEOUT_S
+from tureen.http.connection import WRITE_TIMEOUT_S
 
 LIMIT_S = 100_000.0
 """Of virtual time, for any answer: far more than what can go wrong in a simulation takes."""

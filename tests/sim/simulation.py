@@ -16,13 +16,13 @@ from inline_compiler import InlineCompiler
 from simulated_engine import Faults, SimulatedHost, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
-from tureen.api.app import build_app
-from tureen.api.reporter import report_forever
 from tureen.config import Config
+from tureen.control.reporter import report_forever
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
+from tureen.front.app import build_app
 from tureen.log import Progress
-from tureen.runner.base import Batch, Capacity, StepOutput
+from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
 from tureen.types import EngineInfo
 
@@ -60,12 +60,12 @@ class Runner(FakeRunner):
 
     engine: Engine
 
-    def run(self, batch: Batch) -> StepOutput:
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         pool, size = self.engine.cache.pool, self.engine.cache.page_size
         for page in range(pool.num_pages):
             if pool.count(page) == 0:
                 self._kv[page * size * WIDTH : (page + 1) * size * WIDTH] = POISON * size
-        return super().run(batch)
+        return super().run(batch, masks)
 
 
 class Checker:

@@ -1,4 +1,4 @@
-"""What a step computes, as tensors, and what an attention backend must offer. Imports no torch."""
+"""A step's input as tensors, and the interface of an attention backend. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModelInput(NamedTuple):
     positions: Tensor  # int64 [tokens]
     kv_slots: Tensor  # int64 [tokens]: page * page_size + offset, where the token's K/V are stored
     spans: tuple[Span, ...]  # one per row
-    sampled: Tensor | None  # int64 [rows that sample]: the token whose logits are sampled from; None = no row samples
+    sampled: Tensor | None  # int64 [draws]: tokens after which one is drawn; None = no row samples
     embedded: tuple[Tensor, Tensor] | None = None  # int64 [k]: tokens given as embeddings; these, float32 [k, hidden]
 
 
@@ -37,6 +37,15 @@ class LayerShape(NamedTuple):
     scale: float
     window: int | None  # a token sees itself and the window - 1 tokens before it; None = all before it
     softcap: float | None = None  # c: scores become c * tanh(score / c)
+
+
+class AttentionNeeds(NamedTuple):
+    """A model's demands on its attention backend."""
+
+    device: str  # cpu or cuda
+    dtype: str  # of queries, keys and values: float32, bfloat16, float16
+    layers: tuple[LayerShape, ...]
+    page_size: int  # tokens
 
 
 class AttentionBackend(Protocol):

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes with the real model: native code, the rest of the runner, the engine."""
+"""Divides the time of a decode step with the real model: native code, the rest of the runner, the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.bench.report import Spread, spread
 from tureen.build import find_model
 from tureen.config import Config
 from tureen.engine.engine import Engine
-from tureen.runner.base import Batch, Capacity, StepOutput
+from tureen.runner.base import Batch, Capacity, Masks, PendingStep
 from tureen.runner.load import load_runner
 from tureen.types import MediaItem
 
@@ -42,12 +42,12 @@ class TimedRunner:
         self._runner = runner
         self.run_s = self.forward_s = 0.0
 
-    def run(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
         native_s, start = self._runner.forward.seconds, time.perf_counter()
-        output: StepOutput = self._runner.run(batch)
+        step: PendingStep = self._runner.submit(batch, masks)
         self.run_s = time.perf_counter() - start
         self.forward_s = self._runner.forward.seconds - native_s
-        return output
+        return step
 
     def capacity(self) -> Capacity:
         capacity: Capacity = self._runner.capacity()

@@ -1,0 +1,5 @@
+"""The device: its memory, control groups, dtypes, number of threads.
+
+Imports: errors; msgspec, torch.
+Imported by: bench, build, control, kernels, runner, sandbox.
+"""

@@ -1,9 +1,9 @@
-"""What a constrained sequence's output must match: its grammar, token by token."""
+"""The grammar that a constrained sequence's output must match, followed token by token."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar.base import Grammar, Mask
@@ -48,6 +48,32 @@ class Constraint:
                 mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
             if not mask.any():
                 mask[:] = before
+
+    def fill_masks(self, masks: Sequence[Mask], *, guesses: tuple[int, ...] = ()) -> None:
+        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises
+        GrammarError."""
+        self.fill_mask(masks[0])
+        for mask, token_id in zip(masks[1:], guesses, strict=True):
+            self._grammar.accept(token_id)
+            self.fill_mask(mask)
+        if guesses:
+            self._grammar.rollback(len(guesses))
+
+    def num_followed(self, guesses: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, the grammar allows one after the other, with a choice behind
+        each: where it forces what follows, nothing is drawn. Changes nothing. Raises InvalidRequest, RequestFailed."""
+        num_accepted = num_followed = 0
+        with following(self._field):
+            for token_id in guesses:
+                if not self._grammar.accept(token_id):
+                    break
+                num_accepted += 1
+                if self._grammar.is_done or self._grammar.forced():
+                    break
+                num_followed += 1
+            if num_accepted:
+                self._grammar.rollback(num_accepted)
+        return num_followed
 
     def accept(self, token_id: int) -> None:
         """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed, InvalidRequest."""

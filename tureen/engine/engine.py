@@ -4,9 +4,12 @@ encoders.py, which shares out time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
+from tureen.constraining.compiler import Compiler
+from tureen.constraining.masks import MaskThread
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
 from tureen.engine.client_code import ClientCode
@@ -18,7 +21,7 @@ from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
     LongestPrefixFirst,
-    Order,
+    QueueOrder,
     Schedule,
     WaitingQueue,
     first_come,
@@ -29,8 +32,6 @@ from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
-from tureen.grammar.compiler import Compiler
-from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
@@ -40,7 +41,7 @@ from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 log = get_logger("engine")
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
@@ -64,7 +65,8 @@ class Engine:
         capacity = runner.capacity()
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
-        orders = {"fcfs": Order(), "lpm": LongestPrefixFirst(self._cached_len), "fair": LeastServedFirst(rank)}
+        longest = LongestPrefixFirst(partial(_cached_len, self.cache))
+        orders = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}
         queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
@@ -79,7 +81,7 @@ class Engine:
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._limits = Limits(context_len, capacity.vocab_size, max_queued)
+        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
@@ -96,6 +98,11 @@ class Engine:
         """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
         called often."""
         return len(self.preparing) > 0
+
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None:
+        """See Preparing."""
+        return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
@@ -200,11 +207,8 @@ class Engine:
         self.preparing.clear()
         return self.cache.flush()
 
-    def _cached_len(self, sequence: Sequence) -> int:
-        return len(self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
-
     def _begin(self, sequence: Sequence) -> None:
-        """What is known of its output before it runs is there: it lines up, or ends."""
+        """Lets a sequence line up, or end, once everything that it waited for is there."""
         if sequence not in self.preparing.replays:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
@@ -227,27 +231,33 @@ class Engine:
 
         Raises InvalidRequest, RequestFailed.
         """
-        can_only_end = False
-        if result.error is not None:
-            can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
-            if not can_only_end:
-                return self._drop(sequence, result.error)
+        can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
+        if result.error is not None and not can_only_end:
+            return self._drop(sequence, result.error)
         assert sequence.table is not None
         sequence.advance(row, result)
-        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if can_only_end:
             sequence.ended = finish.complete(sequence)
-        elif result.token_id is not None:
-            if result.logprobs is not None:
-                sequence.scores.add_drawn(result.logprobs)
-            sequence.ended = output.append(sequence, result.token_id, self._limits.context_len, is_drawn=True)
-            if sequence.constraint is not None and sequence.ended is None:
-                sequence.ended = self._force(sequence)
+        elif result.token_ids:
+            self._append_drawn(sequence, result)
         elif sequence.request.max_new_tokens == 0 and sequence.num_computed == sequence.num_tokens:
             sequence.ended = finish.reached(sequence, context_len=self._limits.context_len)
+        self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if sequence.ended is not None and not sequence.needs_run:
             return self._end(sequence, sequence.ended)
         return self._delta(sequence)
+
+    def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
+        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        for index, token_id in enumerate(result.token_ids):
+            if result.logprobs:
+                sequence.scores.add_drawn(result.logprobs[index])
+            sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
+            if sequence.constraint is not None and sequence.ended is None:
+                sequence.ended = self._force(sequence)
+            if sequence.ended is not None:
+                break
+        sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
         """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
@@ -271,11 +281,9 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        only_end = OutputDelta(sequence.request.id, finish=reason)
-        delta = only_end if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
-        assert delta is not None
+        delta = None if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
         self._forget(sequence)
-        return delta
+        return delta or OutputDelta(sequence.request.id, finish=reason)
 
     def _delta(self, sequence: Sequence, reason: FinishReason | None = None) -> OutputDelta | None:
         delta = output.delta(sequence, reason)
@@ -288,6 +296,11 @@ class Engine:
         if not self.preparing.remove(sequence):
             self.scheduler.release(sequence, distrust_from=distrust_from)
         del self._sequences[sequence.request.id]
+
+
+def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
+    """Count the pages of a sequence that are cached."""
+    return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 
 def _check_room(num_waiting: int, limit: int) -> None:

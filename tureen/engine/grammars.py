@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from tureen.constraining.compiler import Compilation, Compiler
+from tureen.constraining.masks import MaskThread, PendingMasks
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.compiler import Compilation, Compiler
-from tureen.grammar.masks import MaskThread, PendingMasks
 from tureen.runner.base import Row, RowError
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -71,11 +72,13 @@ class Grammars:
 
     def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
         """Begin to fill the masks of those that are constrained and draw a token; None where none does."""
-        fills = {}
-        for one, row in zip(sequences, rows, strict=True):
-            if one.constraint is not None and row.sample:
-                fills[one.slot] = one.constraint.fill_mask
-        return self._masks.start(fills) if fills else None
+        fills, num_masks = {}, {}
+        for sequence, row in zip(sequences, rows, strict=True):
+            if sequence.constraint is not None and row.sample:
+                guesses = row.token_ids[row.num_known :]
+                fills[row.slot] = partial(sequence.constraint.fill_masks, guesses=guesses)
+                num_masks[row.slot] = 1 + len(guesses)
+        return self._masks.start(fills, num_masks) if fills else None
 
     def clear(self) -> None:
         if self._compiler is not None:

@@ -1,4 +1,4 @@
-"""Where a sequence is between its arrival and the queue: what it needs is compiled, loaded, gone through, encoded."""
+"""Sequences between their arrival and the queue: what they need is compiled, loaded, replayed, encoded."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ class Preparing:
         self._context_len = context_len
 
     def __len__(self) -> int:
-        """Those that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
+        """The number of sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in
+        steps."""
         return len(self.grammars) + len(self.client_code) + len(self.replays)
 
     @property
     def num_sequences(self) -> int:
         """All of them."""
         return len(self) + len(self.encoders)
+
+    @property
+    def helpers_down(self) -> tuple[str, ...] | None:
+        """Helper processes that are being replaced, in words; None = there are no helpers."""
+        supervisors = self.grammars.supervisor, self.client_code.supervisor
+        return helpers_down(*supervisors) if any(supervisors) else None
 
     def begin(self, sequence: Sequence) -> bool:
         """It has arrived. Whether it can be queued. Raises TooManyRequests, Unavailable where its client's code is not
@@ -72,5 +79,4 @@ class Preparing:
 
     def stats(self) -> dict[str, Any]:
         """Its part of EngineStats."""
-        helpers = helpers_down(self.grammars.supervisor, self.client_code.supervisor)
-        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": helpers}
+        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self.helpers_down or ()}

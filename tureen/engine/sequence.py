@@ -15,8 +15,8 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, Usage
 
 
-class Terms(NamedTuple):
-    """What of a sequence is settled when it comes."""
+class SequenceTerms(NamedTuple):
+    """The settings of a sequence that are fixed when it comes."""
 
     number: int  # order of arrival
     num_prompt: int
@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def text_end(self) -> int | None:
-        """Where the text of the tokens that were sent ends, if others wait for their log-probabilities."""
+        """The end of the text of the tokens that were sent, if others wait for their log-probabilities."""
         num_sent = self.scores.num_sent
         if not self.scores.is_wanted or num_sent == self.num_output:
             return None
@@ -123,25 +123,30 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        """Of the output what is, or may be, sent: forced tokens that wait for their log-probabilities do not count."""
+        """The token counts of the output that is, or may be, sent: forced tokens that wait for their log-probabilities
+        do not count."""
         num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
         if self.scores.is_wanted:
             num_held = num_output - self.scores.num_sent
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
         return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
-    def row(self, num_tokens: int) -> Row:
-        """This sequence's share of a step: its next `num_tokens` tokens."""
+    def takes_guesses(self, row: Row) -> bool:
+        """Whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
+        return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
+
+    def row(self, num_tokens: int, guesses: tuple[int, ...] = ()) -> Row:
+        """This sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
-        token_ids = tuple(self.token_ids[start:end])
+        token_ids = (*self.token_ids[start:end], *guesses)
         pages = self.table.as_tuple if self.table else ()
         samples = end == len(self.token_ids) < self.terms.max_tokens and self.ended is None
         embeds = b""
         if self.embedded is not None and start < self.embedded.end:
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
-            return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter)
+            return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter, num_drafts=len(guesses))
         score_from, score_targets = self.scores.targets(self.token_ids, start, end)
         return Row(
             slot=self.slot,
@@ -154,10 +159,11 @@ class Sequence:
             score_targets=score_targets,
             embeds=embeds,
             hidden_from=self.hidden.asked_from(start, end, reaches_end=end == self.num_needed),
+            num_drafts=len(guesses),
         )
 
     def slot_state(self) -> SlotState:
-        """What the sampler must know to start, or to go on after a preemption."""
+        """Returns all that the sampler needs to start, or to go on after a preemption."""
         return SlotState(
             slot=self.slot,
             params=self.request.params,
@@ -185,16 +191,16 @@ class Sequence:
 
     def advance(self, row: Row, output: RowOutput) -> None:
         """Take over what a step computed, except the drawn token."""
-        self.num_computed += len(row.token_ids)
+        self.num_computed += row.num_known
         if row.score_targets:
             self.scores.add(output.scores)
         if row.hidden_from is not None:
             self.hidden.add(output.hidden_states, self.num_computed)
 
 
-def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> Terms:
+def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
     ignores_eos = request.params.ignore_eos and request.grammar is None
-    return Terms(
+    return SequenceTerms(
         number=number,
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,

@@ -12,12 +12,20 @@ from tureen.errors import echo
 from tureen.grammar.expression import GrammarError
 
 
+def exact(digits: str, name: str) -> Decimal:
+    """A number with a fraction or exponent. Raises GrammarError for an exponent that is too large."""
+    try:
+        return Decimal(digits)
+    except ArithmeticError:
+        raise GrammarError(f"{name} has a number with too many digits: {echo(digits)}; write fewer") from None
+
+
 def decoded(text: str, name: str) -> Any:
     """Raises GrammarError, also for a key given twice and a number that a float does not hold exactly."""
 
     def number(digits: str) -> float:
         value = float(digits)
-        if value in (float("inf"), float("-inf")) or Decimal(repr(value)) != Decimal(digits):
+        if value in (float("inf"), float("-inf")) or Decimal(repr(value)) != exact(digits, name):
             raise GrammarError(f"{name} has a number with too many digits: {echo(digits)}; write fewer")
         return value
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tureen.kernels import linear as kernel
 
-if TYPE_CHECKING:
-    from tureen.lora.torch_adapters import LayerAdapters
+
+class OutputAdapter(Protocol):
+    """Adds something of its own to a layer's outputs."""
+
+    def add(self, x: Tensor, out: Tensor) -> Tensor:
+        """x [tokens, inputs]; out [tokens, outputs] may be changed in place. Returns the sum."""
 
 
 class Linear:
@@ -20,7 +24,7 @@ class Linear:
     def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool, dtype: torch.dtype) -> None:
         self.parts = dict(parts)
         self.dtype = dtype
-        self.adapters: LayerAdapters | None = None
+        self.adapters: OutputAdapter | None = None
         self.weight = torch.empty(sum(parts.values()), in_features, dtype=dtype)
         self.bias = torch.empty(sum(parts.values()), dtype=dtype) if bias else None
 

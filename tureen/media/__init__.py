@@ -1,0 +1,7 @@
+"""Pictures and films on their way in: fetches, decodes in a helper process, cuts them as each family of models wants.
+
+Pillow and numpy; no torch.
+
+Imports: errors, files, registry, sandbox; PIL, asyncio, av, httptools, msgspec, numpy.
+Imported by: build, control, dialects, front, models, requests, runner, vision.
+"""

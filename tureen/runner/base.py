@@ -1,8 +1,8 @@
-"""What the engine asks of a runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
+"""The contract between engine and runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -34,29 +34,37 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     start: int
     pages: tuple[int, ...]  # page table: position p lives in pages[p // page_size] at offset p % page_size
-    sample: bool  # draw the token that follows the last of token_ids
+    sample: bool  # draw the token that follows the last of token_ids; with guesses, those that follow each of them too
     adapter: int = 0  # number of the one that its tokens use; 0 = none
     score_from: int = 0  # index into token_ids of the first position that is scored
     score_targets: tuple[int, ...] = ()  # known tokens that follow token_ids[score_from], …: their logprobs are asked
     embeds: bytes = b""  # float32 [k, hidden_size]: the embeddings of those k of token_ids that are NO_TOKEN, in order
     hidden_from: int | None = None  # index into token_ids of the first position whose hidden state is asked for
+    num_drafts: int = 0  # so many of token_ids, at their end, are guesses of what will be drawn
+
+    @property
+    def num_known(self) -> int:
+        """How many of token_ids are no guesses."""
+        return len(self.token_ids) - self.num_drafts
 
 
 class Masks(Protocol):
-    """Which tokens constrained rows may draw; computed while the forward pass runs."""
+    """The tokens that constrained rows may draw; computed while the forward pass runs."""
 
-    def wait(self) -> Mapping[int, Mask]:
-        """By slot, of the rows that sample and have a grammar. They hold until the next step."""
+    def wait(self) -> Mapping[int, Sequence[Mask]]:
+        """Wait for the masks of the rows that sample and have a grammar: by slot, one for each token that may be drawn.
+        They hold until the next step."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """A step, as plain data: msgpack carries it to another process. What is alive is handed over beside it."""
+
     rows: tuple[Row, ...]
     new_slots: tuple[SlotState, ...] = ()
-    masks: Masks | None = None  # None: no row is constrained
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a row failed. `message` is for the client; "" = only the code is known."""
+    """The reason why a row failed. `message` is for the client; "" = only the code is known."""
 
     code: str
     message: str = ""
@@ -73,13 +81,15 @@ NOTHING_TO_DRAW = RowError("grammar_stuck", "no token that the grammar allows ma
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What came of the row at the same index. `token_id` is None when the row did not sample or failed.
+    """The result of the row at the same index. There are no `token_ids` when the row did not sample or failed.
 
-    A row that failed has nothing else, but with NOTHING_TO_DRAW its scores and hidden states.
+    Tokens are drawn as if there were no guesses, up to the first one that differs from the guess at its place: one, and
+    one more for every guess that was right. A row that failed has nothing else, but with NOTHING_TO_DRAW its scores and
+    hidden states.
     """
 
-    token_id: int | None = None
-    logprobs: PositionLogprobs | None = None  # of the drawn token, if its request asked
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()  # of each drawn token, if its request asked
     scores: tuple[PositionLogprobs, ...] = ()  # one per score target
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] of token_ids[hidden_from], … to the last
     error: RowError | None = None  # this row alone fails
@@ -99,11 +109,31 @@ class Capacity(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int = 0
 
 
-class Runner(Protocol):
-    """Executes batches on a device."""
+class PendingStep(Protocol):
+    """A step that was submitted."""
 
-    def run(self, batch: Batch) -> StepOutput:
-        """One forward pass and sampling. Must leave no trace of a row in the sampler state when it raises."""
+    def result(self) -> StepOutput:
+        """Wait for what came of it. Raises what the step raised, as long as it is asked."""
+
+
+class FinishedStep(msgspec.Struct, frozen=True):
+    """The pending step of a runner that computes while it is called."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class Runner(Protocol):
+    """Executes batches on a device, one after another."""
+
+    def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
+        """Begin one forward pass and sampling. `masks`: of the rows that are constrained; None = no row is.
+
+        Where the step fails, this or the pending step's `result` raises, and no trace of a row is left in the
+        sampler's state. The next step is submitted once the last one's result was taken.
+        """
 
     def capacity(self) -> Capacity: ...
 

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
 from tureen.grammar.base import Mask
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, SlotState, StepOutput
+from tureen.runner.base import (
+    NAN_LOGITS,
+    NOTHING_TO_DRAW,
+    Batch,
+    Capacity,
+    FinishedStep,
+    Masks,
+    PendingStep,
+    Row,
+    RowOutput,
+    SlotState,
+    StepOutput,
+)
 from tureen.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 
 WIDTH = 8  # bytes stored per position
@@ -39,6 +52,12 @@ def _allows(mask: Mask | None, token_id: int) -> bool:
     return mask is None or bool(mask[token_id // 32] >> (token_id % 32) & 1)
 
 
+def _is_right(row: Row, drawn: list[int]) -> bool:
+    """Whether the last token that was drawn had been guessed."""
+    place = len(drawn) - 1
+    return place < row.num_drafts and drawn[place] == row.token_ids[row.num_known + place]
+
+
 def logprob(data: bytes, token_id: int) -> float:
     """A finite log-probability in [-10, 0) for one token after the history hashed in `data`."""
     return -(number(digest(data, token_id)) % 9999 + 1) / 1000
@@ -50,6 +69,7 @@ class FakeRunner:
     `fault(call, row)`: "raise" raises before anything is done; "poison" makes the row's K/V NaN. Calls count from 0.
     `choose(token, state, output_ids)`: replaces the drawn token, to script an output.
     `step_s`, `token_s`: seconds a step takes, and each of its tokens.
+    `thread`: steps are computed there, after `submit` has returned.
     """
 
     def __init__(
@@ -60,6 +80,7 @@ class FakeRunner:
         choose: Callable[[int, SlotState, list[int]], int] | None = None,
         step_s: float = 0.0,
         token_s: float = 0.0,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self.num_calls = 0
         self.num_tokens = 0  # computed, over all calls
@@ -68,6 +89,7 @@ class FakeRunner:
         self._choose = choose
         self._step_s = step_s
         self._token_s = token_s
+        self._thread = thread
         self._weights = 0  # their number; all that is stored depends on them
         self._kv = bytearray(capacity.num_pages * capacity.page_size * WIDTH)
         self._states: dict[int, SlotState] = {}
@@ -76,7 +98,12 @@ class FakeRunner:
     def capacity(self) -> Capacity:
         return self._capacity
 
-    def run(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
+        if self._thread is not None:
+            return self._thread.submit(self.run, batch, masks)
+        return FinishedStep(self.run(batch, masks))
+
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
         call = self.num_calls
         self.num_calls += 1
         faults = [self._fault(call, row) if self._fault else None for row in batch.rows]
@@ -89,9 +116,9 @@ class FakeRunner:
         for state in batch.new_slots:
             self._states[state.slot] = state
             self._outputs[state.slot] = list(state.output_ids)
-        masks = batch.masks.wait() if batch.masks else {}
+        allowed: Mapping[int, Sequence[Mask]] = masks.wait() if masks else {}
         rows = zip(batch.rows, faults, strict=True)
-        return StepOutput(tuple(self._run_row(row, fault, masks.get(row.slot)) for row, fault in rows))
+        return StepOutput(tuple(self._run_row(row, fault, allowed.get(row.slot, ())) for row, fault in rows))
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""
@@ -124,7 +151,7 @@ class FakeRunner:
     def close(self) -> None:
         self._states.clear()
 
-    def _run_row(self, row: Row, fault: Fault | None, mask: Mask | None) -> RowOutput:
+    def _run_row(self, row: Row, fault: Fault | None, masks: Sequence[Mask]) -> RowOutput:
         for index, token_id in enumerate(row.token_ids):
             position = row.start + index
             before = self._read(row, position - 1) if position else b""
@@ -148,14 +175,20 @@ class FakeRunner:
         self._hear_of(row)
         if not row.sample:
             return RowOutput(scores=tuple(scores), hidden_states=hidden)
-        history = self._history(row, row.start + len(row.token_ids) - 1)
-        if history is None:
+        token_ids: list[int] = []
+        logprobs: list[PositionLogprobs] = []
+        while not token_ids or _is_right(row, token_ids):
+            history = self._history(row, row.start + row.num_known - 1 + len(token_ids))
+            drawn = None if history is None else self._draw(row, history, masks[len(token_ids)] if masks else None)
+            if history is None or drawn is None:
+                break
+            token_ids.append(drawn)
+            if spec:
+                logprobs.append(self._logprobs(history, drawn, spec))
+        if not token_ids and history is None:
             return RowOutput(error=NAN_LOGITS)
-        drawn = self._draw(row, history, mask)
-        if drawn is None:
-            return RowOutput(scores=tuple(scores), hidden_states=hidden, error=NOTHING_TO_DRAW)
-        logprobs = self._logprobs(history, drawn, spec) if spec else None
-        return RowOutput(drawn, logprobs, tuple(scores), hidden)
+        error = None if token_ids else NOTHING_TO_DRAW
+        return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error)
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
         """Small numbers that depend on all tokens before; None where there is poison among these."""
@@ -183,7 +216,7 @@ class FakeRunner:
         state = self._states.get(row.slot)
         if state is not None:
             outputs = self._outputs[row.slot]
-            outputs += row.token_ids[max(0, len(state.prompt_ids) + len(outputs) - row.start) :]
+            outputs += row.token_ids[max(0, len(state.prompt_ids) + len(outputs) - row.start) : row.num_known]
 
     def _draw(self, row: Row, history: bytes, mask: Mask | None) -> int | None:
         state, outputs = self._states[row.slot], self._outputs[row.slot]

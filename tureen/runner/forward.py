@@ -1,9 +1,9 @@
-"""What a runner asks of a model on a device."""
+"""The contract between a runner and a model on a device: it is asked once a step, for all that is wanted of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,25 @@ from tureen.runner.base import Batch
 from tureen.runner.trace import Trace, TraceOptions
 from tureen.sampling.arithmetic import Logits, Peaks
 
+SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
+
+
+class ForwardOutput(NamedTuple):
+    """The result of a step. Holds until the next step is run.
+
+    A row that samples draws the token that follows its last, and those that follow each token before a guess. Draws
+    stand in the order of the rows.
+    """
+
+    best: Sequence[int] = ()  # of each draw the token that `Arithmetic.greedy` gives it without a mask ...
+    logits: Logits | None = None  # ... or, where not only the best tokens were asked for, [draws, vocab], and ...
+    peaks: Peaks | None = None  # ... what `Arithmetic.peaks` says of them
+    scored: Iterator[Logits] = iter(())
+    """The logits that score targets, row after row, in pieces [tokens, vocab] as `score_pieces` cuts them. A piece
+    holds until the next one is taken."""
+    hidden: tuple[NDArray[np.float32], ...] = ()
+    """The hidden states [tokens, hidden_size] of each row that asks, after the final norm."""
+
 
 class Forward(Protocol):
     """A model on a device. Tokens of a step stand one after another, in the order of its rows."""
@@ -20,30 +39,51 @@ class Forward(Protocol):
     dtype: str
     device_name: str
 
-    def run(self, batch: Batch) -> None:
-        """Compute and store K/V of all rows, and the logits of those that sample."""
+    def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
+        """Compute and store K/V of all rows, and what the rows ask for.
 
-    def best(self) -> list[int]:
-        """Of each row that sampled the token that `Arithmetic.greedy` gives it without a mask."""
-
-    def sampled(self) -> tuple[Logits, Peaks]:
-        """The logits [rows that sample, vocab] of the last step. They hold until the next call of `run` or `logits`."""
-
-    def logits(self, tokens: Sequence[int]) -> Logits:
-        """Of tokens of the last step: [tokens, vocab]; they hold until the next call."""
-
-    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Of tokens of the last step, after the final norm: [tokens, hidden_size]."""
+        best_only: of the rows that sample only the best tokens are wanted, not the logits. No row has guesses then.
+        """
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         """Rows may name it by its number from now on. Raises InvalidRequest when it cannot be used here."""
 
     def unload_adapter(self, number: int) -> None: ...
 
-    def are_finite(self, logits: Logits) -> bool: ...
-
-    def keep(self, logits: Logits) -> Logits:
-        """A copy that outlives the next call."""
-
     def start_trace(self, options: TraceOptions) -> Trace:
-        """Of the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
+        """Record the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
+
+
+def drawn_tokens(batch: Batch) -> list[int]:
+    """Indices of the step's tokens after which one is drawn."""
+    indices: list[int] = []
+    first = 0
+    for row in batch.rows:
+        if row.sample:
+            indices += range(first + row.num_known - 1, first + len(row.token_ids))
+        first += len(row.token_ids)
+    return indices
+
+
+def score_pieces(batch: Batch, vocab_size: int) -> list[range]:
+    """Indices of the step's tokens whose logits score targets, in pieces of at most SCORE_LOGITS logits. No piece has
+    tokens of two rows."""
+    size = max(1, SCORE_LOGITS // vocab_size)
+    pieces, first = [], 0
+    for row in batch.rows:
+        begin = first + row.score_from
+        end = begin + len(row.score_targets)
+        pieces += [range(at, min(at + size, end)) for at in range(begin, end, size)]
+        first += len(row.token_ids)
+    return pieces
+
+
+def hidden_ranges(batch: Batch) -> list[range]:
+    """For each row that asks for hidden states the indices of those of the step's tokens."""
+    ranges, first = [], 0
+    for row in batch.rows:
+        end = first + len(row.token_ids)
+        if row.hidden_from is not None:
+            ranges.append(range(first + row.hidden_from, end))
+        first = end
+    return ranges

@@ -6,7 +6,7 @@ Python, what runs within one is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
 from tureen.runner.base import Batch, Row
+from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
 from tureen.types import NO_TOKEN
@@ -29,9 +30,10 @@ class TapeForward:
 
     device_name = "cpu"
 
-    def __init__(self, tape: Any, dtype: str) -> None:
+    def __init__(self, tape: Any, dtype: str, vocab_size: int) -> None:
         self.dtype = dtype
         self._tape = tape
+        self._vocab_size = vocab_size
 
     @property
     def seconds(self) -> float:
@@ -41,29 +43,30 @@ class TapeForward:
 
     @property
     def threads(self) -> int:
-        """That shared the last step."""
+        """The number of threads that shared the last step."""
         shared: int = self._tape.threads
         return shared
 
-    def run(self, batch: Batch) -> None:
-        given = [row for row in batch.rows if row.embeds]
-        self._tape.run(batch.rows, _embedded(given) if given else None)
-
-    def best(self) -> list[int]:
-        tokens: list[int] = self._tape.best()
-        return tokens
-
-    def sampled(self) -> tuple[Floats, Peaks]:
-        logits, values, token_ids = self._tape.sampled()
-        return logits, Peaks(values, token_ids)
-
-    def logits(self, tokens: Sequence[int]) -> Floats:
-        logits: Floats = self._tape.score(list(tokens))
-        return logits
-
-    def last_hidden(self, tokens: Sequence[int]) -> Floats:
-        states: Floats = self._tape.last_hidden(list(tokens))
-        return states
+    def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
+        embedded = [row for row in batch.rows if row.embeds]
+        self._tape.run(batch.rows, _embedded(embedded) if embedded else None)
+        extras = any(row.score_targets or row.hidden_from is not None for row in batch.rows)
+        if best_only and not extras:
+            return ForwardOutput(best=self._tape.best())
+        hidden = tuple(self._tape.last_hidden(list(tokens)) for tokens in hidden_ranges(batch)) if extras else ()
+        pieces = score_pieces(batch, self._vocab_size) if extras else []
+        scored = (self._tape.score(list(piece)) for piece in pieces)
+        if best_only:
+            return ForwardOutput(best=self._tape.best(), scored=scored, hidden=hidden)
+        if any(row.num_drafts for row in batch.rows):
+            logits = self._tape.score(drawn_tokens(batch))
+            peaks = None
+        else:
+            logits, values, token_ids = self._tape.sampled()
+            peaks = Peaks(values, token_ids)
+        if pieces:
+            logits = logits.copy()  # the tape's memory is written again for each piece
+        return ForwardOutput((), logits, peaks, scored, hidden)
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         for module, factors in adapter.items():
@@ -71,12 +74,6 @@ class TapeForward:
 
     def unload_adapter(self, number: int) -> None:
         self._tape.unload_adapter(number)
-
-    def are_finite(self, logits: Floats) -> bool:
-        return bool(np.isfinite(logits).all())
-
-    def keep(self, logits: Floats) -> Floats:
-        return logits.copy()
 
     def start_trace(self, options: TraceOptions) -> StepTrace:
         return StepTrace(options, lambda: self.seconds)

@@ -7,6 +7,7 @@ import torch
 
 from tureen.attention.base import ModelInput, Span
 from tureen.runner.base import Batch, Row
+from tureen.runner.forward import drawn_tokens
 from tureen.types import NO_TOKEN
 
 
@@ -23,14 +24,14 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
     if embedded is not None:
         token_ids.clip(min=0, out=token_ids)
     kv_slots = np.concatenate([_kv_slots(row, page_size) for row in batch.rows])
-    last = [span.first + span.length - 1 for span, row in zip(spans, batch.rows, strict=True) if row.sample]
+    drawn = drawn_tokens(batch)
     token_ids_t, positions_t, kv_slots_t = torch.from_numpy(np.stack((token_ids, positions, kv_slots))).to(device)
-    sampled = torch.tensor(last, dtype=torch.int64).to(device) if last else None
+    sampled = torch.tensor(drawn, dtype=torch.int64).to(device) if drawn else None
     return ModelInput(token_ids_t, positions_t, kv_slots_t, tuple(spans), sampled, embedded)
 
 
 def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which tokens of the step are given as embeddings, and these; see ModelInput."""
+    """Returns the places of the step's tokens that come as embeddings, and these embeddings; see ModelInput."""
     places: list[np.ndarray] = []
     values: list[np.ndarray] = []
     for row, span in zip(batch.rows, spans, strict=True):

@@ -1,9 +1,10 @@
-"""Which forward pass runs a model: native kernels or torch."""
+"""Choose the forward pass that runs a model: native kernels or torch."""
 
 from __future__ import annotations
 
 import importlib
 
+from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo, resolve_device
 from tureen.errors import StartupError
@@ -36,18 +37,31 @@ def _load(name: str, source: ModelSource, config: Config, device: DeviceInfo, pr
 
 def _uses_native(config: Config, device: DeviceInfo) -> bool:
     """Raises StartupError when native kernels are asked for and cannot be had."""
-    if config.kernels == "torch":
+    if config.kernels == "torch" and config.attention_backend != NATIVE:
         return False
-    fault = _native_fault(config, device)
+    fault = _attention_fault(config) or _native_fault(config, device)
     if config.kernels == "native" and fault:
         raise StartupError(f"--kernels native: {fault}", field="kernels")
+    if config.attention_backend == NATIVE and (fault or config.kernels == "torch"):
+        why = fault or "--kernels torch does not have it; leave one of the two out"
+        raise StartupError(f"--attention-backend native: {why}", field="attention_backend")
     if fault and device.type == "cpu":
         log.warning("computing with torch, several times slower than with native kernels: %s", fault)
     return not fault
 
 
+def _attention_fault(config: Config) -> str:
+    """Say why the native kernels do not go with the attention that is asked for; empty when they do."""
+    if config.attention_backend in (AUTO, NATIVE):
+        return ""
+    return (
+        f"they have their own attention, not --attention-backend {config.attention_backend}; leave one of the two out"
+    )
+
+
 def _native_fault(config: Config, device: DeviceInfo) -> str:
-    """Why the native kernels cannot be used; empty when they can. Raises StartupError when they are there but fail."""
+    """Returns the reason why the native kernels cannot be used; empty when they can. Raises StartupError when they are
+    there but fail."""
     if device.type != "cpu":
         return f"they run on a CPU, not on {device.name}; use --device cpu"
     if config.dtype == "float16":

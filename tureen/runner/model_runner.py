@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
 from tureen.lora.adapter import Adapter, read_adapter
 from tureen.models.config import ModelConfig
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Batch, Capacity, Row, RowOutput, StepOutput
+from tureen.runner import drawing
+from tureen.runner.base import (
+    NAN_LOGITS,
+    NOTHING_TO_DRAW,
+    Batch,
+    Capacity,
+    FinishedStep,
+    Masks,
+    Row,
+    RowOutput,
+    StepOutput,
+)
 from tureen.runner.encoder import Encoder
-from tureen.runner.forward import Forward
-from tureen.runner.parts import Parts, Tag
+from tureen.runner.forward import Forward, ForwardOutput
+from tureen.runner.parts import ForwardParts, Tag
 from tureen.runner.trace import Profiler, TraceOptions
-from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
+from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
-from tureen.sampling.sampler import Sampler, outputs_of
+from tureen.sampling.sampler import Sampler
 from tureen.types import MediaItem, PositionLogprobs
 from tureen.weights.source import ModelSource
 
-SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilities
 NOTHING = RowOutput()
+
+Scores = tuple[PositionLogprobs, ...]
 
 
 class ModelRunner:
@@ -40,7 +52,7 @@ class ModelRunner:
         sampler: Sampler,
         capacity: Capacity,
         model: ModelConfig,
-        parts: Parts | None = None,
+        parts: ForwardParts | None = None,
     ) -> None:
         """parts: of the forward pass, where they can be exchanged."""
         self._forward = forward  # None while a part of it is away
@@ -70,25 +82,36 @@ class ModelRunner:
         assert self._forward is not None
         return self._forward
 
-    def run(self, batch: Batch) -> StepOutput:
-        """One forward pass and sampling. The sampler hears of the batch only once the forward pass has succeeded."""
-        if self._profiler.trace is None:
-            return self._run(batch)
-        with self._profiler.step(batch):
-            return self._run(batch)
+    def submit(self, batch: Batch, masks: Masks | None = None) -> FinishedStep:
+        return FinishedStep(self.run(batch, masks))
 
-    def _run(self, batch: Batch) -> StepOutput:
-        if batch.rows:
-            self.forward.run(batch)
+    def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
+        """One forward pass and sampling. The sampler hears of tokens only once the forward pass has succeeded."""
+        if self._profiler.trace is None:
+            return self._run(batch, masks)
+        with self._profiler.step(batch):
+            return self._run(batch, masks)
+
+    def _run(self, batch: Batch, masks: Masks | None) -> StepOutput:
         for state in batch.new_slots:
             self._sampler.set_slot(state)
+        if not batch.rows:
+            return StepOutput(())
+        sampling = [row for row in batch.rows if row.sample]
+        output = self.forward.run(batch, best_only=masks is None and self._are_plain(sampling))
         has_extras = False
         for row in batch.rows:
             if row.slot in self._sampler.following:
-                self._sampler.catch_up(row.slot, row.start, row.token_ids)
+                self._sampler.catch_up(row.slot, row.start, row.token_ids[: row.num_known])
             if row.score_targets or row.hidden_from is not None:
                 has_extras = True
-        return self._run_with_extras(batch) if has_extras else StepOutput(_spread(batch.rows, self._sample(batch)))
+        if not has_extras:
+            return StepOutput(_spread(batch.rows, self._draw(sampling, output, masks)))
+        extras = list(self._extras(batch, output))  # first: where it raises, nothing has been drawn
+        outputs = _spread(batch.rows, self._draw(sampling, output, masks))
+        return StepOutput(
+            tuple(_combine(drawn, score, states) for drawn, (score, states) in zip(outputs, extras, strict=True))
+        )
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -114,57 +137,46 @@ class ModelRunner:
         """End the processes that belong to it; the tensors go with the object."""
         self._sampler.close()
 
-    def _run_with_extras(self, batch: Batch) -> StepOutput:
-        held = None
-        if any(row.sample for row in batch.rows):
-            logits, peaks = self.forward.sampled()
-            held = self.forward.keep(logits), peaks
-        firsts = accumulate((len(row.token_ids) for row in batch.rows), initial=0)
-        extras = [
-            (self._score(row, first), self._hidden_states(row, first))
-            for row, first in zip(batch.rows, firsts, strict=False)
-        ]
-        outputs = _spread(batch.rows, self._sample(batch, held))
-        return StepOutput(
-            tuple(_combine(drawn, score, states) for drawn, (score, states) in zip(outputs, extras, strict=True))
-        )
+    def _are_plain(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows want their best token and nothing else of their logits."""
+        return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
 
-    def _sample(self, batch: Batch, held: tuple[Logits, Peaks] | None = None) -> list[RowOutput]:
-        """What the rows that sample draw; from the logits of the last step, or those `held` since."""
-        rows = [row for row in batch.rows if row.sample]
-        slots = [row.slot for row in rows]
+    def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
+        """Draw the tokens of the rows that sample."""
         if not rows:
             return []
-        if held is None and batch.masks is None and self._sampler.plain.issuperset(slots):
-            return outputs_of(self.forward.best())
-        masks = batch.masks.wait() if batch.masks else {}
-        logits, peaks = held or self.forward.sampled()
-        positions = [row.start + len(row.token_ids) for row in rows]
-        return self._sampler.sample(logits, slots, positions, masks, peaks)
+        if output.logits is None:
+            return drawing.best_outputs(output.best)
+        return drawing.draw(self._sampler, rows, output, masks.wait() if masks else {})
 
-    def _score(self, row: Row, first: int) -> tuple[PositionLogprobs, ...] | None:
-        """Log-probabilities of the row's score targets, computed in pieces; None when its logits are not numbers."""
-        size = max(1, SCORE_LOGITS // self._capacity.vocab_size)
+    def _extras(self, batch: Batch, output: ForwardOutput) -> Iterator[tuple[Scores | None, tuple[bytes, ...] | None]]:
+        """Each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""
+        hidden = iter(output.hidden)
+        for row in batch.rows:
+            scores = self._score(row, output.scored)
+            states = () if row.hidden_from is None else _packed_states(next(hidden))
+            yield scores, states
+
+    def _score(self, row: Row, pieces: Iterator[Logits]) -> Scores | None:
+        """Log-probabilities of the row's score targets, from its pieces of logits; None when these are not numbers."""
         scores: list[PositionLogprobs] = []
-        for begin in range(0, len(row.score_targets), size):
-            targets = row.score_targets[begin : begin + size]
-            at = first + row.score_from + begin
-            logits = self.forward.logits(range(at, at + len(targets)))
-            if not self.forward.are_finite(logits):
-                return None
-            scores += self._sampler.score(logits, row.slot, targets)
-        return tuple(scores)
-
-    def _hidden_states(self, row: Row, first: int) -> tuple[bytes, ...] | None:
-        """Of the positions that the row asks for; None where they are not numbers."""
-        if row.hidden_from is None:
-            return ()
-        states = self.forward.last_hidden(range(first + row.hidden_from, first + len(row.token_ids)))
-        return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
+        num_taken, is_sound = 0, True
+        while num_taken < len(row.score_targets):
+            logits = next(pieces)
+            targets = row.score_targets[num_taken : num_taken + len(logits)]
+            piece = self._sampler.score(logits, row.slot, targets)
+            num_taken += len(targets)
+            is_sound = is_sound and piece is not None
+            scores += piece or ()
+        return tuple(scores) if is_sound else None
 
     def _load_adapter(self, number: int, path: str) -> None:
-        """Raises InvalidRequest."""
-        adapter = read_adapter(path, self._model)
+        """Raises InvalidRequest, Unavailable."""
+        try:
+            adapter = read_adapter(path, self._model)
+        except MemoryError:
+            message = "there is no memory for this adapter; unload another one"
+            raise Unavailable(message, code="out_of_memory") from None
         if self._forward is not None:
             self._forward.load_adapter(number, adapter)
         self._adapters[number] = adapter
@@ -202,7 +214,7 @@ class ModelRunner:
         parts.resume(tags)
         self._assemble(parts)
 
-    def _assemble(self, parts: Parts) -> None:
+    def _assemble(self, parts: ForwardParts) -> None:
         """The forward pass of the parts that are there."""
         forward = parts.assemble()
         if forward is not None:
@@ -212,12 +224,12 @@ class ModelRunner:
         parts.trim()
 
     def _weight(self, name: str, truncate_size: int) -> list[Any]:
-        """See Parts.value. The weights must be there."""
+        """See ForwardParts.value. The weights must be there."""
         if self._parts is None:
             raise _cannot("give out weights")
         return self._parts.value(name, truncate_size)
 
-    def _exchangeable(self, *tags: Tag) -> Parts:
+    def _exchangeable(self, *tags: Tag) -> ForwardParts:
         """Raises InvalidRequest for a model of which these cannot be exchanged, Conflict while a profile is taken of
         them."""
         if self._profiler.trace is not None:
@@ -251,16 +263,19 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """What was drawn, to the rows that sample."""
+    """Hand what was drawn to the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)
     return tuple(next(following) if row.sample else NOTHING for row in rows)
 
 
-def _combine(
-    drawn: RowOutput, score: tuple[PositionLogprobs, ...] | None, states: tuple[bytes, ...] | None
-) -> RowOutput:
+def _packed_states(states: NDArray[np.float32]) -> tuple[bytes, ...] | None:
+    """states [tokens, hidden_size], each as bytes; None where they are not numbers."""
+    return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
+
+
+def _combine(drawn: RowOutput, score: Scores | None, states: tuple[bytes, ...] | None) -> RowOutput:
     if drawn.error not in (None, NOTHING_TO_DRAW):
         return drawn
     if score is None or states is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import AttentionBackend
-from tureen.attention.reference import ReferenceAttention
+from tureen.attention.base import AttentionBackend, AttentionNeeds
+from tureen.attention.choice import find_backend
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
@@ -24,13 +25,13 @@ from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
 from tureen.runner.base import Batch, Capacity
+from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
-from tureen.runner.parts import Parts
+from tureen.runner.parts import ForwardParts
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
-from tureen.sampling.arithmetic import Peaks
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource, model_config
 
@@ -46,48 +47,37 @@ class TorchForward:
         self._model = model
         self._attention = attention
         self._page_size = page_size
+        self._vocab_size = model.config.vocab_size
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
         self._adapters = StepAdapters(model.linears())
-        self._hidden = torch.empty(0)  # of the last step: [tokens, hidden_size], before the final norm
-        self._logits = torch.empty(0)  # of its rows that sample
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
         inputs = make_input(batch, self._page_size, self._device)
         self._attention.plan(inputs)
         self._adapters.select([row.adapter for row in batch.rows for _ in row.token_ids], self._device)
-        self._hidden = self._model.forward(inputs, self._attention)
-        if inputs.sampled is not None:
-            logits = self._model.logits(self._hidden.index_select(0, inputs.sampled))
-            self._logits = self._arithmetic.prepare(logits)
+        states = self._model.forward(inputs, self._attention)
+        hidden = tuple(self._model.last_hidden(states[list(tokens)]).cpu().numpy() for tokens in hidden_ranges(batch))
+        scored = self._scored(states, score_pieces(batch, self._vocab_size))
+        if inputs.sampled is None:
+            return ForwardOutput(scored=scored, hidden=hidden)
+        logits = self._arithmetic.prepare(self._model.logits(states.index_select(0, inputs.sampled)))
+        if best_only:
+            return ForwardOutput(self._arithmetic.greedy(logits, ()), scored=scored, hidden=hidden)
+        return ForwardOutput((), logits, self._arithmetic.peaks(logits), scored, hidden)
 
-    def best(self) -> list[int]:
-        return self._arithmetic.greedy(self._logits, ())
-
-    def sampled(self) -> tuple[Tensor, Peaks]:
-        return self._logits, self._arithmetic.peaks(self._logits)
-
-    @torch.inference_mode()
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        return self._model.logits(self._hidden[list(tokens)])
-
-    @torch.inference_mode()
-    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        states: NDArray[np.float32] = self._model.last_hidden(self._hidden[list(tokens)]).cpu().numpy()
-        return states
+    def _scored(self, states: Tensor, pieces: list[range]) -> Iterator[Tensor]:
+        for piece in pieces:
+            with torch.inference_mode():
+                logits = self._model.logits(states[list(piece)])
+            yield logits
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.load(number, adapter)
 
     def unload_adapter(self, number: int) -> None:
         self._adapters.unload(number)
-
-    def are_finite(self, logits: Tensor) -> bool:
-        return bool(torch.isfinite(logits).all())
-
-    def keep(self, logits: Tensor) -> Tensor:
-        return logits  # a new tensor at every call
 
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
@@ -97,9 +87,17 @@ class TorchKit:
     """Makes the parts of a forward pass by torch: the model, tensors for keys and values."""
 
     def __init__(
-        self, device: DeviceInfo, dtype: torch.dtype, model: ModelConfig, capacity: Capacity, progress: Progress
+        self,
+        device: DeviceInfo,
+        dtype: torch.dtype,
+        model: ModelConfig,
+        capacity: Capacity,
+        attention: ModuleType,
+        progress: Progress,
     ) -> None:
+        """attention: a file of `tureen.attention` that declares a backend."""
         self.model = model
+        self._attention = attention
         self._device = device
         self._dtype = dtype
         self._capacity = capacity
@@ -123,7 +121,7 @@ class TorchKit:
 
     def assemble(self, weights: DecoderModel, cache: torch_pool.KvPool) -> TorchForward:
         layers = [layer_shape(self.model, layer) for layer in range(self.model.num_layers)]
-        attention = ReferenceAttention(layers, cache.keys, cache.values)
+        attention = self._attention.make_backend(layers, cache.keys, cache.values)
         return TorchForward(weights, attention, self._capacity.page_size, self._device, self._dtype)
 
     def value(self, weights: DecoderModel, name: str) -> NDArray[np.float32]:
@@ -148,9 +146,16 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    parts = Parts(TorchKit(device, dtype, shape, capacity, progress), source, config)
+    kit = TorchKit(device, dtype, shape, capacity, _find_attention(config, shape, device, dtype), progress)
+    parts = ForwardParts(kit, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
+
+
+def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
+    """See find_backend."""
+    layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
+    return find_backend(config.attention_backend, AttentionNeeds(device.type, _name(dtype), layers, config.page_size))
 
 
 def _refuse_native_settings(config: Config, dtype: torch.dtype) -> None:

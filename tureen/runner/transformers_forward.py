@@ -6,17 +6,15 @@ A model with layers that mix tokens by other means is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.attention.base import LayerShape
-from tureen.attention.reference import ReferenceAttention
+from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape
+from tureen.attention.choice import find_backend
 from tureen.config import Config
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
@@ -28,12 +26,12 @@ from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
 from tureen.runner import loading, torch_pool
 from tureen.runner.base import Batch
+from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
-from tureen.sampling.arithmetic import Peaks
 from tureen.sampling.torch_arithmetic import TorchArithmetic
 from tureen.weights.source import ModelSource
 
@@ -45,8 +43,8 @@ HARMLESS = frozenset(
 PROBE = 4  # tokens of the run that shows what a model's layers look like
 
 
-class Seen(NamedTuple):
-    """What a layer's attention was called with."""
+class AttentionCall(NamedTuple):
+    """The arguments with which a layer's attention was called."""
 
     shape: LayerShape
     unknown: tuple[str, ...]  # what this attention does not do
@@ -58,16 +56,12 @@ class TransformersForward:
     def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
         self.device_name = device.name
-        self.attention: ReferenceAttention | None = None  # None: only look at what it is asked for
-        self.seen: dict[int, Seen] = {}  # by layer
+        self.attention: AttentionBackend | None = None  # None: only look at what it is asked for
+        self.seen: dict[int, AttentionCall] = {}  # by layer
         self._model = model
         self._page_size = page_size
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
-        self._num_sampled = 0  # rows of the last step that sampled: the first of ...
-        self._logits = torch.empty(0)
-        self._kept: dict[int, int] = {}  # token of the last step -> its row in _logits
-        self._hidden = torch.empty(0)  # of the last step, after the final norm
 
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **given: Any) -> tuple[Tensor, None]:
         """transformers' attention: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
@@ -85,20 +79,19 @@ class TransformersForward:
                 unknown += ("values of another size than keys",)
             if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
                 unknown += ("tokens that see later ones",)
-            self.seen[layer] = Seen(shape, unknown)
+            self.seen[layer] = AttentionCall(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
         q, k, v = (vectors[0].transpose(0, 1) for vectors in (q, k, v))
         return self.attention.forward(q, k, v, layer).view(1, *q.shape[:2], -1), None
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
         assert self.attention is not None
         inputs = make_input(batch, self._page_size, self._device)
         self.attention.plan(inputs)
         sampled = [] if inputs.sampled is None else inputs.sampled.tolist()
-        wanted = sampled + _scored(batch)
-        self._num_sampled = len(sampled)
-        self._kept = {token: row for row, token in enumerate(wanted)}
+        pieces = score_pieces(batch, self._model.get_output_embeddings().weight.shape[0])
+        needed = [*sampled, *itertools.chain(*pieces)]
         embeddings = self._model.get_input_embeddings()(inputs.token_ids)
         if inputs.embedded is not None:
             places, vectors = inputs.embedded
@@ -108,26 +101,17 @@ class TransformersForward:
             position_ids=inputs.positions[None],
             use_cache=False,
             output_hidden_states=True,
-            logits_to_keep=torch.tensor(wanted or [0], device=self._device),
+            logits_to_keep=torch.tensor(needed or [0], device=self._device),
         )
-        self._logits, self._hidden = output.logits[0].float(), output.hidden_states[-1][0]
-
-    def best(self) -> list[int]:
-        return self._arithmetic.greedy(self._sampled(), ())
-
-    def sampled(self) -> tuple[Tensor, Peaks]:
-        logits = self._sampled()
-        return logits, self._arithmetic.peaks(logits)
-
-    def _sampled(self) -> Tensor:
-        return self._arithmetic.prepare(self._logits[: self._num_sampled].clone())
-
-    def logits(self, tokens: Sequence[int]) -> Tensor:
-        return self._logits[[self._kept[token] for token in tokens]]
-
-    def last_hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        states: NDArray[np.float32] = self._hidden[list(tokens)].float().cpu().numpy()
-        return states
+        logits, states = output.logits[0].float(), output.hidden_states[-1][0]
+        scored = iter(logits[len(sampled) :].split([len(piece) for piece in pieces]) if pieces else ())
+        hidden = tuple(states[list(tokens)].float().cpu().numpy() for tokens in hidden_ranges(batch))
+        if not sampled:
+            return ForwardOutput(scored=scored, hidden=hidden)
+        drawn = self._arithmetic.prepare(logits[: len(sampled)].clone())
+        if best_only:
+            return ForwardOutput(self._arithmetic.greedy(drawn, ()), scored=scored, hidden=hidden)
+        return ForwardOutput((), drawn, self._arithmetic.peaks(drawn), scored, hidden)
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
         raise InvalidRequest(
@@ -136,12 +120,6 @@ class TransformersForward:
 
     def unload_adapter(self, number: int) -> None:
         """None was loaded."""
-
-    def are_finite(self, logits: Tensor) -> bool:
-        return bool(torch.isfinite(logits).all())
-
-    def keep(self, logits: Tensor) -> Tensor:
-        return logits  # a new tensor at every call
 
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
@@ -168,7 +146,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = torch_pool.allocate(
         described, dtype, num_pages=capacity.num_pages, page_size=capacity.page_size, device=device
     )
-    forward.attention = ReferenceAttention(shapes, pool.keys, pool.values)
+    needs = AttentionNeeds(device.type, forward.dtype, tuple(shapes), config.page_size)
+    backend = find_backend(config.attention_backend, needs)
+    forward.attention = backend.make_backend(shapes, pool.keys, pool.values)
     sampler = make_sampler(config, described.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(forward, sampler, capacity, described)
 
@@ -287,7 +267,7 @@ def _has_window(text: Any) -> bool:
 
 
 def _describe(hf: Any, layer: LayerShape) -> ModelConfig:
-    """As much as the sizes of the KV cache and the limits of requests need."""
+    """Describes a model as far as the sizes of the KV cache and the limits of requests need."""
     text = hf.get_text_config()
     return ModelConfig(
         architecture=(hf.architectures or [""])[0],
@@ -304,13 +284,3 @@ def _describe(hf: Any, layer: LayerShape) -> ModelConfig:
         windows=(None,) * text.num_hidden_layers,
         ropes=(None,) * text.num_hidden_layers,
     )
-
-
-def _scored(batch: Batch) -> list[int]:
-    """Tokens of the step whose logits are asked for beside those that are sampled from."""
-    found: list[int] = []
-    first = 0
-    for row in batch.rows:
-        found += range(first + row.score_from, first + row.score_from + len(row.score_targets))
-        first += len(row.token_ids)
-    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tureen.grammar.base import Mask
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, RowOutput, SlotState
+from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors
@@ -21,6 +22,14 @@ SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
 FAILURES = {NOT_SOUND: NAN_LOGITS, NOTHING_ALLOWED: NOTHING_TO_DRAW}
 NO_LOGPROBS = LogprobSpec()
 NO_MASKS: Mapping[int, Mask] = {}
+
+
+class Draw(NamedTuple):
+    """The result of drawing from a row of logits: a token, or the reason why there is none."""
+
+    token_id: int | None = None
+    logprobs: PositionLogprobs | None = None  # if its request asked
+    error: RowError | None = None
 
 
 class Sampler:
@@ -64,7 +73,7 @@ class Sampler:
         positions: Sequence[int],
         masks: Mapping[int, Mask] = NO_MASKS,
         peaks: Peaks | None = None,
-    ) -> list[RowOutput]:
+    ) -> list[Draw]:
         """One token per row of logits [rows, vocab] float32, which are overwritten.
 
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
@@ -78,7 +87,8 @@ class Sampler:
         logits = self._arithmetic.prepare(logits)
         batch = [self._slot(slot) for slot in slots]
         if self.plain.issuperset(slots):
-            return outputs_of(self._arithmetic.greedy(logits, [masks.get(slot) for slot in slots] if masks else []))
+            best = self._arithmetic.greedy(logits, [masks.get(slot) for slot in slots] if masks else [])
+            return [Draw(token) if token >= 0 else Draw(error=FAILURES[token]) for token in best]
         raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) == "raw"]
         raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
         peaks, failures = self._change(logits, peaks, slots, batch, positions, masks)
@@ -93,9 +103,7 @@ class Sampler:
             if batch[row].follows:
                 batch[row].record(token_id)
         return [
-            RowOutput(error=failures[row])
-            if row in failures
-            else RowOutput(token_id=tokens[row], logprobs=reports.get(row))
+            Draw(error=failures[row]) if row in failures else Draw(tokens[row], reports.get(row))
             for row in range(len(batch))
         ]
 
@@ -108,13 +116,18 @@ class Sampler:
         """End the processes of custom logit processors."""
         self._custom.close()
 
-    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...]:
-        """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target."""
+    def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...] | None:
+        """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target.
+
+        None where a row of logits holds NaN or +Inf, or -Inf alone.
+        """
         spec = _spec(self._slot(slot))
         positions: list[PositionLogprobs] = []
         for start in range(0, len(targets), SCORED_TOGETHER):
             part = targets[start : start + SCORED_TOGETHER]
             rows = self._arithmetic.prepare(logits[start : start + len(part)])
+            if not np.isfinite(self._arithmetic.peaks(rows).values).all():
+                return None
             positions += _own_logprobs(self._arithmetic, rows, part, [spec] * len(part))
         return tuple(positions)
 
@@ -196,11 +209,6 @@ class Sampler:
         return dict(zip(asking, reports, strict=True))
 
 
-def outputs_of(tokens: Sequence[int]) -> list[RowOutput]:
-    """Of tokens, or what stands in their place, and nothing else."""
-    return [RowOutput(token) if token >= 0 else RowOutput(error=FAILURES[token]) for token in tokens]
-
-
 def _mode(slot: Slot) -> LogprobsMode | None:
     return None if slot.state.logprobs is None else slot.state.logprobs.mode
 
@@ -217,7 +225,7 @@ def _softmaxes(logits: Logits, peaks: Peaks, rows: Sequence[int], temperatures: 
 def _own_logprobs(
     arithmetic: Arithmetic, logits: Logits, token_ids: Sequence[int], specs: Sequence[LogprobSpec]
 ) -> list[PositionLogprobs]:
-    """Of the model's own logits, all rows."""
+    """Returns the log-probabilities under the model's own logits, for all rows."""
     rows = range(len(token_ids))
     softmaxes = _softmaxes(logits, arithmetic.peaks(logits), rows, np.ones(len(token_ids)))
     return logprobs.report(arithmetic, softmaxes, token_ids, specs)

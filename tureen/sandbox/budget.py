@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from tureen.config import Config
@@ -14,14 +16,20 @@ log = get_logger("sandbox")
 
 
 SHARE = 0.25
-"""Of the memory that there is, by default."""
+"""The share of the memory that helpers may take, by default."""
 
 FRONT_SHARE = 1 / 3
-"""Of that, for the front's: pictures, second checks. The rest is the engine's: grammars, client processors."""
+"""The share of that for the front's helpers: pictures, second checks. The rest is the engine's: grammars, client
+processors."""
+
+SETTLED_S = 0.5
+"""A reservation ends as long after its worker was first seen at work; then what the worker takes counts."""
+
+ROOM_TIMEOUT_S = 30.0
 
 
 def helper_bytes(config: Config) -> int:
-    """What all helper processes together may take."""
+    """Returns the bytes that all helper processes together may take."""
     return config.helper_memory_mib << 20 if config.helper_memory_mib else int(SHARE * cpu.total_bytes())
 
 
@@ -30,34 +38,69 @@ class HasWorkers(Protocol):
     def workers(self) -> list[Worker]: ...
 
 
+class Reservation:
+    """Memory for a worker that starts, until it has shown what it takes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.worker: Worker | None = None  # until it is there
+        self.seen_s: float | None = None  # when it was first seen at work
+
+
 class MemoryBudget:
     """Ends workers while all together take more than the limit: idle ones first, the one idle for longest before all
-    others; then the largest. Any thread may call it."""
+    others; then the largest. What starts has its memory reserved. Any thread may call it."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._clock = clock
+        self._changed = threading.Condition()
         self._owners: list[HasWorkers] = []
+        self._reservations: list[Reservation] = []
 
     def add(self, owner: HasWorkers) -> None:
-        with self._lock:
+        with self._changed:
             self._owners.append(owner)
 
     def discard(self, owner: HasWorkers) -> None:
-        with self._lock:
+        with self._changed:
             self._owners.remove(owner)
 
     @property
     def used_bytes(self) -> int:
-        with self._lock:
-            return sum(worker.memory_bytes for owner in self._owners for worker in owner.workers)
+        with self._changed:
+            return sum(self._sizes().values())
+
+    def reserve(self, size: int, timeout_s: float = ROOM_TIMEOUT_S) -> Reservation | None:
+        """Wait for room, which idle workers make; None where there was none in time.
+
+        One start at a time always has room: what it takes too much, `enforce` takes from others or from it.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._make_room(size), timeout_s):
+                return None
+            reservation = Reservation(size)
+            self._reservations.append(reservation)
+            return reservation
+
+    def release(self, worker: Worker | None, reservation: Reservation | None = None) -> None:
+        """It has ended, or was not started."""
+        with self._changed:
+            self._reservations = [
+                held
+                for held in self._reservations
+                if held is not reservation and (held.worker is not worker or not worker)
+            ]
+            self._changed.notify_all()
 
     def enforce(self) -> None:
         """Kill until what remains fits. Who waits for a worker that is killed is told that it is lost."""
-        with self._lock:
-            sizes = {worker: worker.memory_bytes for owner in self._owners for worker in owner.workers}
+        with self._changed:
+            self._reservations = [held for held in self._reservations if not self._has_settled(held)]
+            sizes = self._sizes()
+            self._changed.notify_all()
         total = sum(sizes.values())
-        for worker in sorted(sizes, key=lambda one: _rank(one, sizes[one])):
+        for worker in sorted(sizes, key=lambda each: _rank(each, sizes[each])):
             if total <= self.limit_bytes:
                 return
             if worker.idle_since_s is None:
@@ -65,7 +108,32 @@ class MemoryBudget:
             worker.kill()
             total -= sizes[worker]
 
+    def _sizes(self) -> dict[Worker, int]:
+        """Measure what each takes now."""
+        return {worker: worker.memory_bytes for owner in self._owners for worker in owner.workers}
+
+    def _make_room(self, size: int) -> bool:
+        """Whether one more may start. Ends idle workers that are in its way."""
+        sizes = {worker: taken for worker, taken in self._sizes().items() if not worker.is_killed}
+        total = sum(sizes.values())
+        for held in self._reservations:
+            total += max(0, held.size - (sizes.get(held.worker, 0) if held.worker is not None else 0))
+        for worker in sorted(sizes, key=lambda each: _rank(each, sizes[each])):
+            if total + size <= self.limit_bytes or worker.idle_since_s is None:
+                break
+            worker.kill()
+            total -= sizes[worker]
+        return total + size <= self.limit_bytes or not self._reservations
+
+    def _has_settled(self, reservation: Reservation) -> bool:
+        worker = reservation.worker
+        if worker is None or not worker.has_begun:
+            return False
+        now_s = self._clock()
+        reservation.seen_s = now_s if reservation.seen_s is None else reservation.seen_s
+        return now_s - reservation.seen_s >= SETTLED_S
+
 
 def _rank(worker: Worker, size: int) -> tuple[bool, float]:
-    """Those that go first come first."""
+    """Returns a key by which the workers that are to go first come first."""
     return (True, -size) if worker.idle_since_s is None else (False, worker.idle_since_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import struct
@@ -16,11 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from tureen.sandbox import framing
-from tureen.sandbox.limits import Limits, confine, die_with_parent
+from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
-FORK, PING, READY = b"f", b"p", b"r"
-"""What is said on the control socket. FORK comes with the descriptors of a new worker, its connection first; READY is
-said once, and a PING is answered by one."""
+PING, READY = b"p", b"r"
+"""Messages on the control socket: READY once, and to answer a PING."""
+
+FORK = struct.Struct("<Q")
+"""A new worker is to have this number; its descriptors come with it, its connection first."""
+
+ENDED = struct.Struct("<Qi")
+"""A worker's number, and its exit status; negative: the signal that ended it."""
 
 BORN = struct.Struct("<I")
 """A worker's first words are its process id, with a descriptor of its process; READY follows once it is confined."""
@@ -32,10 +38,14 @@ Handle = Callable[[bytes], bytes]
 """A worker answers each message by one. The end of its connection ends it."""
 
 
-class Program(NamedTuple):
-    """What the workers of a fork server do."""
+Workers = dict[int, tuple[int, int]]
+"""A process by its descriptor: its id, and the worker's number."""
 
-    limits: Limits
+
+class Program(NamedTuple):
+    """The work of a fork server's workers."""
+
+    limits: WorkerLimits
     open: Callable[[Sequence[int]], Handle]  # called in each worker, with the descriptors that came for it
 
 
@@ -44,7 +54,7 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     control, setup = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to stop; its end is ours
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers leave nothing to be reaped
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody could tell how a worker ended
     die_with_parent(int(os.environ.pop(PARENT)))
     program = make_program(os.pread(setup, os.fstat(setup).st_size, 0))
     os.close(setup)
@@ -52,29 +62,52 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     gc.freeze()
     with contextlib.suppress(OSError):  # nobody waits any more
         control.send(READY)
-        _serve(control, program)
+        workers: Workers = {}
+        try:
+            _serve(control, program, workers)
+        finally:
+            for pid, _ in workers.values():  # nobody else may be there to reap them
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
-def _serve(control: socket.socket, program: Program) -> None:
+def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
     """Raises OSError when the supervisor is gone."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
     while True:
-        said, descriptors, _, _ = socket.recv_fds(control, 1, MAX_DESCRIPTORS)
-        if not said:
-            return
-        if said == PING:
-            control.send(READY)
-            continue
-        with contextlib.suppress(OSError):  # no room for a worker: its connection closes, and its user knows
-            parent = os.getpid()
-            if os.fork() == 0:
-                _work(control, program, descriptors, parent)
-        for one in descriptors:
-            os.close(one)
+        for ready, _ in poll.poll():
+            if ready != control.fileno():
+                poll.unregister(ready)
+                pid, number = workers.pop(ready)
+                os.close(ready)
+                control.send(ENDED.pack(number, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                continue
+            said, descriptors, _, _ = socket.recv_fds(control, FORK.size, MAX_DESCRIPTORS)
+            if not said:
+                return
+            if said == PING:
+                control.send(READY)
+                continue
+            with contextlib.suppress(OSError):  # no room for a worker: its connection closes, and its user knows
+                parent = os.getpid()
+                if (pid := os.fork()) == 0:
+                    _work(control, program, descriptors, parent, list(workers))
+                process = os.pidfd_open(pid)
+                workers[process] = (pid, *FORK.unpack(said))
+                poll.register(process, select.POLLIN)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
-def _work(control: socket.socket, program: Program, descriptors: Sequence[int], parent: int) -> NoReturn:
+def _work(
+    control: socket.socket, program: Program, descriptors: Sequence[int], parent: int, others: Sequence[int]
+) -> NoReturn:
+    """others: descriptors of other workers' processes."""
     try:
         control.detach()
+        for descriptor in others:
+            os.close(descriptor)
         os.close(int(sys.argv[1]))
         die_with_parent(parent)
         connection = socket.socket(fileno=descriptors[0])

@@ -1,4 +1,5 @@
-"""Messages between a worker and its user: a length, then so many bytes. A worker is hostile: its user bounds both."""
+"""Messages between processes over a socket: a length of four bytes, then so many bytes. A worker is hostile: its user
+bounds size and time."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ import time
 
 HEADER = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 256 << 20
+ANY_SIZE = (1 << 32) - 1
+"""A limit that the length of every message keeps."""
+
 PIECE_BYTES = 1 << 20
 
 
@@ -16,11 +20,15 @@ class Oversized(OSError):
     """The other side announces more than it may send."""
 
 
+def framed(payload: bytes) -> bytes:
+    """The bytes of one message, for who writes them otherwise than with `send`."""
+    return HEADER.pack(len(payload)) + payload
+
+
 def send(connection: socket.socket, *parts: bytes, until_s: float | None = None) -> None:
     """Write one message, made of these parts. Raises OSError; TimeoutError past `until_s` of the monotonic clock."""
-    header = HEADER.pack(sum(map(len, parts)))
-    is_one = len(parts) == 1 and len(parts[0]) < PIECE_BYTES
-    for part in (header + parts[0],) if is_one else (header, *parts):
+    is_small = len(parts) == 1 and len(parts[0]) < PIECE_BYTES
+    for part in (framed(parts[0]),) if is_small else (HEADER.pack(sum(map(len, parts))), *parts):
         _limit(connection, until_s)
         connection.sendall(part)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import socket
@@ -15,8 +16,8 @@ from typing import Literal
 
 from tureen.log import get_logger
 from tureen.sandbox.budget import MemoryBudget
-from tureen.sandbox.fork_server import FORK, PARENT, PING, READY
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.fork_server import ENDED, FORK, PARENT, PING, READY
+from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.pulse import Patience, Pulse
 from tureen.sandbox.worker import Lost, Worker
 
@@ -27,6 +28,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Before one is started again that never got ready: at first, and after many."""
 
 CLOSE_TIMEOUT_S = 5.0
+RESERVED_SHARE = 0.25
+"""A share of a worker's limit is reserved where memory has a budget, until it has shown what it takes."""
+
 ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
 )
@@ -36,6 +40,9 @@ Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 
 log = get_logger("sandbox")
 
+_numbers = itertools.count(1)
+"""The number is one for the workers of all supervisors."""
+
 
 class Supervisor:
     """One fork server, whichever process it is at the moment. Any thread may call it; only wait_ready waits."""
@@ -44,7 +51,7 @@ class Supervisor:
         self,
         name: str,
         program: Sequence[str],
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         setup: bytes = b"",
         tick: Callable[[], None] = lambda: None,
@@ -62,7 +69,7 @@ class Supervisor:
         self._has_been_ready = False
         self._closing = threading.Event()
         self._server: _Server | None = None
-        self._workers: set[Worker] = set()
+        self._workers: dict[Worker, int] = {}  # with the number that the fork server knows it by
         self._stopped: dict[Worker, float] = {}  # since when
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake = os.pipe()
@@ -114,7 +121,23 @@ class Supervisor:
             return self._condition == "ready"
 
     def fork(self, descriptors: Sequence[int] = ()) -> Worker:
-        """A new worker, which gets these descriptors. Raises Lost where there is no fork server now."""
+        """A new worker, which gets these descriptors. Waits where memory is short. Raises Lost where there is no fork
+        server now."""
+        budget = self._budget
+        if budget is None:
+            return self._fork(descriptors)
+        reservation = budget.reserve(int(RESERVED_SHARE * self._limits.memory_bytes))
+        if reservation is None:
+            raise Lost(f"there is no memory for one more of {self.name}; try again", is_blameless=True)
+        try:
+            reservation.worker = worker = self._fork(descriptors)
+            return worker
+        except Lost:
+            budget.release(None, reservation)
+            raise
+
+    def _fork(self, descriptors: Sequence[int]) -> Worker:
+        """Raises Lost."""
         with self._changed:
             server = self._server
             if server is None or self._condition != "ready":
@@ -123,23 +146,26 @@ class Supervisor:
                 ours, theirs = socket.socketpair()
             except OSError as error:
                 raise Lost(f"no worker of {self.name} can be started: {error.strerror}", is_blameless=True) from None
+            number = next(_numbers)
             with theirs:
                 try:
-                    socket.send_fds(server.control, [FORK], [theirs.fileno(), *descriptors])
+                    socket.send_fds(server.control, [FORK.pack(number)], [theirs.fileno(), *descriptors])
                 except OSError:
                     ours.close()
                     self._condition = "suspect"  # until the watching thread knows more
                     raise Lost(f"the process that starts {self.name} does not answer", is_blameless=True) from None
             worker = Worker(ours, self._limits, lambda: not server.is_alive)
-            self._workers.add(worker)
+            self._workers[worker] = number
             return worker
 
     def end(self, worker: Worker) -> None:
         """Nobody needs it any more, and nobody waits for its reply."""
         with self._changed:
-            self._workers.discard(worker)
+            self._workers.pop(worker, None)
             self._stopped.pop(worker, None)
         worker.close()
+        if self._budget is not None:
+            self._budget.release(worker)
 
     def close(self) -> None:
         """End the fork server with all its workers. Who waits for a worker is told that it is lost."""
@@ -193,11 +219,16 @@ class Supervisor:
             if self._closing.is_set() or server.death in readable:
                 return
             if control in readable:
-                if not server.heard():
+                said = server.heard()
+                if not said:
                     return
-                pulse.answer()
-                if self._enter("ready") == "starting":
-                    pulse = Pulse(SERVING)
+                if said == READY:
+                    pulse.answer()
+                    if self._enter("ready") == "starting":
+                        pulse = Pulse(SERVING)
+                else:
+                    self._note_end(*ENDED.unpack(said))
+                    continue
             now_s = time.monotonic()
             verdict = pulse.judge(now_s, server.cpu_s, is_stopped=is_stopped(server.process.pid))
             if verdict == "hung":
@@ -215,10 +246,17 @@ class Supervisor:
             if not worker.pid or not is_stopped(worker.pid):
                 self._stopped.pop(worker, None)
             elif now_s - self._stopped.setdefault(worker, now_s) >= SERVING.stopped_s:
+                worker.was_stopped = True
                 worker.kill()
         if self._budget is not None:
             self._budget.enforce()
         self._tick()
+
+    def _note_end(self, number: int, status: int) -> None:
+        with self._changed:
+            worker = next((each for each, its in self._workers.items() if its == number), None)
+        if worker is not None:
+            worker.note_end(status)
 
     def _enter(self, condition: Condition) -> Condition:
         """Returns the one before."""
@@ -233,7 +271,7 @@ class Supervisor:
 
 def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
     """In words, those that are being replaced."""
-    return tuple(one.name for one in supervisors if one is not None and one.is_down)
+    return tuple(each.name for each in supervisors if each is not None and each.is_down)
 
 
 class _Server:
@@ -258,6 +296,8 @@ class _Server:
                 env=ENVIRONMENT | {PARENT: str(os.getpid())},
                 process_group=0,  # a Ctrl-C is for the server, which drains first
             )
+            undo.callback(self.process.wait)
+            undo.callback(self.process.kill)
             self.death = os.pidfd_open(self.process.pid)
             undo.pop_all()
         theirs.close()
@@ -278,11 +318,11 @@ class _Server:
             return time.clock_gettime(~self.process.pid << 3 | 2)
         return 0.0
 
-    def heard(self) -> bool:
-        """Whether it has something to say, and is not gone."""
+    def heard(self) -> bytes:
+        """READY, or an ENDED; nothing: it is gone."""
         with contextlib.suppress(OSError):
-            return self.control.recv(1) == READY
-        return False
+            return self.control.recv(ENDED.size)
+        return b""
 
     def ask(self) -> bool:
         with contextlib.suppress(OSError):  # it takes nothing: it will be looked at again

@@ -9,41 +9,60 @@ import resource
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 from tureen.sandbox import framing
 from tureen.sandbox.fork_server import BORN, READY
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
 OWN_BYTES = 16 << 20
 """Memory that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
+
+
+STATUS_TIMEOUT_S = 5.0
+"""A worker whose connection is closed may take as long to end, or as long as its user would have waited for the reply,
+and its fork server to say how it did."""
 
 
 class Lost(Exception):
     """There is no reply, and the worker is of no use any more.
 
     `has_begun`: it was there for the message. `is_late`: it took too long. `is_blameless`: the fork server went too, so
-    the message is not at fault.
+    the message is not at fault. `is_outside`: somebody else ended it, as the system does where memory is short; once is
+    no fault of the message.
     """
 
-    def __init__(self, why: str, *, has_begun: bool = False, is_late: bool = False, is_blameless: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        has_begun: bool = False,
+        is_late: bool = False,
+        is_blameless: bool = False,
+        is_outside: bool = False,
+    ) -> None:
         super().__init__(why)
         self.has_begun = has_begun
         self.is_late = is_late
         self.is_blameless = is_blameless
+        self.is_outside = is_outside
 
 
 class Worker:
     """One process and the connection to it. One thread at a time sends and receives; any may `kill`."""
 
-    def __init__(self, connection: socket.socket, limits: Limits, is_orphan: Callable[[], bool]) -> None:
+    def __init__(self, connection: socket.socket, limits: WorkerLimits, is_orphan: Callable[[], bool]) -> None:
         """is_orphan: whether the fork server that it comes from has ended."""
         self.limits = limits
         self.pid = 0  # until it is born
         self.has_begun = False
         self.idle_since_s: float | None = None  # its user needs it no more for now: where memory is short, it goes
         self.is_killed = False
+        self.was_stopped = False  # by a signal from outside, for too long
+        self._status: int | None = None  # of its exit; negative: the signal that ended it
+        self._has_status = threading.Event()
         self._connection = connection
         self._is_orphan = is_orphan
         self._process = -1
@@ -81,16 +100,21 @@ class Worker:
     def send(self, *parts: bytes, until_s: float) -> None:
         """Hand over a message, with time to compute for it. Raises Lost."""
         self._grant_cpu()
-        with self._losing():
+        with self._losing(until_s):
             framing.send(self._connection, *parts, until_s=until_s)
 
     def receive(self, until_s: float, max_bytes: int = framing.MAX_MESSAGE_BYTES) -> bytes:
         """Read the reply. Raises Lost."""
-        with self._losing():
+        with self._losing(until_s):
             reply = framing.receive(self._connection, max_bytes, until_s=until_s)
         if reply is None:
-            raise self._lost("it ended its process, or took more memory or time than it may")
+            raise self._ended("it ended its process, or took more memory or time than it may", until_s)
         return reply
+
+    def note_end(self, status: int) -> None:
+        """Its fork server says how it ended."""
+        self._status = status
+        self._has_status.set()
 
     def fileno(self) -> int:
         """The connection: it can be read when a reply comes."""
@@ -109,14 +133,15 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Until it has ended, or its fork server, with which it ends; one that is not born yet counts."""
+        """Whether neither the worker nor its fork server, with which it ends, has ended; a worker that is not born yet
+        counts."""
         if self._is_orphan():
             return False
         return self._process < 0 or not select.select([self._process], [], [], 0)[0]
 
     @property
     def memory_bytes(self) -> int:
-        """What it has taken since its birth; what it shares with the fork server does not count."""
+        """The bytes that it has taken since its birth; memory that it shares with the fork server does not count."""
         return OWN_BYTES + max(0, _anonymous_bytes(self.pid) - self._born_bytes) if self.pid else 0
 
     def kill(self) -> None:
@@ -142,16 +167,30 @@ class Worker:
             resource.prlimit(self.pid, resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
 
     @contextlib.contextmanager
-    def _losing(self) -> Iterator[None]:
+    def _losing(self, until_s: float) -> Iterator[None]:
         try:
             yield
         except TimeoutError:
-            raise self._lost("it did not answer in time", is_late=True) from None
-        except OSError as error:
-            raise self._lost(str(error) if isinstance(error, framing.Oversized) else "its process is gone") from None
+            raise Lost("it did not answer in time", has_begun=self.has_begun, is_late=True) from None
+        except framing.Oversized as error:
+            raise Lost(str(error), has_begun=self.has_begun) from None
+        except OSError:
+            raise self._ended("its process is gone", until_s) from None
 
-    def _lost(self, why: str, *, is_late: bool = False) -> Lost:
-        return Lost(why, has_begun=self.has_begun, is_late=is_late, is_blameless=not is_late and self._is_orphan())
+    def _ended(self, why: str, until_s: float) -> Lost:
+        """Its end of the connection is closed."""
+        if self._was_ended_by_others(until_s):
+            return Lost("its process was ended from outside", has_begun=self.has_begun, is_outside=True)
+        return Lost(why, has_begun=self.has_begun, is_blameless=self._is_orphan())
+
+    def _was_ended_by_others(self, until_s: float) -> bool:
+        """Nothing here sends SIGKILL without noting it, no limit does, and no worker that is sealed can."""
+        if self.was_stopped or self.is_killed or self._is_orphan():
+            return self.was_stopped
+        timeout_s = max(0.0, min(STATUS_TIMEOUT_S, until_s - time.monotonic()))
+        if self._process < 0 or not select.select([self._process], [], [], timeout_s)[0]:
+            return False  # it closed the connection itself
+        return self._has_status.wait(timeout_s) and self._status == -signal.SIGKILL and not self._is_orphan()
 
 
 def _anonymous_bytes(pid: int) -> int:

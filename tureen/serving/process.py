@@ -15,8 +15,8 @@ import msgspec
 
 from tureen.config import Config
 from tureen.log import get_logger
-from tureen.serving.child import Order
-from tureen.serving.framing import HEADER, PING, frame
+from tureen.sandbox.framing import HEADER, framed
+from tureen.serving.child import PING, BuildOrder
 from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
@@ -24,7 +24,7 @@ from tureen.types import Close, FromEngine, GenerateRequest, StepReport, Submit,
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0
-"""So long after its end of the socket is closed a process may still be there."""
+"""Seconds for which a process may still be there after its end of the socket is closed."""
 
 STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 
@@ -36,7 +36,7 @@ class ProcessHost:
 
     can_be_killed = True
 
-    def __init__(self, order: Order, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
+    def __init__(self, order: BuildOrder, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
         self._order = order
         self._receive = receive
         self._lose = lose
@@ -65,7 +65,7 @@ class ProcessHost:
                 ours.close()
                 raise
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame(self._encoder.encode(self._order)))
+        self._write(self._encoder.encode(self._order))
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, message: ToEngine) -> None:
@@ -101,11 +101,11 @@ class ProcessHost:
                 await self._writer.wait_closed()
 
     def _write_message(self, message: ToChild) -> None:
-        self._write(frame(self._encoder.encode(message)))
+        self._write(self._encoder.encode(message))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, payload: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(data)
+            self._writer.write(framed(payload))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """All that the child sends. The end of the stream is the child's death, noticed at once."""
@@ -139,7 +139,7 @@ class ProcessClient(HealingClient):
 
     def __init__(self, factory: str, config: Config) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
-            return ProcessHost(Order(factory, config, epoch), receive, lose)
+            return ProcessHost(BuildOrder(factory, config, epoch), receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
 

@@ -19,7 +19,7 @@ MAX_AHEAD_BYTES = 256 << 20
 """More would push what is needed sooner out of the memory of small machines."""
 
 
-class Encoding(NamedTuple):
+class TensorEncoding(NamedTuple):
     """How a tensor's values are stored: `num_bytes` per block of `block_len` values."""
 
     name: str
@@ -32,7 +32,7 @@ class TensorInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    encoding: Encoding
+    encoding: TensorEncoding
     offset: int
     num_bytes: int
 
@@ -82,8 +82,11 @@ def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
     """
 
     def fetch() -> None:
-        with suppress(OSError), open(descriptor, "rb") as file, open(os.devnull, "wb") as nowhere:
-            os.sendfile(nowhere.fileno(), file.fileno(), 0, min(num_bytes, MAX_AHEAD_BYTES))
+        try:
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.sendfile(nowhere.fileno(), descriptor, 0, min(num_bytes, MAX_AHEAD_BYTES))
+        finally:
+            os.close(descriptor)
 
     try:
         threading.Thread(target=fetch, name="read-ahead", daemon=True).start()

@@ -10,10 +10,11 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from tureen.errors import echo
 from tureen.grammar.expression import GrammarError
+from tureen.grammar.json_text import exact
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
-"""Of the schema's JSON text, a property inside a property being two levels."""
+"""The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
 Draft: TypeAlias = Literal["draft-07", "2020-12"]
 Schema: TypeAlias = dict[str, Any] | bool
@@ -50,7 +51,7 @@ def parse(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise GrammarError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
-        value = json.loads(text, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        value = json.loads(text, parse_float=_exact, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except RecursionError:
         raise GrammarError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
@@ -59,6 +60,10 @@ def parse(text: str) -> Any:
     if "\\ud" in text.lower():
         _check_surrogates(value)
     return value
+
+
+def _exact(digits: str) -> Decimal:
+    return exact(digits, "json_schema")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -118,11 +123,12 @@ class Document:
         return echo("#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path))
 
     def resource(self, schema: Schema) -> Resource:
-        """Where a schema that is an object belongs."""
+        """Returns the resource that a schema, an object, belongs to."""
         return self._home[id(schema)]
 
     def resolve(self, reference: str, schema: Schema) -> tuple[Schema, Resource, str]:
-        """What `reference` in `schema` points to, the resource it is in, and the fragment. Raises GrammarError."""
+        """Returns the schema that `reference` in `schema` points to, the resource it is in, and the fragment. Raises
+        GrammarError."""
         resource = self.resource(schema)
         fragment = reference[1:]
         if not reference.startswith("#"):

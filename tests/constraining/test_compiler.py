@@ -1,0 +1,648 @@
+"""Compiling in a helper process: whatever a constraint does there, the engine goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S, wait_until
+
+from tureen.constraining import cache, compile_pool, compiler
+from tureen.constraining.cache import Cache
+from tureen.constraining.compiler import Compiler
+from tureen.constraining.orders import Failure
+from tureen.grammar.base import GrammarSpec, Vocabulary
+from tureen.grammar.expression import GrammarError
+
+DOUBLE = str(Path(__file__).with_name("compile_double.py"))
+VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)
+
+
+class Loaded:
+    """In place of a compiled grammar."""
+
+    def __init__(self, source):
+        self.source = source
+        self.num_bytes = 1000
+
+
+class LoadingDouble:
+    """The engine's backend: `gate` holds every load up until it is set."""
+
+    def __init__(self, vocabulary, encode):
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def load(self, source):
+        assert self.gate.wait(PATIENCE_S)
+        if b"no-load" in source:
+            raise GrammarError("cannot be loaded")
+        if b"bad-load" in source:
+            raise KeyError("with words of the client")
+        return Loaded(source)
+
+
+@pytest.fixture
+def patient_ends(monkeypatch):
+    """How a worker ended is waited for, however long a busy machine takes to say so."""
+    monkeypatch.setattr("tureen.sandbox.worker.STATUS_TIMEOUT_S", PATIENCE_S)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time as the compiler sees it: it passes only when a test says so."""
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(compiler, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    return clock
+
+
+@pytest.fixture
+def make(monkeypatch, clock):
+    """Makes compilers, whose fork server is the double."""
+    backends, made = [], []
+
+    def find_backend(name):
+        def build(vocabulary, encode):
+            backends.append(LoadingDouble(vocabulary, encode))
+            return backends[-1]
+
+        return build
+
+    def make_compiler(vocabulary=VOCABULARY, name="double", **settings):
+        one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
+        made.append(one)
+        one.prepare()
+        one.backend_double = one._backend.result()
+        return one
+
+    monkeypatch.setattr(compiler, "check_backend", lambda name: None)
+    monkeypatch.setattr(compiler, "find_backend", find_backend)
+    monkeypatch.setattr(compile_pool, "PROGRAM", (DOUBLE,))
+    yield make_compiler
+    for backend in backends:
+        backend.gate.set()
+    for one in made:
+        one.close()
+
+
+def spec(text, kind="regex"):
+    return GrammarSpec(kind, text)
+
+
+def wait_for(condition, one=None):
+    """Until it holds, however long that takes here; the compiler is polled meanwhile."""
+
+    def holds():
+        if one is not None:
+            one.poll()
+        return condition()
+
+    wait_until(holds)
+
+
+def settled(one, *compilations):
+    wait_for(lambda: all(each.state != "pending" for each in compilations), one)
+    return compilations[0]
+
+
+def pid_in(path, one, count=1):
+    """The process id that a child wrote there; `count`: of the newest of so many."""
+
+    def lines():
+        return path.read_text().split() if path.exists() else []
+
+    wait_for(lambda: len(lines()) >= count, one)
+    return int(lines()[-1])
+
+
+def processes():
+    """Process ids of all fork servers and their workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if DOUBLE.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def fork_servers():
+    """Process ids of the fork servers that this process started and that still run."""
+    return [pid for pid in processes() if parent_of(pid) == os.getpid()]
+
+
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def is_running(pid):
+    """Not so once it is dead, whether or not the system has reaped it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_the_child_translated_is_loaded_in_the_engine(make):
+    one = make()
+    got = settled(one, one.submit(spec("ok")))
+    assert got.state == "ready"
+    assert got.compiled.source == b"double: ok"
+    assert got.error is None
+
+
+def test_nothing_waits_for_a_fork_server_that_never_gets_ready(make, monkeypatch):
+    deaf = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # until the engine closes it
+    monkeypatch.setattr(compile_pool, "PROGRAM", ("-c", deaf))
+    tokens = tuple(b"token %d" % i for i in range(50_000))
+    one = make(Vocabulary(tokens, (0,), 50_000))
+    got = one.submit(spec("ok"))
+    one.poll()
+    assert got.state == "pending"
+    one.release(got)
+    assert one.stats.pending == 0
+
+
+def test_a_large_vocabulary_arrives_whole(make):
+    tokens = tuple(b"token %d" % i for i in range(50_000))
+    one = make(Vocabulary(tokens, (0,), 50_016))
+    got = settled(one, one.submit(spec("vocabulary")))
+    assert got.compiled.source == repr((50_000, tokens[-1], 50_016)).encode()
+
+
+def test_a_large_result_arrives_whole(make):
+    one = make()
+    got = settled(one, one.submit(spec(f"large {5 << 20}")))
+    assert len(got.compiled.source) == 5 << 20
+
+
+def test_what_hangs_is_ended_at_the_deadline_and_others_go_on(make, clock, tmp_path):
+    one = make(timeout_s=10.0)
+    hanging = [one.submit(spec(f"sleep {tmp_path}/a")), one.submit(spec(f"spin {tmp_path}/b"))]
+    pids = [pid_in(tmp_path / "a", one), pid_in(tmp_path / "b", one)]
+    clock.now_s += 9.0  # they count as slow ones now
+    assert settled(one, one.submit(spec("ok"))).state == "ready"
+    assert [each.state for each in hanging] == ["pending", "pending"]
+    clock.now_s += 1.5
+    settled(one, *hanging)
+    for each in hanging:
+        assert each.error.code == "grammar_compile_timeout"
+        assert each.error.status == 400
+        assert "10 s" in each.error.message
+    wait_for(lambda: not any(map(is_running, pids)))
+    assert one.stats.timeouts == 2
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        ("memory", 400, "grammar_too_complex"),
+        ("recurse", 400, "grammar_too_complex"),
+        ("crash", 400, "grammar_too_complex"),
+        ("exit", 400, "grammar_too_complex"),
+        (f"large {65 << 20}", 400, "grammar_too_complex"),
+        ("refuse", 400, "invalid_json_schema"),
+        ("no-load", 400, "invalid_json_schema"),
+        ("fault", 500, "grammar_failed"),
+        ("panic", 500, "grammar_failed"),
+        ("bad-load", 500, "grammar_failed"),
+    ],
+)
+def test_a_failure_is_told_and_nothing_else_changes(make, text, status, code):
+    one = make()
+    before = one.submit(spec("before"))
+    failing = one.submit(spec(text, "json_schema"))
+    after = one.submit(spec("after"))
+    settled(one, before, failing, after)
+    assert (failing.error.status, failing.error.code) == (status, code)
+    assert "client" not in failing.error.message
+    assert before.state == after.state == "ready"
+    assert len(fork_servers()) == 1
+
+
+def test_a_refusal_says_what_the_frontend_said(make):
+    one = make()
+    assert settled(one, one.submit(spec("refuse"))).error.message == "the keyword 'foo' is not enforced"
+
+
+def test_what_is_no_text_is_refused_at_once(make):
+    got = make().submit(spec("ok \ud800"))
+    assert (got.error.status, got.error.code) == (400, "invalid_regex")
+
+
+def test_the_same_constraint_is_compiled_once_for_all_who_wait(make, tmp_path):
+    one = make()
+    text = f"until {tmp_path}/a"
+    waiting = [one.submit(spec(text)) for _ in range(5)]
+    pid_in(tmp_path / "a", one)
+    waiting += [one.submit(spec(text)) for _ in range(5)]
+    (tmp_path / "a.go").touch()
+    settled(one, *waiting)
+    assert {id(each.compiled) for each in waiting} == {id(waiting[0].compiled)}
+    assert len((tmp_path / "a").read_text().split()) == 1
+    assert (one.stats.compiles, one.stats.hits) == (1, 9)
+
+
+def test_what_was_compiled_is_ready_at_once_until_the_cache_is_cleared(make, tmp_path):
+    one = make()
+    text = f"ok {tmp_path}/a"
+    first = settled(one, one.submit(spec(text)))
+    again = one.submit(spec(text))
+    assert again.compiled is first.compiled
+    one.clear()
+    assert settled(one, one.submit(spec(text))).state == "ready"
+    assert len((tmp_path / "a").read_text().split()) == 2
+    assert one.submit(GrammarSpec("regex", text, after="</think>")).state == "pending"
+
+
+def test_a_refusal_is_remembered(make, tmp_path):
+    one = make()
+    text = f"refuse {tmp_path}/a"
+    settled(one, one.submit(spec(text)))
+    again = one.submit(spec(text))
+    assert again.error.code == "invalid_regex"
+    assert len((tmp_path / "a").read_text().split()) == 1
+    assert (one.stats.failures, one.stats.hits) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ["crash", "sleep"])
+def test_what_may_have_come_of_the_machines_load_is_tried_again_after_a_while(make, clock, tmp_path, what):
+    one = make()
+    text = f"{what} {tmp_path}/a"
+    first = one.submit(spec(text))
+    pid_in(tmp_path / "a", one)
+    clock.now_s += 11
+    settled(one, first)
+    assert one.submit(spec(text)).state == "failed"
+    clock.now_s += compiler.KEEP_S + 1
+    again = one.submit(spec(text))
+    assert again.state == "pending"
+    pid_in(tmp_path / "a", one, count=2)
+
+
+def test_the_last_one_that_gives_up_ends_the_compile(make, tmp_path):
+    one = make()
+    text = f"sleep {tmp_path}/a"
+    first, second = one.submit(spec(text)), one.submit(spec(text))
+    pid = pid_in(tmp_path / "a", one)
+    one.release(first)
+    one.release(first)
+    assert one.stats.pending == 1
+    one.release(second)
+    wait_for(lambda: not is_running(pid))
+    assert one.stats.pending == 0
+    assert settled(one, one.submit(spec("ok"))).state == "ready"
+
+
+def test_what_nobody_waits_for_leaves_the_queue(make, tmp_path):
+    one = make(max_parallel=1)
+    held = one.submit(spec(f"until {tmp_path}/a"))
+    pid_in(tmp_path / "a", one)
+    queued = one.submit(spec(f"ok {tmp_path}/b"))
+    one.release(queued)
+    after = one.submit(spec("after"))
+    (tmp_path / "a.go").touch()
+    settled(one, held, after)
+    assert not (tmp_path / "b").exists()
+
+
+def test_slow_compiles_do_not_hold_up_quick_ones(make, clock, tmp_path):
+    one = make(max_parallel=1)
+    for number in range(4):
+        one.submit(spec(f"sleep {tmp_path}/{number}"))
+        pid_in(tmp_path / str(number), one)
+        clock.now_s += 1
+    assert settled(one, one.submit(spec("ok"))).state == "ready"
+
+
+def test_a_queue_that_does_not_move_says_try_again(make, monkeypatch, clock, tmp_path):
+    monkeypatch.setattr(compiler, "MAX_WAIT_S", 5.0)
+    one = make(max_parallel=1)
+    one.submit(spec(f"sleep {tmp_path}/a"))
+    pid_in(tmp_path / "a", one)
+    queued = one.submit(spec("ok"))
+    clock.now_s += 0.01
+    one.poll()
+    assert queued.state == "pending"
+    monkeypatch.setattr(compiler, "MAX_SLOW", 0)
+    clock.now_s += 6
+    one.poll()
+    assert (queued.error.status, queued.error.code) == (503, "grammar_queue_full")
+    assert one.submit(spec("ok")).state == "pending"
+
+
+def test_a_long_compile_loses_its_priority(make, tmp_path):
+    one = make()
+    one.submit(spec(f"spin {tmp_path}/a"))
+    pid = pid_in(tmp_path / "a", one)
+    wait_for(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, pid) == 19)
+
+
+@pytest.fixture
+def none_is_slow(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(compile_pool, "LOWER_AFTER_S", 1000.0)
+    monkeypatch.setattr(compile_pool, "MAX_QUICK_S", 1000.0)
+
+
+@pytest.mark.usefixtures("none_is_slow")
+def test_workers_that_were_quick_are_used_again(make, tmp_path):
+    one = make()
+    texts = ["ok", "refuse", "ok 2", "ok 3", "ok 4"]
+    for text in texts:
+        settled(one, one.submit(spec(f"{text.split()[0]} {tmp_path}/{text}")))
+    assert len({(tmp_path / text).read_text() for text in texts}) <= 2  # one is there in advance
+
+
+@pytest.mark.usefixtures("none_is_slow")
+@pytest.mark.parametrize("what", ["fault", "recurse", "memory", "panic", "crash"])
+def test_a_child_that_failed_is_not_used_again(make, tmp_path, what):
+    one = make()
+    for text in (what, "ok"):
+        settled(one, one.submit(spec(f"{text} {tmp_path}/{text}")))
+    failed, after = ((tmp_path / text).read_text().strip() for text in (what, "ok"))
+    assert failed != after
+    wait_for(lambda: not is_running(failed))
+
+
+@pytest.mark.usefixtures("none_is_slow")
+def test_a_waiting_child_that_is_killed_is_replaced(make, tmp_path):
+    one = make()
+    settled(one, one.submit(spec(f"ok {tmp_path}/a")))
+    pid = pid_in(tmp_path / "a", one)
+    assert is_running(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_running(pid))
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+
+
+def test_a_lower_priority_counts_and_ctrl_c_does_not_reach_the_fork_server(make):
+    one = make()
+    settled(one, one.submit(spec("ok")))
+    (pid,) = fork_servers()
+    assert os.getsid(pid) == os.getsid(0)  # priorities are compared within a session
+    assert os.getpgid(pid) == pid
+    os.kill(pid, signal.SIGINT)
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+    assert fork_servers() == [pid]
+
+
+def test_a_fork_server_killed_while_idle_is_replaced(make):
+    one = make()
+    settled(one, one.submit(spec("ok")))
+    (pid,) = fork_servers()
+    os.kill(pid, signal.SIGKILL)
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+    assert pid not in fork_servers()
+
+
+def test_what_a_killed_fork_server_was_compiling_is_compiled_by_the_next(make, tmp_path):
+    one = make()
+    got = one.submit(spec(f"until {tmp_path}/a"))
+    child = pid_in(tmp_path / "a", one)
+    os.kill(fork_servers()[0], signal.SIGKILL)
+    pid_in(tmp_path / "a", one, count=2)
+    (tmp_path / "a.go").touch()
+    assert settled(one, got).state == "ready"
+    wait_for(lambda: not is_running(child))
+
+
+def test_after_two_lost_fork_servers_the_client_is_asked_to_try_again(make, tmp_path):
+    one = make()
+    text = f"until {tmp_path}/a"
+    got = one.submit(spec(text))
+    for count in (1, 2):
+        pid_in(tmp_path / "a", one, count=count)
+        os.kill(fork_servers()[0], signal.SIGKILL)
+    settled(one, got)
+    assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
+    (tmp_path / "a.go").touch()
+    assert settled(one, one.submit(spec(text))).state == "ready"
+
+
+@pytest.mark.usefixtures("patient_ends")
+def test_what_is_killed_from_outside_while_it_compiles_is_compiled_again(make, tmp_path):
+    one = make()
+    got = one.submit(spec(f"until {tmp_path}/a"))
+    os.kill(pid_in(tmp_path / "a", one), signal.SIGKILL)
+    pid_in(tmp_path / "a", one, count=2)
+    (tmp_path / "a.go").touch()
+    assert settled(one, got).state == "ready"
+
+
+@pytest.mark.usefixtures("patient_ends")
+def test_a_constraint_whose_processes_are_killed_again_and_again_is_refused_for_a_while(make, clock, tmp_path):
+    one = make()
+    text = f"until {tmp_path}/a"
+    got = one.submit(spec(text))
+    for count in (1, 2):
+        os.kill(pid_in(tmp_path / "a", one, count=count), signal.SIGKILL)
+    settled(one, got)
+    assert (got.error.status, got.error.code) == (503, "grammar_compiler_lost")
+    assert "from outside" in got.error.message
+    assert one.submit(spec(text)).state == "failed"
+    clock.now_s += compiler.KEEP_S + 1
+    (tmp_path / "a.go").touch()
+    assert settled(one, one.submit(spec(text))).state == "ready"
+
+
+@pytest.mark.parametrize("failing", ["thread", "pool"])
+def test_what_the_system_has_nothing_for_now_is_compiled_when_it_has(make, monkeypatch, failing):
+    one = make()
+    with monkeypatch.context() as patch:
+        if failing == "thread":
+            patch.setattr(threading.Thread, "start", no_thread)
+        else:
+            patch.setattr(one, "_open_pool", no_thread)
+        got = one.submit(spec("ok"))
+        one.poll()
+        assert got.state == "pending"
+    assert settled(one, got).state == "ready"
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_fork_server_that_cannot_start_fails_requests_instead_of_holding_them(make, monkeypatch, tmp_path):
+    (tmp_path / "broken").touch()
+    (tmp_path / "program.py").write_text(
+        f"import os, runpy, sys\nif os.path.exists({str(tmp_path / 'broken')!r}): sys.exit(1)\n"
+        f"sys.argv[0] = {DOUBLE!r}\nrunpy.run_path({DOUBLE!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(compile_pool, "PROGRAM", (str(tmp_path / "program.py"),))
+    one = make()
+    assert settled(one, one.submit(spec("ok"))).error.code == "grammar_compiler_lost"
+    (tmp_path / "broken").unlink()
+    assert one.supervisor.wait_ready(PATIENCE_S)
+    assert settled(one, one.submit(spec("ok"))).state == "ready"
+
+
+def test_a_stopped_fork_server_is_replaced_and_what_waits_is_compiled(make):
+    one = make()
+    settled(one, one.submit(spec("ok")))
+    (pid,) = fork_servers()
+    os.kill(pid, signal.SIGSTOP)
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+    wait_for(lambda: not is_running(pid))
+    assert settled(one, one.submit(spec("ok 3"))).state == "ready"
+
+
+def test_loading_does_not_hold_up_the_caller_and_has_the_deadline_too(make, clock):
+    one = make()
+    one.backend_double.gate.clear()
+    got = one.submit(spec("ok"))
+    wait_for(lambda: one._jobs[got.spec].load is not None, one)
+    assert got.state == "pending"
+    clock.now_s += 11
+    one.poll()
+    assert got.error.code == "grammar_compile_timeout"
+    one.backend_double.gate.set()
+    assert settled(one, one.submit(spec("ok 2"))).state == "ready"
+
+
+def test_close_leaves_no_process(make, tmp_path):
+    one = make()
+    one.submit(spec(f"sleep {tmp_path}/a"))
+    one.submit(spec(f"spin {tmp_path}/b"))
+    pids = [pid_in(tmp_path / "a", one), pid_in(tmp_path / "b", one), *fork_servers()]
+    wait_for(lambda: len(processes()) == 4)  # one waits for what is next
+    assert set(pids) < set(processes())
+    pids = processes()
+    one.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_no_file_on_a_disk_is_written(make, tmp_path):
+    one = make()
+    one.submit(spec(f"sleep {tmp_path}/a"))
+    for pid in (pid_in(tmp_path / "a", one), *fork_servers()):
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(link)
+            info = (link.parent.parent / "fdinfo" / link.name).read_text()
+            is_read_only = int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE == os.O_RDONLY
+            in_memory = target.startswith(("/memfd:", "/dev/null", "pipe:", "socket:", "anon_inode:[pidfd]"))
+            assert is_read_only or in_memory or int(link.name) <= 2, target
+
+
+def test_descriptors_are_given_back(make):
+    one = make()
+    settled(one, one.submit(spec("ok")))
+    before = len(os.listdir("/proc/self/fd"))
+    for text in ("ok 1", "refuse", "crash", "ok 2"):
+        settled(one, one.submit(spec(text)))
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+BYTES = Vocabulary(tokens=(*(bytes([i]) for i in range(256)), b""), eos_token_ids=(256,), size=257)
+
+
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar", "outlines"])
+def real(request):
+    one = Compiler(request.param, lambda: BYTES, lambda text: list(text.encode()), timeout_s=PATIENCE_S)
+    yield one
+    one.close()
+
+
+def first_bytes(compiled):
+    mask = np.zeros(9, np.uint32)
+    compiled.start().fill_mask(mask)
+    return {token for token in range(257) if mask[token // 32] >> (token % 32) & 1}
+
+
+def test_a_real_backend_is_made_ready(real):
+    value = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, "x"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    got = settled(real, real.submit(spec(json.dumps(value), "json_schema")))
+    assert got.error is None
+    assert first_bytes(got.compiled) == {ord("{")}
+    got = settled(real, real.submit(spec("[ab]|c?")))
+    assert first_bytes(got.compiled) == {*b"abc", 256}
+
+
+def test_a_real_fork_server_has_one_thread_so_that_it_can_fork(real):
+    settled(real, real.submit(spec("x")))
+    assert len(os.listdir(f"/proc/{real.supervisor.pid}/task")) == 1
+
+
+def test_what_nothing_can_match_is_refused(real):
+    got = settled(real, real.submit(spec('{"enum": ["a"], "type": "integer"}', "json_schema")))
+    assert got.error.code == "invalid_json_schema"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"a":' * 30_000 + "1" + "}" * 30_000),
+        ("json_schema", '{"enum": [' + ", ".join(f'"{i:x}"' for i in range(100_000)) + "]}"),
+        ("json_schema", '{"$ref": "#"}'),
+        ("regex", "(" * 30_000 + "a" + ")" * 30_000),
+        ("regex", "(((a{1,999}){1,999}){1,999}){1,999}"),
+        ("ebnf", 'root ::= root "a" | "a"'),
+        ("ebnf", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
+        ("structural_tag", "[" * 30_000),
+        ("choice", json.dumps(["x" * 100_000] * 10)),
+    ],
+)
+def test_hostile_constraints_change_nothing(real, kind, text):
+    got = settled(real, real.submit(spec(text, kind)))
+    assert got.error is None or got.error.status == 400
+    assert settled(real, real.submit(spec(f"after-{len(text)}"))).state == "ready"
+
+
+def entry_bytes(text):
+    return cache.OVERHEAD_BYTES + 4 * len(text)
+
+
+def test_the_cache_drops_the_least_recently_used_when_its_bytes_are_spent():
+    kept = Cache(3 * (entry_bytes("a") + 100))
+    for name in "abc":
+        kept.put(spec(name), Loaded(b""), 100)
+    assert kept.get(spec("a"), 0.0) is not None
+    kept.put(spec("d"), Loaded(b""), 100)
+    assert [name for name in "abcd" if kept.get(spec(name), 0.0)] == ["a", "c", "d"]
+    kept.put(spec("e"), Loaded(b""), 2 * entry_bytes("a"))
+    assert [name for name in "acde" if kept.get(spec(name), 0.0)] == ["e"]
+    assert kept.num_bytes <= 3 * (entry_bytes("a") + 100)
+
+
+def test_what_is_larger_than_the_cache_pushes_nothing_out():
+    kept = Cache(entry_bytes("a") + 100)
+    kept.put(spec("a"), Loaded(b""), 100)
+    kept.put(spec("b"), Loaded(b""), 101)
+    kept.put(spec("c" * 100_000), Failure(400, "invalid_regex", "no"), 8)
+    assert kept.get(spec("a"), 0.0) is not None
+    assert len(kept) == 1
+
+
+def test_failures_take_their_share_of_the_cache():
+    kept = Cache(10 * entry_bytes(""))
+    for number in range(1000):
+        kept.put(spec(f"{number}"), Failure(400, "invalid_regex", "no"), 8)
+    assert 0 < len(kept) < 10
+    assert kept.num_bytes <= 10 * entry_bytes("")
+
+
+def test_putting_twice_counts_once():
+    kept = Cache(1 << 20)
+    for _ in range(3):
+        kept.put(spec("a"), Loaded(b""), 100)
+    assert kept.num_bytes == entry_bytes("a") + 100
+    kept.clear()
+    assert (len(kept), kept.num_bytes) == (0, 0)

@@ -1,0 +1,262 @@
+"""The last look at a finished output: what fits, what does not, and what nobody can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import os
+import signal
+import threading
+
+import pytest
+from patience import wait_until
+
+from tureen.constraining import check as module
+from tureen.constraining.check import Checker, Unverified, check
+from tureen.grammar.base import GrammarSpec
+
+LOOP = "(a|a)*(?=b)b"  # every judge that backtracks is lost in it
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 2}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def schema(value, after=""):
+    return GrammarSpec("json_schema", json.dumps(value), after)
+
+
+@pytest.fixture(scope="module")
+def checker():
+    running = Checker()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Whatever can be told is told, however slow the machine is."""
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(module, "START_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(module, "MAX_WAIT_S", 120.0)
+
+
+FITTING = [
+    (schema(PERSON), '{"name": "Ada", "age": 36}'),
+    (schema({"type": "number"}), "1e400"),
+    (schema({"type": "integer"}), "9" * 500),
+    (schema({"multipleOf": 0.1}), "1.1"),
+    (schema({"type": "string", "format": "date"}), '"2024-02-29"'),
+    (schema({"type": "string", "format": "no-such-format"}), '"x"'),
+    (schema({"$ref": "#/$defs/a", "$defs": {"a": {"const": [1, {"b": None}]}}}), '[1, {"b": null}]'),
+    (schema({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "null"}]}), "[null, 1]"),
+    (schema(True), "3"),
+    (schema({"type": "object"}), '{"a": 1, "a": 2}'),
+    (schema({"type": "integer"}, after="</think>"), "let me see: 2</think>3"),
+    (GrammarSpec("json_schema", "$$ANY$$"), '{"a": [1.5, "x", null]}'),
+    (GrammarSpec("regex", "[a-c]{2}|é"), "é"),
+    (GrammarSpec("regex", "x+", after="=>"), "3 =>xx"),
+    (GrammarSpec("choice", '["yes", "no", ""]'), "no"),
+    (GrammarSpec("choice", '["yes", "no", ""]'), ""),
+    (GrammarSpec("ebnf", 'root ::= "a"'), "anything: there is no second judge"),
+    (GrammarSpec("structural_tag", "{}"), "anything"),
+]
+
+WRONG = [
+    (schema(PERSON), '{"name": "Ada", "age": 151}', "['age'] does not fit 'maximum'"),
+    (schema(PERSON), '{"name": "Ada"}', "the value does not fit 'required'"),
+    (schema(PERSON), '{"name": "Ada", "age": 36', "not JSON"),
+    (schema({"type": "string", "format": "date"}), '"2023-02-29"', "'format'"),
+    (schema({"type": "integer"}), "NaN", "NaN is no JSON number"),
+    (schema({}), "-Infinity", "-Infinity is no JSON number"),
+    (schema({"maximum": 0.1}), "0.1000000000000000000001", "'maximum'"),
+    (schema({"type": "string"}), '"\\ud800"', "surrogate"),
+    (schema({"properties": {"a": {"type": "null"}}}), '{"a": 1, "a": null}', "['a'] does not fit 'type'"),
+    (schema({"properties": {"a": {"type": "null"}}}), '{"a": null, "a": 1}', "['a'] does not fit 'type'"),
+    (schema({"minProperties": 2}), '{"a": 1, "a": 2}', "'minProperties'"),
+    (schema({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "null"}]}), "[1]", "'type'"),
+    (schema(False), "3", "does not fit"),
+    (schema({"type": "integer"}, after="</think>"), "3", "never says '</think>'"),
+    (schema({"type": "integer"}, after="</think>"), "1</think>2</think>3", "not JSON"),
+    (GrammarSpec("json_schema", "$$ANY$$"), "{a: 1}", "not JSON"),
+    (GrammarSpec("regex", "[a-c]{2}"), "abc", "does not match"),
+    (GrammarSpec("regex", "a$"), "a\n", "does not match"),
+    (GrammarSpec("choice", '["yes", "no"]'), "yes ", "none of the choices"),
+]
+
+
+@pytest.mark.parametrize(("spec", "text"), FITTING)
+@pytest.mark.usefixtures("patient")
+def test_what_fits_passes(checker, spec, text):
+    assert check(spec, text) is None
+    unverified = checker.unverified
+    assert checker.check(spec, text) is None
+    assert checker.unverified == unverified
+
+
+@pytest.mark.parametrize(("spec", "text", "words"), WRONG)
+@pytest.mark.usefixtures("patient")
+def test_what_does_not_fit_is_named(checker, spec, text, words):
+    assert words in check(spec, text)
+    assert words in checker.check(spec, text)
+
+
+UNVERIFIABLE = [
+    (GrammarSpec("regex", "(a"), "a"),
+    (GrammarSpec("regex", "(?:a|a)*[bc]"), "a" * 60),
+    (schema({"$ref": "#/nowhere"}), "1"),
+    (schema({"type": "no-such-type"}), "1"),
+    (schema({}), "[" * 5000 + "]" * 5000),
+    (schema({}), "1e" + "9" * 30),
+]
+
+
+@pytest.mark.parametrize(("spec", "text"), UNVERIFIABLE)
+def test_what_cannot_be_told_is_said_so(spec, text):
+    with pytest.raises(Unverified):
+        check(spec, text)
+
+
+@pytest.mark.parametrize(("spec", "text"), UNVERIFIABLE)
+@pytest.mark.usefixtures("patient")
+def test_what_cannot_be_told_passes_and_is_counted(checker, spec, text):
+    unverified = checker.unverified
+    assert checker.check(spec, text) is None
+    assert checker.unverified == unverified + 1
+
+
+def doubling(depth):
+    """A schema that takes 2 ** depth steps to apply to anything."""
+    rules = {f"r{i}": {"allOf": [{"$ref": f"#/$defs/r{i + 1}"}] * 2} for i in range(depth)}
+    return schema({"$ref": "#/$defs/r0", "$defs": rules | {f"r{depth}": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (doubling(80), "1"),
+        (schema({"pattern": f"^{LOOP}$"}), json.dumps("a" * 60)),
+    ],
+)
+def test_what_computes_for_ever_is_ended_and_the_next_check_works(monkeypatch, spec, text):
+    monkeypatch.setattr(module, "MAX_WAIT_S", 120.0)
+    monkeypatch.setattr(module, "START_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 0.1)
+    checker = Checker()
+    try:
+        assert checker.check(spec, text) is None
+        assert checker.unverified == 1
+        monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 120.0)
+        assert checker.check(schema({"type": "null"}), "1") is not None
+        assert checker.check(schema({"type": "null"}), "null") is None
+    finally:
+        checker.close()
+
+
+def test_what_nobody_gets_done_with_takes_its_time_once(monkeypatch):
+    monkeypatch.setattr(module, "START_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 1.0)
+    checker = Checker()
+    try:
+        assert checker.check(doubling(80), "1") is None
+        monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 120.0)
+        assert checker.check(schema(True), "1") is None
+        pid = checker._worker.pid
+        assert [checker.check(doubling(80), str(value)) for value in range(50)] == [None] * 50
+        assert checker._worker.pid == pid  # it was not asked, and so not ended
+        assert checker.unverified == 51
+    finally:
+        checker.close()
+
+
+def test_many_slow_checks_hold_up_another_one_only_so_long(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "CHECK_TIMEOUT_S", 0.1)
+    checker = Checker()
+
+    def hang(spec, text):
+        wait_until(lambda: checker.unverified == 39, "that all others have given up")
+
+    async def ask():
+        asked = [checker.check_in_turn(schema({"const": value}), "1") for value in range(40)]
+        return await asyncio.gather(*asked)
+
+    try:
+        monkeypatch.setattr(checker, "check", hang)
+        assert asyncio.run(ask()) == [None] * 40
+        assert checker.unverified == 39
+    finally:
+        checker.close()
+
+
+class Listener(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.send_response(404)
+        self.end_headers()
+
+
+def test_nothing_that_a_schema_names_is_fetched(tmp_path):
+    server = http.server.HTTPServer(("127.0.0.1", 0), Listener)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    (tmp_path / "local.json").write_text('{"type": "null"}')
+    address = f"http://127.0.0.1:{server.server_port}/schema.json"
+    try:
+        for uri in (address, f"file://{tmp_path}/local.json"):
+            for value in ({"$ref": uri}, {"$schema": uri}, {"$dynamicRef": uri}, {"$id": uri, "$ref": "other.json"}):
+                with pytest.raises(Unverified):
+                    check(schema(value), "1")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert server.asked == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_checker_that_was_killed_is_replaced():
+    checker = Checker()
+    try:
+        assert checker.check(schema({"type": "null"}), "1") is not None
+        for pid in (checker._worker.pid, checker.supervisor.pid):
+            os.kill(pid, signal.SIGKILL)
+            assert checker.check(schema({"type": "null"}), "1") is not None  # judged by another one
+        assert checker.unverified == 0
+    finally:
+        checker.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_many_threads_may_ask(checker):
+    wrong = []
+
+    def ask(number):
+        for value in range(20):
+            complaint = checker.check(schema({"const": number}), str(value))
+            if (complaint is None) != (value == number):
+                wrong.append((number, value))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_close_leaves_no_process_and_later_checks_tell_nothing():
+    checker = Checker()
+    assert checker.check(schema(PERSON), "1") is not None
+    pids = checker.supervisor.pid, checker._worker.pid
+    checker.close()
+    assert not os.path.exists(f"/proc/{pids[0]}")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[1], 0)
+    assert checker.check(schema(PERSON), "1") is None
+    assert checker.unverified == 1

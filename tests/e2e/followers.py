@@ -1,0 +1,131 @@
+"""Clients of a real server whose engine is disturbed: each follows one stream, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from server_process import ServerProcess, command_line
+
+PATIENCE_S = 240
+BEGUN_EVENTS = 5
+
+
+class Follower:
+    """One stream. `begun` is set once it has brought some events. One that `leaves` closes its connection then, and
+    comes back for the rest when it `may_return`."""
+
+    def __init__(self, server: ServerProcess, body: dict, *, leaves: bool = False) -> None:
+        self.begun = threading.Event()
+        self.may_return = threading.Event()
+        self.last: dict[int, dict] = {}
+        self._url = f"{server.url}/generate"
+        self._body = body | {"stream": True}
+        self._leaves = leaves
+        self._num_events = 0  # each has a number, the one after the one before it
+        self._last_id = ""
+
+    def run(self) -> list[tuple]:
+        """What came of each output. Every event must go on where the one before it ended."""
+        with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE_S) as response:
+            name = response.headers["x-request-id"]
+            self._read(response, self._leaves)
+        if self._leaves:
+            assert self.may_return.wait(PATIENCE_S)
+            headers = {"Last-Event-ID": self._last_id}
+            with httpx.stream("GET", f"{self._url}/{name}/events", headers=headers, timeout=PATIENCE_S) as response:
+                self._read(response)
+        return [self._content(self.last[index]) for index in sorted(self.last)]
+
+    def _read(self, response: httpx.Response, leaves: bool = False) -> None:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                assert line.endswith(f"-{self._num_events}")
+                self._last_id = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                self._take(json.loads(line.removeprefix("data: ")))
+                self._num_events += 1
+                if self._num_events == BEGUN_EVENTS:
+                    self.begun.set()
+                    if leaves:
+                        return
+
+    def _take(self, event: dict) -> None:
+        assert "error" not in event, event
+        before = self.last.get(event.get("index", 0))
+        if before is not None:
+            assert event["text"].startswith(before["text"])
+            assert event["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+            assert event["meta_info"]["completion_tokens"] >= before["meta_info"]["completion_tokens"]
+        self.last[event.get("index", 0)] = event
+
+    @staticmethod
+    def _content(event: dict) -> tuple:
+        told = ("finish_reason", "completion_tokens", "prompt_tokens", "output_token_logprobs", "input_token_logprobs")
+        return event["text"], event["output_ids"], [event["meta_info"].get(name) for name in told]
+
+
+def follow_all(
+    server: ServerProcess,
+    streams: dict[str, dict],
+    disturb: Callable[[], None] | None = None,
+    leaving: tuple[str, ...] = (),
+) -> dict[str, list[tuple]]:
+    """All streams at once, and what is done when each has begun and none has ended. The `leaving` come back after
+    it."""
+    followers = {name: Follower(server, body, leaves=name in leaving) for name, body in streams.items()}
+    with ThreadPoolExecutor(len(followers)) as pool:
+        running = {name: pool.submit(one.run) for name, one in followers.items()}
+        if disturb is not None:
+            for name, one in followers.items():
+                assert one.begun.wait(PATIENCE_S), name
+            assert not any(one.done() for one in running.values())
+            disturb()
+        for one in followers.values():
+            one.may_return.set()
+        return {name: one.result(PATIENCE_S) for name, one in running.items()}
+
+
+def engine(server: ServerProcess) -> int:
+    (pid,) = engines(server)
+    return pid
+
+
+def engines(server: ServerProcess) -> list[int]:
+    return [pid for pid in server.children() if "tureen.serving.child" in command_line(pid)]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """There is nothing to wait on but the answers themselves."""
+    limit = threading.Event()
+    timer = threading.Timer(PATIENCE_S, limit.set)
+    timer.start()
+    try:
+        while not condition():
+            assert not limit.is_set(), what
+    finally:
+        timer.cancel()
+
+
+def health(server: ServerProcess) -> tuple[int, str]:
+    response = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)
+    return response.status_code, "" if response.status_code == 200 else response.json()["error"]["code"]
+
+
+def wait_well(server: ServerProcess) -> None:
+    wait_until(lambda: health(server)[0] == 200, "the engine is well")
+
+
+def ask(server: ServerProcess, **body) -> dict:
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def wait_gone(server: ServerProcess) -> None:
+    wait_until(lambda: health(server)[0] == 503, "it is noticed")
+    wait_well(server)

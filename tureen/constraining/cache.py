@@ -1,0 +1,63 @@
+"""Compiled grammars, and why others could not be compiled, by constraint: the least recently used go first."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import NamedTuple
+
+from tureen.constraining.orders import Failure
+from tureen.grammar.base import CompiledGrammar, GrammarSpec
+
+OVERHEAD_BYTES = 1024
+"""Bytes of an entry beside its texts and the size that the backend tells."""
+
+Result = CompiledGrammar | Failure
+
+
+class CacheEntry(NamedTuple):
+    result: Result
+    num_bytes: int
+    until_s: float
+
+
+class Cache:
+    """Bounded by bytes; only in memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[GrammarSpec, CacheEntry] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, spec: GrammarSpec, now_s: float) -> Result | None:
+        entry = self._entries.get(spec)
+        if entry is None:
+            return None
+        if entry.until_s < now_s:
+            self._drop(spec)
+            return None
+        self._entries.move_to_end(spec)
+        return entry.result
+
+    def put(self, spec: GrammarSpec, result: Result, num_bytes: int, until_s: float = math.inf) -> None:
+        """`num_bytes`: of the result. What is larger than the whole cache is not kept."""
+        self._drop(spec)
+        num_bytes += OVERHEAD_BYTES + 4 * (len(spec.text) + len(spec.after))  # a character takes up to four bytes
+        if num_bytes > self._max_bytes:
+            return
+        self._entries[spec] = CacheEntry(result, num_bytes, until_s)
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _drop(self, spec: GrammarSpec) -> None:
+        entry = self._entries.pop(spec, None)
+        if entry is not None:
+            self.num_bytes -= entry.num_bytes

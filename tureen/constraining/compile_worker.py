@@ -1,0 +1,92 @@
+"""`python -I -m tureen.constraining.compile_worker`: a fork server whose workers compile constraints, one at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from tureen.constraining.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
+from tureen.grammar.backends.registry import find_backend
+from tureen.grammar.base import GrammarSpec, Vocabulary
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.frontends import language_of
+from tureen.sandbox import fork_server
+from tureen.sandbox.fork_server import Handle, Program
+
+LONGEST = 32  # bytes of a token that a trial looks for
+
+Compile = Callable[[GrammarSpec], bytes]
+"""Compiles a constraint into the bytes that the engine's backend loads. Raises GrammarError."""
+
+_decoder = msgspec.msgpack.Decoder(GrammarSpec)
+
+
+def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> Program:
+    compile_ = make_compile(msgspec.msgpack.decode(setup, type=CompilerSetup))
+
+    def handle(message: bytes) -> bytes:
+        try:
+            return msgspec.msgpack.encode(_reply(compile_, _decoder.decode(message)))
+        finally:
+            gc.collect()
+
+    def open_(_: Sequence[int]) -> Handle:
+        gc.disable()
+        return handle
+
+    return Program(LIMITS, open_)
+
+
+def compile_with(setup: CompilerSetup) -> Compile:
+    """Make the backend."""
+    backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
+    mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
+
+    def compile_(spec: GrammarSpec) -> bytes:
+        source = backend.translate(language_of(spec))
+        grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
+        grammar.fill_mask(mask)
+        if not mask.any():
+            raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
+        grammar.forced()
+        return source
+
+    return compile_
+
+
+def _ids(vocabulary: Vocabulary) -> dict[bytes, int]:
+    return {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
+
+
+def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
+    """In place of the tokenizer, which is not here: the longest token each time. Costs a trial what the tokenizer's
+    own tokens would; what it makes is seen by nobody."""
+    data, made, at = text.encode(), [], 0
+    while at < len(data):
+        size = next((size for size in range(min(LONGEST, len(data) - at), 0, -1) if data[at : at + size] in ids), 0)
+        if not size:
+            return []
+        made.append(ids[data[at : at + size]])
+        at += size
+    return made
+
+
+def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
+    try:
+        return CompileReply(compile_(spec))
+    except GrammarError as error:
+        return CompileReply(failure=invalid(spec, error))
+    except MemoryError:
+        return CompileReply(failure=too_complex(spec, f"it takes more than {LIMITS.memory_bytes >> 20} MiB of memory"))
+    except RecursionError:
+        return CompileReply(failure=too_complex(spec, "it is nested too deeply"))
+    except BaseException as error:  # noqa: BLE001 (a Rust library's panic is no Exception; none may pass for a crash)
+        return CompileReply(failure=broken(spec, error))
+
+
+if __name__ == "__main__":
+    fork_server.main(partial(program, compile_with))

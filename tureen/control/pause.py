@@ -1,0 +1,52 @@
+"""Holding generation up and letting it go on: `/pause_generation`, `/continue_generation`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen.http.dialect import Docs, Entry, read_body
+from tureen.requests.state import ServerState
+from tureen.types import PauseMode
+
+
+class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to pause."""
+
+    mode: Annotated[
+        PauseMode,
+        Meta(description="What becomes of requests that run: they end, are computed again later, or keep their place."),
+    ] = "abort"
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def pause_generation(request: Request) -> Response:
+        body = await read_body(request, PauseBody)
+        num_requests = await state.client.call("pause", mode=body.mode)
+        done = {"abort": "aborted", "retract": "waiting to be computed again", "in_place": "held where they are"}
+        return JSONResponse({"message": f"paused; {num_requests} requests {done[body.mode]}", "status": "ok"})
+
+    async def continue_generation(_: Request) -> Response:
+        await state.client.call("resume")
+        return JSONResponse({"message": "generation goes on", "status": "ok"})
+
+    return [
+        Entry(
+            "/pause_generation",
+            pause_generation,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Control", "Hold generation up.", bodies=(PauseBody,), example={"mode": "in_place"}),
+        ),
+        Entry(
+            "/continue_generation",
+            continue_generation,
+            access="admin",
+            methods=["POST"],
+            docs=Docs("Control", "Let generation go on."),
+        ),
+    ]

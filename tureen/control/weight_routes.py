@@ -1,0 +1,296 @@
+"""The model's weights and memory while the server runs, and how much it has to do: SGLang's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tureen import __version__
+from tureen.config import cache_dir
+from tureen.devices.cpu import trim
+from tureen.errors import InvalidRequest, NotFound, StartupError, echo
+from tureen.http.dialect import Docs, Entry, read_body, unless_gone
+from tureen.log import get_logger
+from tureen.requests.body import refuse_unknown
+from tureen.requests.state import ServerState
+from tureen.sampling.params import JsonObject
+from tureen.text.tokenizer import Tokenizer
+from tureen.weights.source import WHAT_IS_TAKEN, ModelSource, load_tokenizer, resolve_model
+
+TAGS = ("kv_cache", "weights")
+SECTIONS = ("core", "memory", "queues")
+POLL_S = 0.02
+GIB = 1 << 30
+
+log = get_logger("api")
+
+
+class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Other weights for the model that is served."""
+
+    model_path: Annotated[str, Meta(min_length=1, description="Where they are; as --model-path.")]
+    load_format: Annotated[
+        Literal["auto", "dummy"] | None, Meta(description="As --load-format, which is the default.")
+    ] = None
+    abort_all_requests: Annotated[
+        bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
+    ] = False
+    weight_version: Annotated[
+        Annotated[str, Meta(max_length=256)] | None,
+        Meta(description="What answers say of the weights from then on. Default: as before."),
+    ] = None
+    keep_pause: Annotated[bool, Meta(description="Generation is paused then, until /continue_generation.")] = False
+    torch_empty_cache: Annotated[
+        bool, Meta(description="Give the old weights' memory back to the system; it always is.")
+    ] = False
+    flush_cache: Annotated[bool, Meta(description="Must be true: what the old weights computed is forgotten.")] = True
+    is_async: Annotated[bool, Meta(description="Must be false: the answer comes when the weights are there.")] = False
+    recapture_cuda_graph: Annotated[bool, Meta(description="Must be false: there are no graphs.")] = False
+    token_step: Annotated[int, Meta(description="Must be 0: use weight_version.")] = 0
+    manifest: Annotated[JsonObject | None, Meta(description="Must be null.")] = None
+
+
+class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name for the weights that are served."""
+
+    new_version: Annotated[str, Meta(max_length=256, description="What answers say of the weights from then on.")]
+    abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
+
+
+class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A weight to be looked at."""
+
+    name: Annotated[str, Meta(description="As in the Hugging Face checkpoint: model.layers.0.self_attn.q_proj.weight.")]
+    truncate_size: Annotated[int, Meta(ge=1, description="So many of its rows, from the first on.")] = 100
+
+
+class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which memory."""
+
+    tags: Annotated[
+        Annotated[list[Literal["kv_cache", "weights"]], Meta(min_length=1, max_length=16)] | None,
+        Meta(description="Which parts. Default: all."),
+    ] = None
+
+
+def routes(state: ServerState) -> list[Entry]:
+    return [*_load_routes(state), *_weight_routes(state), *_memory_routes(state)]
+
+
+def _load_routes(state: ServerState) -> list[Entry]:
+    async def loads(request: Request) -> Response:
+        sections = _sections(dict(request.query_params))
+        return JSONResponse(
+            {
+                "timestamp": datetime.now(UTC).isoformat(),
+                "version": __version__,
+                "dp_rank_count": 1,
+                "loads": [_load(state, sections)],
+            }
+        )
+
+    return [Entry("/v1/loads", loads, access="user", docs=Docs("SGLang", "How much each replica has to do."))]
+
+
+def _weight_routes(state: ServerState) -> list[Entry]:
+    turn = asyncio.Lock()
+
+    async def update(request: Request) -> Response:
+        body = await read_body(request, UpdateBody)
+        _refuse(body)
+        if state.context.info.pooling is not None:
+            raise NotFound("a model that makes embeddings keeps its weights; start the server again with the others")
+        source = await asyncio.to_thread(_find, body.model_path, state)
+        num_paused = await unless_gone(request, _update(source, body, state, turn))
+        message = f"The weights are those of {source.name} now."
+        if num_paused:
+            message += f" {num_paused} paused requests go on with them, computed again from their first token."
+        return JSONResponse({"success": True, "message": message, "num_paused_requests": num_paused})
+
+    async def update_version(request: Request) -> Response:
+        body = await read_body(request, VersionBody)
+        if body.abort_all_requests:
+            state.abort(None, "weights")
+        state.serve_weights(version=body.new_version)
+        message = f"The weights are called {echo(body.new_version)} now."
+        return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
+
+    async def weight(request: Request) -> Response:
+        body = await read_body(request, WeightBody)
+        values = await state.client.call("weight", name=body.name, truncate_size=body.truncate_size)
+        return Response(await asyncio.to_thread(msgspec.json.encode, values), media_type="application/json")
+
+    updating = Docs("Control", "Compute with other weights.", (UpdateBody,), {"model_path": "checkpoints/step-200"})
+    naming = Docs("Control", "Name the weights.", (VersionBody,), {"new_version": "step-200"})
+    looking = Docs("Control", "Look at a weight.", (WeightBody,), {"name": "model.norm.weight", "truncate_size": 4})
+    return [
+        Entry("/update_weights_from_disk", update, access="admin", methods=["POST"], docs=updating),
+        Entry("/update_weight_version", update_version, access="admin", methods=["POST"], docs=naming),
+        Entry("/get_weights_by_name", weight, access="admin", methods=["GET", "POST"], docs=looking),
+    ]
+
+
+def _memory_routes(state: ServerState) -> list[Entry]:
+    async def change(request: Request, op: str) -> Response:
+        tags = (await read_body(request, MemoryBody)).tags or TAGS
+        await state.client.call(op, tags=list(dict.fromkeys(tags)))
+        return JSONResponse({"success": True, "tags": sorted(set(tags))})
+
+    async def release(request: Request) -> Response:
+        answer = await change(request, "release_memory")
+        await asyncio.to_thread(trim)
+        return answer
+
+    async def resume(request: Request) -> Response:
+        return await change(request, "resume_memory")
+
+    def entry(path: str, endpoint: Any, summary: str) -> Entry:
+        docs = Docs("Control", summary, bodies=(MemoryBody,), example={"tags": ["kv_cache"]})
+        return Entry(path, endpoint, access="admin", methods=["GET", "POST"], docs=docs)
+
+    return [
+        entry("/release_memory_occupation", release, "Give memory back to the system."),
+        entry("/resume_memory_occupation", resume, "Take it again."),
+    ]
+
+
+def _refuse(body: UpdateBody) -> None:
+    """Raises InvalidRequest for what is not done."""
+    wrong = {
+        "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
+        "is_async": (body.is_async, "the answer comes when the weights are there"),
+        "recapture_cuda_graph": (body.recapture_cuda_graph, "there are no graphs"),
+        "token_step": (body.token_step != 0, "name the weights by weight_version"),
+        "manifest": (body.manifest is not None, "all of the model's weights are read"),
+    }
+    for name, (is_wrong, reason) in wrong.items():
+        if is_wrong:
+            raise InvalidRequest(f"{name} is not available: {reason}; leave it out", field=name)
+
+
+def _find(model_path: str, state: ServerState) -> ModelSource:
+    """A model that is on disk then, with the vocabulary of the one that is served. Raises InvalidRequest."""
+    config = state.context.config
+    try:
+        source = resolve_model(model_path, cache_dir=cache_dir(config))
+    except (StartupError, OSError, ValueError) as error:  # of a path that no file can have
+        log.warning("no other weights: %s", error)
+        raise InvalidRequest(
+            f"model_path {echo(model_path)}: there is no such model, or it cannot be fetched; give {WHAT_IS_TAKEN}; "
+            "the server's log says more",
+            field="model_path",
+        ) from None
+    has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").exists()
+    if config.tokenizer_path is not None or not has_tokenizer:  # the one that is used stays
+        return source
+    try:
+        other = load_tokenizer(source)
+    except StartupError as error:
+        log.warning("no other weights: %s", error.message)
+        raise InvalidRequest(
+            f"model_path {echo(model_path)}: its tokenizer cannot be read; the server's log says why",
+            field="model_path",
+        ) from None
+    if not _are_alike(state.context.tokenizer, other):
+        raise InvalidRequest(
+            f"model_path {echo(model_path)}: it has another vocabulary, or other special tokens, than the model that "
+            "is served; start the server again with it",
+            field="model_path",
+        )
+    return source
+
+
+def _are_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Each id means the same to both."""
+    facts = [(each.vocab_size, each.special_ids, each.eos_token_ids, each.bos_token_id) for each in (one, other)]
+    return facts[0] == facts[1] and all(
+        one.token_bytes(token_id) == other.token_bytes(token_id) for token_id in range(one.vocab_size)
+    )
+
+
+async def _update(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
+    """Returns how many paused requests go on with the new weights. Raises InvalidRequest; then nothing has changed.
+
+    Waits until what has begun has ended, unless it is paused; nothing begins meanwhile. Who leaves ends the waiting,
+    but not the update once it has begun: `turn` and the hold are its own then.
+    """
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(turn)
+        if body.abort_all_requests:
+            state.abort(None, "weights")
+        held.push_async_callback(state.client.call, "let_go")
+        while await state.client.call("hold"):
+            await asyncio.sleep(POLL_S)
+        return await asyncio.shield(_install(source, body, state, held.pop_all()))
+
+
+async def _install(
+    source: ModelSource, body: UpdateBody, state: ServerState, held: contextlib.AsyncExitStack
+) -> object:
+    """See `_update`."""
+    async with held:
+        num_paused = await state.client.call(
+            "update_weights",
+            name=source.name,
+            path=str(source.path),
+            format=source.format,
+            load_format=body.load_format,
+        )
+        if body.keep_pause:
+            await state.client.call("pause", mode="retract")
+        state.serve_weights(path=body.model_path, version=body.weight_version)
+    return num_paused
+
+
+def _sections(query: dict[str, str]) -> set[str]:
+    """Which parts of a load are asked for. Raises InvalidRequest."""
+    refuse_unknown(query, ("include", "dp_rank", "format"))
+    if query.get("dp_rank", "0") != "0":
+        raise InvalidRequest(f"dp_rank must be 0, the only replica, got {echo(query['dp_rank'])}", field="dp_rank")
+    if query.get("format", "json") != "json":
+        raise InvalidRequest(
+            f"format must be json, got {echo(query['format'])}; Prometheus reads /metrics", field="format"
+        )
+    wanted = {one.strip() for one in query.get("include", "all").split(",")}
+    unknown = sorted(wanted - {*SECTIONS, "all"})
+    if unknown:
+        raise InvalidRequest(
+            f"include: must be some of {', '.join(SECTIONS)}, all; got {echo(unknown[0])}", field="include"
+        )
+    return set(SECTIONS) if "all" in wanted else wanted
+
+
+def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
+    """By the names that SGLang gives them."""
+    stats, info, engine = state.client.stats, state.context.info, state.client.health
+    used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+    num_waiting = stats.num_queued + stats.num_preparing
+    found: dict[str, Any] = {"dp_rank": 0}
+    if "core" in sections:
+        found |= {
+            "num_running_reqs": stats.num_running,
+            "num_waiting_reqs": num_waiting,
+            "num_total_reqs": stats.num_running + num_waiting,
+            "num_used_tokens": used * info.page_size,
+            "max_total_num_tokens": info.max_total_tokens,
+            "token_usage": used / stats.num_pages if stats.num_pages else 0.0,
+            "gen_throughput": state.metrics.level("gen_throughput"),
+            "cache_hit_rate": state.metrics.level("cache_hit_rate"),
+            "utilization": stats.num_running / info.max_running_requests,
+            "max_running_requests": info.max_running_requests,
+            "engine": {"state": engine.state, "reason": engine.reason},
+        }
+    if "memory" in sections:
+        num_bytes = info.max_total_tokens * info.kv_bytes_per_token
+        found["memory"] = {"kv_cache_gb": round(num_bytes / GIB, 3), "token_capacity": info.max_total_tokens}
+    if "queues" in sections:
+        paused = stats.num_running if stats.is_paused else 0
+        found["queues"] = {"waiting": stats.num_queued, "grammar": stats.num_preparing, "paused": paused}
+    return found

@@ -1,0 +1,231 @@
+"""The bodies of Anthropic's API: every field declared, what is not offered refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tureen.errors import InvalidRequest, echo
+from tureen.requests.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.tool_fields import MAX_TOOLS
+from tureen.requests.verdicts import read_tables
+from tureen.sampling.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
+from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
+
+MIN_THINKING = 1024  # tokens; Anthropic's own bound
+
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
+NOT_OFFERED = TABLES["body"].refused
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+T = TypeVar("T")
+
+BlockList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
+
+
+class AnthropicCacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prefixes are always kept for reuse, for as long as there is room."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class AnthropicBase64Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64"):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class AnthropicUrlSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
+    url: str
+
+
+class AnthropicTextBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
+    text: str
+    cache_control: AnthropicCacheControl | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None  # the server cites nothing
+
+
+class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image"):
+    source: AnthropicBase64Source | AnthropicUrlSource
+    cache_control: AnthropicCacheControl | None = None
+
+    @property
+    def reference(self) -> str:
+        """As the media loader takes it."""
+        if isinstance(self.source, AnthropicUrlSource):
+            return self.source.url
+        return f"data:{self.source.media_type};base64,{self.source.data}"
+
+
+class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
+    thinking: str
+    signature: str = ""  # this server signs nothing
+
+
+class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
+    id: str
+    name: str
+    input: JsonObject
+    cache_control: AnthropicCacheControl | None = None
+
+
+class AnthropicToolResultBlock(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_result"
+):
+    tool_use_id: str
+    content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
+    is_error: bool | None = None
+    cache_control: AnthropicCacheControl | None = None
+
+
+Block = (
+    AnthropicTextBlock | AnthropicImageBlock | AnthropicThinkingBlock | AnthropicToolUseBlock | AnthropicToolResultBlock
+)
+
+
+class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | BlockList[Block]
+
+
+class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the client runs."""
+
+    name: str
+    input_schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+    cache_control: AnthropicCacheControl | None = None
+
+
+class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tool`: the one of this name."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnthropicMetadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    user_id: str | None = None
+
+
+class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=MIN_THINKING)] | None = None
+    display: Literal["omitted"] | None = None  # the answer says that the model thought, and not what
+
+
+class AnthropicJsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: JsonObject
+
+
+class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: AnthropicJsonFormat | None = None
+
+
+Model = Annotated[str, Meta(description="The served model, one of its adapters, or `default`.")]
+Messages = Annotated[
+    list[AnthropicMessage],
+    Meta(
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        description="The conversation. Neighbours of one role are taken as one message; where the last is the "
+        "assistant's, the answer goes on from it.",
+    ),
+]
+System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="What stands before the conversation.")]
+Tools = Annotated[
+    Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None,
+    Meta(description="Functions that the client runs."),
+]
+Choice = Annotated[
+    AnthropicToolChoice | None, Meta(description="Whether tools are called: `auto`, `any`, `tool` with a name, `none`.")
+]
+Thinking = Annotated[
+    AnthropicThinkingConfig | None, Meta(description="Whether the model thinks first; for models that can be told.")
+]
+Config = Annotated[
+    AnthropicOutputConfig | None, Meta(description="`format`: the answer is JSON that is valid against its `schema`.")
+]
+Caching = Annotated[
+    AnthropicCacheControl | None, Meta(description="Prefixes are always kept for reuse, for as long as there is room.")
+]
+
+
+class AnthropicCountBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/messages/count_tokens`."""
+
+    model: Model
+    messages: Messages
+    system: System = None
+    tools: Tools = None
+    tool_choice: Choice = None
+    thinking: Thinking = None
+    output_config: Config = None
+    cache_control: Caching = None
+
+
+class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/messages`: Anthropic's, and sampling parameters that Anthropic does not have."""
+
+    model: Model
+    messages: Messages
+    max_tokens: Annotated[
+        int, Meta(ge=1, description="Most tokens to generate. Where the context holds fewer, it ends the answer.")
+    ]
+    system: System = None
+    tools: Tools = None
+    tool_choice: Choice = None
+    thinking: Thinking = None
+    output_config: Config = None
+    cache_control: Caching = None
+    temperature: Annotated[float, Meta(ge=0, le=1, description="0 = greedy; higher = more varied.")] = 1.0
+    seed: Annotated[
+        Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None, Meta(description="Another name of sampling_seed.")
+    ] = None
+    stop_sequences: Annotated[
+        Stops | None, Meta(description="Strings that end the answer. At most 64 of 1..1024 characters.")
+    ] = None
+    stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
+    metadata: Annotated[
+        AnthropicMetadata | None, Meta(description="`user_id`: whose request it is, for the log at level debug.")
+    ] = None
+    service_tier: Annotated[
+        Literal["auto", "standard_only"] | None, Meta(description="There is one tier, `standard`.")
+    ] = None
+
+
+def parse(given: dict[str, Any], kind: type[Body]) -> Body:
+    """The body, its form checked. Raises InvalidRequest."""
+    refuse_unknown(given, (*kind.__struct_fields__, *NOT_OFFERED))
+    refuse_not_offered(given, NOT_OFFERED)
+    fields = {
+        name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
+        for name, value in given.items()
+        if value is not None and name not in NOT_OFFERED
+    }
+    body = convert(fields, kind)
+    if isinstance(body, AnthropicBody):
+        _check_budget(body)
+    return body
+
+
+def _check_budget(body: AnthropicBody) -> None:
+    field = "thinking.budget_tokens"
+    budget = None if body.thinking is None else body.thinking.budget_tokens
+    if body.thinking is None or budget is None:
+        return
+    if body.thinking.type != "enabled":
+        raise InvalidRequest(f"{field} needs thinking.type enabled", field=field)
+    if budget >= body.max_tokens:
+        raise InvalidRequest(
+            f"{field} must be less than max_tokens ({echo(body.max_tokens)}), got {echo(budget)}", field=field
+        )

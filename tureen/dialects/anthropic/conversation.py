@@ -1,0 +1,179 @@
+"""From Anthropic's messages, tools and tool choice to those of chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tureen.dialects.anthropic.body import (
+    AnthropicBody,
+    AnthropicCountBody,
+    AnthropicImageBlock,
+    AnthropicMessage,
+    AnthropicTextBlock,
+    AnthropicThinkingBlock,
+    AnthropicToolResultBlock,
+    AnthropicToolUseBlock,
+    Block,
+)
+from tureen.errors import InvalidRequest, echo
+from tureen.requests.tool_fields import check_tools, choose
+from tureen.text.messages import Message, Tool, ToolChoice
+
+ERROR_MARK = "Error:"
+"""What a model reads before the result of a tool that failed."""
+
+
+class Conversation:
+    """Messages as chat templates take them, built turn by turn."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.pictures: list[str] = []
+        self.goes_on = False  # the last message is the assistant's and not complete
+        self._names: dict[str, str] = {}  # of the tools called so far, by the ids of the calls
+
+    def add_system(self, texts: Sequence[str]) -> None:
+        self.messages.append({"role": "system", "content": "\n".join(texts)})
+
+    def add_user(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        """A turn of the user: results of tools are messages of their own. Raises InvalidRequest."""
+        parts: list[dict[str, Any]] = []
+        for path, block in blocks:
+            if isinstance(block, AnthropicToolResultBlock):
+                self._add_parts(parts)
+                parts = []
+                self._add_result(path, block)
+            elif isinstance(block, AnthropicTextBlock | AnthropicImageBlock):
+                parts.append(self._part(block))
+            else:
+                raise _misplaced(path, block, "user")
+        self._add_parts(parts)
+
+    def add_assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        """A turn of the assistant. Raises InvalidRequest."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for path, block in blocks:
+            if isinstance(block, AnthropicTextBlock):
+                texts.append(block.text)
+            elif isinstance(block, AnthropicThinkingBlock):
+                thoughts.append(block.thinking)
+            elif isinstance(block, AnthropicToolUseBlock):
+                self._names[block.id] = block.name
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            else:
+                raise _misplaced(path, block, "assistant")
+        message: Message = {"role": "assistant", "content": "".join(texts)}
+        if any(thoughts):
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        self.messages.append(message)
+
+    def _add_parts(self, parts: list[dict[str, Any]]) -> None:
+        if parts:
+            self.messages.append({"role": "user", "content": _content(parts)})
+
+    def _add_result(self, path: str, block: AnthropicToolResultBlock) -> None:
+        name = self._names.get(block.tool_use_id)
+        if name is None:
+            raise InvalidRequest(
+                f"{path}.tool_use_id {echo(block.tool_use_id)} is the id of no tool_use block before it",
+                field=f"{path}.tool_use_id",
+            )
+        given = [AnthropicTextBlock(text=block.content)] if isinstance(block.content, str) else block.content or []
+        parts = [{"type": "text", "text": ERROR_MARK}] if block.is_error else []
+        parts += [self._part(one) for one in given]
+        self.messages.append(
+            {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": _content(parts)}
+        )
+
+    def _part(self, block: AnthropicTextBlock | AnthropicImageBlock) -> dict[str, Any]:
+        if isinstance(block, AnthropicTextBlock):
+            return {"type": "text", "text": block.text}
+        self.pictures.append(block.reference)
+        return {"type": "image"}
+
+
+def conversation_of(
+    messages: Sequence[AnthropicMessage], system: str | Sequence[AnthropicTextBlock] | None
+) -> Conversation:
+    """Neighbours of one role become one message. Raises InvalidRequest."""
+    talk = Conversation()
+    if system:
+        talk.add_system([system] if isinstance(system, str) else [block.text for block in system])
+    role, turn = "", list[tuple[str, Block]]()
+    for index, message in enumerate(messages):
+        if message.role != role:
+            _add_turn(talk, role, turn)
+            role, turn = message.role, []
+        path = f"messages[{index}].content"
+        if isinstance(message.content, str):
+            turn.append((path, AnthropicTextBlock(text=message.content)))
+        elif not message.content and role == "user":
+            raise InvalidRequest(f"{path} is empty; it has at least one block", field=path)
+        else:
+            turn += [(f"{path}[{number}]", block) for number, block in enumerate(message.content)]
+    _add_turn(talk, role, turn)
+    talk.goes_on = role == "assistant"
+    if talk.goes_on and talk.messages[-1].get("tool_calls"):
+        raise InvalidRequest(
+            "messages ends with a tool_use block; what comes next is its tool_result in a user's message",
+            field="messages",
+        )
+    return talk
+
+
+def _add_turn(talk: Conversation, role: str, turn: Sequence[tuple[str, Block]]) -> None:
+    if role == "user":
+        talk.add_user(turn)
+    elif role == "assistant":
+        talk.add_assistant(turn)
+    elif role == "system":
+        for path, block in turn:
+            if not isinstance(block, AnthropicTextBlock):
+                raise _misplaced(path, block, "system")
+        talk.add_system([block.text for _, block in turn if isinstance(block, AnthropicTextBlock)])
+
+
+def _misplaced(path: str, block: Block, role: str) -> InvalidRequest:
+    kind = type(block).__struct_config__.tag
+    return InvalidRequest(f"{path}: a message of role {role} has no {kind} blocks", field=f"{path}.type")
+
+
+def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Text alone is a string: every template takes that."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return list(parts)
+
+
+def tools_of(body: AnthropicBody | AnthropicCountBody) -> tuple[Tool, ...]:
+    """Raises InvalidRequest."""
+    tools = [
+        Tool(
+            name=tool.name,
+            description=tool.description or "",
+            parameters=tool.input_schema,
+            strict=bool(tool.strict),
+        )
+        for tool in body.tools or ()
+    ]
+    return check_tools(tools, "tools", parameters="input_schema")
+
+
+def tool_choice_of(body: AnthropicBody | AnthropicCountBody) -> ToolChoice:
+    """Raises InvalidRequest."""
+    tools, given = tools_of(body), body.tool_choice
+    if given is None:
+        return choose(ToolChoice(), tools, "tool_choice")
+    if (given.name is not None) != (given.type == "tool"):
+        raise InvalidRequest(
+            f"tool_choice.name goes with tool_choice.type tool, and only with it; got type {given.type}",
+            field="tool_choice.name",
+        )
+    mode = {"auto": "auto", "none": "none"}.get(given.type, "required")
+    return choose(ToolChoice(mode, given.name), tools, "tool_choice", "tool_choice.name")  # type: ignore[arg-type]

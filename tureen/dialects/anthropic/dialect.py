@@ -1,0 +1,23 @@
+"""Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from tureen.dialects.anthropic import messages as anthropic
+from tureen.dialects.anthropic.body import TABLES, AnthropicBody, AnthropicCountBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+
+COUNTED = TABLES["body"]._replace(told={})
+
+DIALECT = Dialect(
+    order=50,
+    routes=anthropic.routes,
+    spoken=(
+        SpokenRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLES["body"]),)),
+        SpokenRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, COUNTED),)),
+    ),
+    sections=(
+        BodySection(
+            "`POST /v1/messages`", "See [Anthropic's API](anthropic.md). Sampling parameters too.", AnthropicBody
+        ),
+    ),
+)

@@ -1,0 +1,317 @@
+"""Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
+from tureen.dialects.anthropic.conversation import Conversation, conversation_of, tool_choice_of, tools_of
+from tureen.errors import InvalidRequest, TureenError, echo
+from tureen.http.call import call_of
+from tureen.http.chat_answer import arguments_of, check_complete, events_of, planned, whole
+from tureen.http.dialect import Docs, Entry, ErrorShape, read_with, streamed, unless_gone
+from tureen.http.errors import shaped
+from tureen.log import get_logger
+from tureen.requests.body import PARAM_FIELDS
+from tureen.requests.chat import Chat
+from tureen.requests.chat_prompt import chat_prompt
+from tureen.requests.drafts import Plan
+from tureen.requests.model_field import adapter_of
+from tureen.requests.outputs import Output
+from tureen.requests.planning import Names
+from tureen.requests.reading import OutputEvent, joined
+from tureen.requests.state import ServerState
+from tureen.requests.thinking_field import thinking_kwargs
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
+
+OVERLOADED_STATUS = 529
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED_STATUS: "overloaded_error",
+    504: "timeout_error",
+}
+PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
+"""What is called otherwise than in SamplingParams."""
+
+ERROR_SHAPE = ErrorShape(
+    "AnthropicError",
+    {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+)
+EXAMPLE = {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+ABOUT = Docs(
+    "Anthropic",
+    "The next message.",
+    example=EXAMPLE,
+    headers={"anthropic-version": "Any is taken.", "x-api-key": "The API key, instead of `Authorization`."},
+    error=ERROR_SHAPE,
+)
+
+log = get_logger("api")
+
+_json = msgspec.json.Encoder()
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def create(request: Request) -> ASGIApp:
+        def read(given: dict[str, Any]) -> tuple[AnthropicBody, Chat]:
+            body = parse(given, AnthropicBody)
+            return body, chat_of(body, given, state)
+
+        body, chat = await read_with(request, read)
+        if body.metadata is not None and body.metadata.user_id is not None:
+            log.debug("request %s is for user %s", call_of(request.scope).request_id, echo(body.metadata.user_id))
+        plan = await planned(chat, request, state)
+        if body.stream:
+            return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
+        last = await whole(plan, request, state, _budget(body))
+        check_complete(last.output)
+        return Response(_json.encode(_message(plan, body, last, state)), media_type="application/json")
+
+    async def count_tokens(request: Request) -> Response:
+        return await _count_tokens(request, state)
+
+    counted = {name: EXAMPLE[name] for name in ("model", "messages")}
+    return [
+        Entry(
+            "/v1/messages",
+            create,
+            access="user",
+            methods=["POST"],
+            render_error=error_response,
+            docs=ABOUT._replace(bodies=(AnthropicBody,), stream="text/event-stream"),
+        ),
+        Entry(
+            "/v1/messages/count_tokens",
+            count_tokens,
+            access="user",
+            methods=["POST"],
+            render_error=error_response,
+            docs=ABOUT._replace(summary="How many tokens a prompt has.", bodies=(AnthropicCountBody,), example=counted),
+        ),
+    ]
+
+
+async def _count_tokens(request: Request, state: ServerState) -> Response:
+    def read(given: dict[str, Any]) -> tuple[AnthropicCountBody, Conversation]:
+        body = parse(given, AnthropicCountBody)
+        adapter_of(body.model, state)
+        return body, conversation_of(body.messages, body.system)
+
+    body, talk = await read_with(request, read)
+    tools, choice = tools_of(body), tool_choice_of(body)
+    counting = chat_prompt(
+        talk.messages,
+        () if choice.mode == "none" else tools,
+        state,
+        pictures=talk.pictures,
+        continue_final_message=talk.goes_on,
+        template_kwargs=_thinking(body, state),
+    )
+    found = await unless_gone(request, counting)
+    return Response(_json.encode({"input_tokens": len(found.prompt.token_ids)}), media_type="application/json")
+
+
+def error_object(error: TureenError) -> dict[str, Any]:
+    kind = ERROR_TYPES.get(_status(error), "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_response(error: TureenError) -> Response:
+    return shaped(error, error_object(error), _status(error))
+
+
+def _status(error: TureenError) -> int:
+    return OVERLOADED_STATUS if error.status == 503 else error.status
+
+
+def chat_of(body: AnthropicBody, given: dict[str, Any], state: ServerState) -> Chat:
+    """Raises InvalidRequest, NotFound."""
+    sampling, renamed = _sampling(body, given)
+    talk = conversation_of(body.messages, body.system)
+    return Chat(
+        messages=tuple(talk.messages),
+        pictures=tuple(talk.pictures),
+        tools=tools_of(body),
+        tool_choice=tool_choice_of(body),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        continue_final_message=talk.goes_on,
+        template_kwargs=_thinking(body, state),
+        sampling=sampling,
+        names=Names("", renamed),
+        clip_max_tokens=True,  # nobody can leave it out; stop_reason says what ended the answer
+        adapter=adapter_of(body.model, state),
+    )
+
+
+def _sampling(body: AnthropicBody, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parameters that the body sets, and what it calls them. Raises InvalidRequest."""
+    renamed: dict[str, str] = {}
+    sampling: dict[str, Any] = {}
+    for name in given:
+        target = PARAMETERS.get(name, name)
+        if target in PARAM_FIELDS and given[name] is not None and name not in NOT_OFFERED:
+            if target in sampling:
+                raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
+            sampling[target], renamed[target] = getattr(body, name), name
+    if body.output_config is not None and body.output_config.format is not None:
+        field = "output_config.format.schema"
+        if "json_schema" in sampling:
+            raise InvalidRequest(f"{field} cannot go with json_schema; send one", field=field)
+        sampling["json_schema"], renamed["json_schema"] = body.output_config.format.schema, field
+    return sampling, renamed
+
+
+def _thinking(body: AnthropicBody | AnthropicCountBody, state: ServerState) -> dict[str, bool]:
+    if body.thinking is None or body.thinking.type == "adaptive":
+        return {}
+    return thinking_kwargs(body.thinking.type == "enabled", "thinking", tools_of(body), state.context)
+
+
+def _budget(body: AnthropicBody) -> int | None:
+    return None if body.thinking is None else body.thinking.budget_tokens
+
+
+def _message(plan: Plan, body: AnthropicBody, last: OutputEvent, state: ServerState) -> dict[str, Any]:
+    blocks = Blocks(body)
+    for part in last.parts:
+        blocks.feed(part)
+    blocks.close()
+    usage = _usage(last.output, plan, last.parts, state)
+    return _head(body) | {"content": blocks.content} | _stop(last, plan, body) | {"usage": usage}
+
+
+def _head(body: AnthropicBody) -> dict[str, Any]:
+    return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": body.model}
+
+
+def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, str | None]:
+    output = last.output
+    matched = output.finish.matched if output.finish is not None else None
+    sequence = matched if isinstance(matched, str) else None
+    reason = last.reader.finish_reason(output)
+    if reason == "length":
+        is_clipped = plan.requests[0].max_new_tokens < body.max_tokens
+        named = "model_context_window_exceeded" if is_clipped else "max_tokens"
+    elif reason == "tool_calls":
+        named, sequence = "tool_use", None
+    else:
+        named = "end_turn" if sequence is None else "stop_sequence"
+    return {"stop_reason": named, "stop_sequence": sequence}
+
+
+def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
+    """Prompt tokens that were in the cache are counted apart; what is new there is nothing to pay for."""
+    usage = output.usage
+    num_thinking = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": len(output.token_ids),
+        "output_tokens_details": {"thinking_tokens": num_thinking},
+    }
+
+
+class Blocks:
+    """The content blocks that an answer's parts make, and the events that tell of them."""
+
+    def __init__(self, body: AnthropicBody) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+        self._is_open = False
+        self._arguments = ""  # of the open tool_use
+
+    def feed(self, part: Part) -> list[dict[str, Any]]:
+        match part:
+            case Reasoning(text):
+                events = self._open("thinking", {"thinking": "", "signature": ""})
+                return events + (self._grow("thinking", text) if self._shows_thinking else [])
+            case Content(text):
+                return self._open("text", {"text": ""}) + self._grow("text", text)
+            case CallStart(_, name):
+                call = {"id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": {}}
+                return self._open("tool_use", call, is_new=True)
+            case CallArguments(_, text):
+                self._arguments += text
+                return [self._delta("input_json_delta", "partial_json", text)]
+
+    def _is_in(self, kind: str) -> bool:
+        return self._is_open and bool(self.content[-1]["type"] == kind)
+
+    def _open(self, kind: str, block: dict[str, Any], *, is_new: bool = False) -> list[dict[str, Any]]:
+        if self._is_in(kind) and not is_new:
+            return []
+        events = self.close()
+        self.content.append({"type": kind, **block})
+        self._is_open = True
+        index = len(self.content) - 1
+        return [*events, {"type": "content_block_start", "index": index, "content_block": {"type": kind, **block}}]
+
+    def _grow(self, kind: str, text: str) -> list[dict[str, Any]]:
+        self.content[-1][kind] += text
+        return [self._delta(f"{kind}_delta", kind, text)]
+
+    def _delta(self, kind: str, name: str, text: str) -> dict[str, Any]:
+        delta = {"type": kind, name: text}
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
+
+    def close(self) -> list[dict[str, Any]]:
+        """The open block is complete."""
+        if not self._is_open:
+            return []
+        if self._is_in("tool_use"):
+            self.content[-1]["input"], self._arguments = arguments_of(self._arguments), ""
+        self._is_open = False
+        return [{"type": "content_block_stop", "index": len(self.content) - 1}]
+
+
+def _event(payload: dict[str, Any]) -> bytes:
+    return f"event: {payload['type']}\ndata: ".encode() + _json.encode(payload) + b"\n\n"
+
+
+async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
+    blocks, seen = Blocks(body), list[Part]()
+    is_first = True
+    async with contextlib.aclosing(events_of(plan, state, budget=_budget(body))) as events:
+        async for event in events:
+            output = event.output
+            check_complete(output)
+            if is_first:
+                usage = _usage(output, plan, (), state) | {"output_tokens": 0}
+                start = _head(body) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+                yield _event({"type": "message_start", "message": start})
+                is_first = False
+            seen += event.parts
+            for part in event.parts:
+                for one in blocks.feed(part):
+                    yield _event(one)
+            if output.finish is not None:
+                for one in blocks.close():
+                    yield _event(one)
+                usage = _usage(output, plan, seen, state)
+                yield _event({"type": "message_delta", "delta": _stop(event, plan, body), "usage": usage})
+                yield _event({"type": "message_stop"})

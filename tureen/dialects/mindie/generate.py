@@ -1,0 +1,266 @@
+"""MindIE's and vLLM's dialect of `/generate`: flat parameters, answers as lists of texts, NUL between pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
+from tureen.http.dialect import client_name, prepared, streamed, unless_gone
+from tureen.requests import planning
+from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.generation import Run
+from tureen.requests.outputs import Output
+from tureen.requests.planning import Names
+from tureen.requests.prompts import Prompt
+from tureen.requests.state import Context, ServerState
+from tureen.requests.tokenising import tokenize
+from tureen.requests.verdicts import read_tables
+from tureen.sampling.params import LogitBias, Stops, StopTokenIds
+from tureen.types import LogprobSpec
+
+MAX_PROMPT_CHARS = 512 << 10
+DEFAULT_MAX_TOKENS = 16
+NUL = b"\0"
+STATUS_OF_INVALID = 422
+ERROR_TYPES = {
+    404: "Input Validation Error",
+    422: "Input Validation Error",
+    429: "Service Unavailable",
+    503: "Service Unavailable",
+}
+RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+NAMES = Names("", RENAMED)
+PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
+"""What this dialect calls otherwise than SamplingParams."""
+
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
+NOT_OFFERED = TABLES["body"].refused
+
+_json = msgspec.json.Encoder()
+
+
+class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /generate` with `prompt`."""
+
+    prompt: Annotated[str, Meta(description="The prompt: 1 to 524,288 characters.", min_length=1)]
+    max_tokens: Annotated[
+        int, Meta(ge=1, description="Most tokens to generate, at most --max-iter-times and what the context holds.")
+    ] = DEFAULT_MAX_TOKENS
+    repetition_penalty: Annotated[
+        float, Meta(gt=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted once for each time a token is in the output.")
+    ] = 0.0
+    temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Keep the k most probable tokens; -1 or left out = all. 0 is refused."),
+    ] = None
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+    ] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
+    seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
+    stop: Annotated[
+        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+    ] = None
+    stop_token_ids: Annotated[StopTokenIds | None, Meta(description="Token ids that end the output. At most 1024.")] = (
+        None
+    )
+    include_stop_str_in_output: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = (
+        False
+    )
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Meta(description="false = no space between two adjacent special tokens.")
+    ] = True
+    ignore_eos: Annotated[bool, Meta(description="EOS does not end the output; stops still do.")] = False
+    min_tokens: Annotated[int, Meta(ge=0, description="Until reached, nothing but the length ends the output.")] = 0
+    logit_bias: Annotated[
+        LogitBias | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
+    ] = None
+    model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
+        None
+    )
+    n: Annotated[int, Meta(ge=1, le=128, description="Texts in the answer.")] = 1
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        Meta(description="So many are generated, and all returned, the most probable first; at least n."),
+    ] = None
+
+
+FIELDS = tuple(field.name for field in msgspec.structs.fields(MindieBody))
+NOT_PARAMETERS = ("prompt", "stream", "model", "n", "best_of")
+
+
+def as_mindie(error: TureenError) -> ASGIApp:
+    """An error as this dialect writes it."""
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
+    return Response(
+        _json.encode(error_object(error)),
+        status_code=_status(error),
+        headers=_headers() | headers,
+        media_type="application/json",
+    )
+
+
+def error_object(error: TureenError) -> dict[str, str]:
+    return {"error": error.message, "error_type": ERROR_TYPES.get(_status(error), "Incomplete Generation")}
+
+
+def _status(error: TureenError) -> int:
+    return STATUS_OF_INVALID if error.status == 400 else error.status
+
+
+def _headers() -> dict[str, str]:
+    """What every answer of this dialect carries."""
+    return {"RequestUUID": str(uuid.uuid4())}
+
+
+async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """The answer to a body of this dialect, errors in its shape."""
+    try:
+        state.check_accepting()
+        body = parse(given, state.context)
+        adapter = _adapter(body, state)
+        work = _plan(body, given, state, owner=client_name(request), adapter=adapter)
+        run = Run(state, await prepared(request, work))
+        if body.stream:
+            headers = _headers() | {"content-type": "text/event-stream"}
+            return await streamed(
+                request, _pieces(run, body, state), lambda error: _json.encode(error_object(error)) + NUL, headers
+            )
+        outputs = await unless_gone(request, run.whole())
+        for output in outputs:
+            _check_complete(output)
+    except TureenError as error:
+        return as_mindie(error)
+    front = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
+    texts = [front + output.text for output in _ranked(outputs, body)]
+    return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
+
+
+def parse(given: dict[str, Any], context: Context) -> MindieBody:
+    """Check the body's form. Raises InvalidRequest."""
+    refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
+    refuse_not_offered(given, NOT_OFFERED)
+    fields = {name: value for name, value in given.items() if value is not None and name in FIELDS}
+    body = convert(fields, MindieBody)
+    if len(body.prompt) > MAX_PROMPT_CHARS:
+        raise InvalidRequest(
+            f"prompt must have at most {MAX_PROMPT_CHARS} characters, got {len(body.prompt)}", field="prompt"
+        )
+    most = context.config.max_iter_times or context.capacity
+    if "max_tokens" in fields and body.max_tokens > most:
+        raise InvalidRequest(
+            f"max_tokens must be at most {most}"
+            + (" (--max-iter-times)" if context.config.max_iter_times else ", the context length")
+            + f", got {echo(body.max_tokens)}",
+            field="max_tokens",
+        )
+    if body.top_k == 0 or (body.top_k or 0) > context.info.vocab_size:
+        raise InvalidRequest(
+            f"top_k must be -1 or in [1, {context.info.vocab_size}], got {echo(body.top_k)}", field="top_k"
+        )
+    if body.best_of is not None and body.best_of < body.n:
+        raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
+    return body
+
+
+def _adapter(body: MindieBody, state: ServerState) -> str:
+    """Its name; empty = none. Raises NotFound."""
+    name = body.model
+    if name is None or name in ("None", state.context.info.model_name):
+        return ""
+    state.check_adapter(name, "model")
+    return name
+
+
+async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
+    context = state.context
+    fields = {
+        PARAMETERS.get(name, name): getattr(body, name)
+        for name, value in given.items()
+        if value is not None and name in FIELDS and name not in NOT_PARAMETERS
+    }
+    if isinstance(body.stop, str):
+        fields["stop"] = [body.stop]
+    count = body.best_of or body.n
+    defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
+    sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    if (body.best_of or 1) > 1 and sampling.params.is_greedy:
+        raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
+    [ids] = await tokenize([body.prompt], ["prompt"], context)
+    _check_prompt_length(len(ids), context)
+    options = Options(adapter=adapter, logprobs=LogprobSpec() if body.best_of is not None else None)
+    return plan_of(one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner), state)
+
+
+def _check_prompt_length(num_tokens: int, context: Context) -> None:
+    """Where the operator bounds max_tokens, every prompt that is taken leaves room for the largest."""
+    reserved = context.config.max_iter_times
+    if reserved is not None and reserved < context.capacity < num_tokens + reserved:
+        raise InvalidRequest(
+            f"prompt has {num_tokens} tokens; at most {context.capacity - reserved} are taken: the context length of "
+            f"{context.capacity} less the {reserved} of --max-iter-times",
+            field="prompt",
+            code="prompt_too_long",
+        )
+
+
+def _check_complete(output: Output) -> None:
+    """Raises RequestFailed for an output that was ended from outside: nothing in an answer could say so."""
+    if output.finish is not None and output.finish.type == "abort":
+        raise RequestFailed(
+            f"the request was ended before its text was complete ({output.finish.reason})", code="aborted"
+        )
+
+
+def _ranked(outputs: Sequence[Output], body: MindieBody) -> list[Output]:
+    """In order; with best_of, those with the highest cumulative log-probability first."""
+    if body.best_of is None:
+        return list(outputs)
+    return sorted(outputs, key=lambda output: output.cumulative_logprob, reverse=True)
+
+
+async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
+    """One JSON object and a NUL byte for each step in which there is new text, of all texts together; at least one."""
+    config = state.context.config
+    is_whole = config.mindie_full_text or config.vllm_profile
+    front = body.prompt if config.vllm_profile else ""
+    is_first = True
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            _check_complete(event.output)
+            has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
+            if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
+                yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL
+                is_first = False
+
+
+def _piece(output: Output, front: str, *, is_whole: bool) -> str:
+    """What a piece of the stream says of one text; it counts as sent."""
+    text = front + output.text if is_whole else output.text[output.sent_chars :]
+    output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+    return text

@@ -1,0 +1,208 @@
+"""The bodies of Ollama's API: every field declared, what is not offered refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tureen.errors import InvalidRequest, echo
+from tureen.media.loader import MAX_REFERENCES
+from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests.state import Context
+from tureen.requests.tool_fields import MAX_TOOLS
+from tureen.requests.verdicts import read_tables
+from tureen.sampling.params import JsonObject, Stops
+from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
+
+DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
+ANY_SEED = -1
+UNBOUNDED = (-1, -2)  # values of num_predict: no bound, and to the end of the context, which is the same here
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
+NOT_OFFERED, OPTIONS_NOT_OFFERED = TABLES["body"].refused, TABLES["options"].refused
+
+PARAMETERS = {
+    "num_predict": "max_new_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "seed": "sampling_seed",
+}
+"""Options that are called otherwise than in SamplingParams."""
+
+Body = TypeVar("Body", bound="OllamaBody")
+
+Images = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
+
+
+class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `options`."""
+
+    num_predict: Annotated[
+        int, Meta(ge=-2, description="Most tokens to generate; -1 and -2 = up to the context end.")
+    ] = -1
+    num_ctx: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="The context that is needed; refused where the server's is smaller."),
+    ] = None
+    temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 0.8
+    top_k: Annotated[int, Meta(ge=-1, description="Keep the k most probable tokens; 0 and -1 = all.")] = 40
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="Keep the smallest set of tokens whose probability reaches top_p.")
+    ] = 0.9
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Keep tokens with p >= min_p * p_max.")] = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="Same request, same tokens; -1 = random.")] = (
+        ANY_SEED
+    )
+    stop: Annotated[
+        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+    ] = None
+    repeat_penalty: Annotated[
+        float, Meta(ge=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted from the logit of a token that is in the output.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Meta(ge=-2, le=2, description="Subtracted once for each time a token is in the output.")
+    ] = 0.0
+
+
+class OllamaFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: JsonObject = {}
+    index: int | None = None
+
+
+class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    function: OllamaFunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that both routes have."""
+
+    model: Annotated[str, Meta(description="The served model or one of its adapters; `:latest` may follow.")]
+    stream: Annotated[bool, Meta(description="Answer with lines of JSON, one a piece.")] = True
+    options: Annotated[OllamaOptions, Meta(description="How to sample.")] = OllamaOptions()
+    format: Annotated[
+        str | JsonObject | None,
+        Meta(description="`json`, or a JSON schema: the answer is valid against it. An empty string: anything."),
+    ] = None
+    think: Annotated[
+        bool | Literal["low", "medium", "high"] | None,
+        Meta(description="Whether the model thinks first, for models that can be told; levels are refused."),
+    ] = None
+    keep_alive: Annotated[
+        float | str | None, Meta(description="The model always stays: anything but 0, which asks to unload it.")
+    ] = None
+
+
+class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /api/chat`."""
+
+    messages: Annotated[
+        list[OllamaMessage],
+        Meta(max_length=MAX_MESSAGES, description="The conversation. None: an answer that says the model is loaded."),
+    ] = []
+    tools: Annotated[
+        list[Any], Meta(max_length=MAX_TOOLS, description="Functions that the model may call, as OpenAI writes them.")
+    ] = []
+
+
+class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /api/generate`."""
+
+    prompt: Annotated[str, Meta(description="What to answer. Empty: an answer that says the model is loaded.")] = ""
+    system: Annotated[str | None, Meta(description="What stands before the prompt.")] = None
+    images: Annotated[Images, Meta(description="Pictures of the prompt, in base64.")] = []
+    raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] = False
+
+
+class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /api/show`, of which model or name is sent."""
+
+    model: Annotated[str | None, Meta(description="The served model or one of its adapters.")] = None
+    name: Annotated[str | None, Meta(description="Another name of model.")] = None
+    verbose: Annotated[bool, Meta(description="There is nothing more to show.")] = False
+
+
+def parse(given: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
+    """The body, its form checked. Raises InvalidRequest."""
+    fields = _offered(given, kind.__struct_fields__, NOT_OFFERED)
+    if isinstance(fields.get("options"), dict):
+        known = OllamaOptions.__struct_fields__
+        fields["options"] = _offered(fields["options"], known, OPTIONS_NOT_OFFERED, "options")
+    body = convert(fields, kind)
+    _check(body, context)
+    return body
+
+
+def _offered(
+    given: Mapping[str, Any],
+    known: tuple[str, ...],
+    not_offered: Mapping[str, tuple[Any, str]],
+    where: str = "",
+) -> dict[str, Any]:
+    """What is given and no null, without what asks for nothing. Raises InvalidRequest."""
+    refuse_unknown(given, (*known, *not_offered), where)
+    refuse_not_offered(given, not_offered, where)
+    return {name: value for name, value in given.items() if value is not None and name not in not_offered}
+
+
+def _check(body: OllamaBody, context: Context) -> None:
+    needed = body.options.num_ctx
+    if needed is not None and needed > context.capacity:
+        raise InvalidRequest(
+            f"options.num_ctx is {echo(needed)}, but the server's context has {context.capacity} tokens; start it with "
+            "a larger --context-length, or ask for less",
+            field="options.num_ctx",
+        )
+    if isinstance(body.format, str) and body.format not in ("", "json"):
+        raise InvalidRequest(f'format must be "json" or a JSON schema, got {echo(body.format)}', field="format")
+    if isinstance(body.think, str):
+        raise InvalidRequest(f"think can be true or false here; there is no level {echo(body.think)}", field="think")
+    _check_keep_alive(body.keep_alive)
+
+
+def _check_keep_alive(given: float | str | None) -> None:
+    if isinstance(given, str) and not DURATION.fullmatch(given):
+        raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(given)}", field="keep_alive")
+    if given == 0 or (isinstance(given, str) and not any(digit in given for digit in "123456789")):
+        raise InvalidRequest(
+            "keep_alive 0 asks to unload the model, which always stays; leave it out", field="keep_alive"
+        )
+
+
+def sampling_of(body: OllamaBody, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that the body sets, by the names of SamplingParams."""
+    options = {name: value for name, value in (given.get("options") or {}).items() if value is not None}
+    fields = {
+        PARAMETERS.get(name, name): getattr(body.options, name)
+        for name in options
+        if name not in OPTIONS_NOT_OFFERED and name != "num_ctx"
+    }
+    if fields.get("max_new_tokens") in UNBOUNDED:
+        fields["max_new_tokens"] = None
+    if fields.get("sampling_seed") == ANY_SEED:
+        del fields["sampling_seed"]
+    if fields.get("top_k") == 0:
+        fields["top_k"] = -1
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if body.format:
+        fields["json_schema"] = {"type": "object"} if body.format == "json" else body.format
+    return fields

@@ -1,0 +1,26 @@
+"""Ollama's API: `/api/chat`, `/api/generate` and what its clients ask about models."""
+
+from __future__ import annotations
+
+from tureen.dialects.ollama import routes as ollama
+from tureen.dialects.ollama.body import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+from tureen.requests.tool_fields import ToolList
+
+PAGE = "See [Ollama's API](ollama.md)."
+OPTIONS = BodyPart(OllamaOptions, TABLES["options"], "options")
+
+DIALECT = Dialect(
+    order=60,
+    routes=ollama.routes,
+    spoken=(
+        SpokenRoute("Ollama", "/api/chat", (BodyPart(OllamaChatBody, TABLES["body"]), OPTIONS)),
+        SpokenRoute("Ollama", "/api/generate", (BodyPart(OllamaGenerateBody, TABLES["body"]), OPTIONS)),
+    ),
+    sections=(
+        BodySection("`POST /api/chat`", PAGE, OllamaChatBody),
+        BodySection("`POST /api/generate`", PAGE, OllamaGenerateBody),
+        BodySection("`options` of Ollama's API", PAGE, OllamaOptions),
+    ),
+    meant={(OllamaChatBody, "tools"): ToolList},
+)

@@ -1,0 +1,321 @@
+"""Ollama's API: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/version`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp
+
+from tureen.dialects.ollama.body import (
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+    parse,
+    sampling_of,
+)
+from tureen.dialects.ollama.conversation import DEFAULTS, LATEST, NAMES, adapter, chat_of, prompt_chat
+from tureen.errors import InvalidRequest, TureenError
+from tureen.http.chat_answer import arguments_of, check_complete, events_of, planned
+from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_with, streamed, unless_gone
+from tureen.http.errors import shaped
+from tureen.requests import planning
+from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests.chat import Chat
+from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.generation import WHOLE_INTERVAL
+from tureen.requests.outputs import Output
+from tureen.requests.prompts import Prompt
+from tureen.requests.state import ServerState
+from tureen.requests.tokenising import tokenize
+from tureen.requests.tool_fields import call_id
+from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
+
+API_VERSION = "0.12.6"
+"""Of the Ollama whose API this is: clients look at it to know what they may send."""
+
+NDJSON = "application/x-ndjson"
+NS = 1_000_000_000
+EXAMPLE = {"model": "default", "stream": False, "options": {"num_predict": 16}}
+
+_json = msgspec.json.Encoder()
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def answer_chat(request: Request) -> ASGIApp:
+        def read(given: dict[str, Any]) -> tuple[OllamaChatBody, Chat | None]:
+            body = parse(given, OllamaChatBody, state.context)
+            return body, chat_of(body, given, state) if body.messages else None
+
+        body, chat = await read_with(request, read)
+        if chat is None:
+            adapter(body.model, state)
+            return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
+        plan = await planned(chat, request, state)
+        return await _respond(request, state, plan, Answer(body, "chat"))
+
+    async def generate(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        body = parse(given, OllamaGenerateBody, state.context)
+        if not body.prompt:
+            adapter(body.model, state)
+            return Response(_json.encode(_loaded(body, "generate")), media_type="application/json")
+        if body.raw:
+            plan = await _raw_plan(body, given, state, client_name(request))
+        else:
+            plan = await planned(prompt_chat(body, given, state), request, state)
+        return await _respond(request, state, plan, Answer(body, "generate"))
+
+    message = {"messages": [{"role": "user", "content": "Hello"}]}
+    return [
+        _entry("/api/chat", answer_chat, _docs("The next message of a chat.", OllamaChatBody, EXAMPLE | message)),
+        _entry(
+            "/api/generate",
+            generate,
+            _docs("An answer to a prompt.", OllamaGenerateBody, EXAMPLE | {"prompt": "Hello"}),
+        ),
+        *_fact_routes(state),
+    ]
+
+
+def _entry(path: str, endpoint: Callable[..., Any], docs: Docs, method: str = "POST") -> Entry:
+    return Entry(path, endpoint, access="user", methods=[method], render_error=error_response, docs=docs)
+
+
+def _docs(summary: str, body: type[msgspec.Struct], example: dict[str, Any]) -> Docs:
+    return Docs("Ollama", summary, (body,), example, stream=NDJSON, error=PLAIN_ERROR)
+
+
+def _fact_routes(state: ServerState) -> list[Entry]:
+    started = _now()
+
+    async def tags(_: Request) -> Response:
+        names = (state.context.info.model_name, *state.adapters)
+        return JSONResponse({"models": [model_card(name, started, state) for name in names]})
+
+    async def show(request: Request) -> Response:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        refuse_unknown(given, OllamaShowBody.__struct_fields__)
+        body = convert({name: value for name, value in given.items() if value is not None}, OllamaShowBody)
+        if (body.model is None) == (body.name is None):
+            raise InvalidRequest("send model, or name, which means the same", field="model")
+        adapter(body.model or body.name or "", state)
+        return JSONResponse(_facts(body.model or body.name or "", started, state))
+
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": API_VERSION})
+
+    async def root(_: Request) -> Response:
+        return PlainTextResponse("Ollama is running")
+
+    about = Docs("Ollama", "The models.", error=PLAIN_ERROR)
+    shown = about._replace(summary="What a model is and can.", bodies=(OllamaShowBody,), example={"model": "default"})
+    there = about._replace(summary="Whether the server is there.", answer="text/plain")
+
+    return [
+        _entry("/", root, there, "GET"),
+        _entry("/api/tags", tags, about, "GET"),
+        _entry("/api/show", show, shown),
+        _entry("/api/version", version, about._replace(summary="The version of Ollama's API."), "GET"),
+    ]
+
+
+def error_object(error: TureenError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+def error_response(error: TureenError) -> Response:
+    return shaped(error, error_object(error))
+
+
+def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
+    """What lists of models say. The digest tells apart what is served under a name from what was so before."""
+    info, config = state.context.info, state.context.config
+    identity = f"{name}\n{info.model_name}\n{config.weight_version}"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified,
+        "size": 0,
+        "digest": hashlib.sha256(identity.encode()).hexdigest(),
+        "details": _details(name, state),
+    }
+
+
+def _details(name: str, state: ServerState) -> dict[str, Any]:
+    info = state.context.info
+    return {
+        "parent_model": info.model_name if name in state.adapters else "",
+        "format": "",
+        "family": info.model_type,
+        "families": [info.model_type],
+        "parameter_size": "",
+        "quantization_level": info.dtype,
+    }
+
+
+def _facts(name: str, modified: str, state: ServerState) -> dict[str, Any]:
+    context, info = state.context, state.context.info
+    kind = info.model_type
+    server, model = context.defaults
+    defaults = DEFAULTS | model | server
+    templates = context.chat_templates
+    capabilities = {
+        "completion": True,
+        "tools": context.tool_format is not None,
+        "vision": state.media is not None,
+        "thinking": context.reasoning_format is not None,
+    }
+    return {
+        "modelfile": f"FROM {info.model_name}",
+        "parameters": "\n".join(f"{key} {value}" for key, value in defaults.items() if value is not None),
+        "template": "" if isinstance(templates, str) else templates.plain.source,
+        "details": _details(name.removesuffix(LATEST), state),
+        "model_info": {
+            "general.architecture": kind,
+            f"{kind}.context_length": context.capacity,
+            f"{kind}.embedding_length": info.hidden_size,
+        },
+        "capabilities": [name for name, is_there in capabilities.items() if is_there],
+        "modified_at": modified,
+    }
+
+
+async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
+    """A prompt that goes to the model as it is. Raises InvalidRequest, NotFound."""
+    for name in ("system", "images", "think"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} cannot go with raw: true; it needs the model's template", field=name)
+    state.check_accepting()
+    context = state.context
+    sampling = planning.make_sampling(sampling_of(body, given), context, NAMES, DEFAULTS)
+    [ids] = await tokenize([body.prompt], ["prompt"], context)
+    options = Options(adapter=adapter(body.model, state))
+    draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
+    return plan_of(draft, state)
+
+
+async def _respond(request: Request, state: ServerState, plan: Plan, answer: Answer) -> ASGIApp:
+    if answer.is_streamed:
+        lines = _lines(plan, state, answer)
+        return await streamed(request, lines, lambda error: _line(error_object(error)), {"content-type": NDJSON})
+    return Response(
+        _json.encode(await unless_gone(request, _whole(plan, state, answer))), media_type="application/json"
+    )
+
+
+async def _whole(plan: Plan, state: ServerState, answer: Answer) -> dict[str, Any]:
+    pieces: list[Piece] = []
+    last: dict[str, Any] = {}
+    async with contextlib.aclosing(events_of(plan, state, WHOLE_INTERVAL)) as events:
+        async for event in events:
+            pieces += answer.catch_up(event.output, event.parts)
+            if event.output.finish is not None:
+                last = answer.ending(event.output)
+    return answer.rendered(joined(pieces)) | last
+
+
+async def _lines(plan: Plan, state: ServerState, answer: Answer) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(events_of(plan, state)) as events:
+        async for event in events:
+            output = event.output
+            for piece in answer.catch_up(output, event.parts):
+                yield _line(answer.rendered(piece) | {"done": False})
+            if output.finish is not None:
+                yield _line(answer.rendered(Piece()) | answer.ending(output))
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return _json.encode(value) + b"\n"
+
+
+class Piece(msgspec.Struct):
+    """What a line says of an answer."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        "".join(piece.thinking for piece in pieces),
+        tuple(call for piece in pieces for call in piece.calls),
+    )
+
+
+class Answer:
+    """One answer, as it comes. Calls of tools are told when they are complete."""
+
+    def __init__(self, body: OllamaBody, kind: str) -> None:
+        self.is_streamed = body.stream
+        self._head = {"model": body.model}
+        self._kind = kind
+        self._call: tuple[int, str, str] | None = None  # index, name and arguments so far
+        self._first_s: float | None = None  # when the first of the output came
+
+    def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
+        """Raises RequestFailed for an output that was ended from outside."""
+        check_complete(output)
+        self._first_s = self._first_s or time.monotonic()
+        pieces: list[Piece] = []
+        for part in parts:
+            match part:
+                case Content(text):
+                    pieces.append(Piece(text=text))
+                case Reasoning(text):
+                    pieces.append(Piece(thinking=text))
+                case CallStart(index, name):
+                    pieces += self._completed()
+                    self._call = (index, name, "")
+                case CallArguments(_, text) if self._call is not None:
+                    index, name, arguments = self._call
+                    self._call = (index, name, arguments + text)
+        return pieces + (self._completed() if output.finish is not None else [])
+
+    def _completed(self) -> list[Piece]:
+        if self._call is None:
+            return []
+        (index, name, arguments), self._call = self._call, None
+        function = {"index": index, "name": name, "arguments": arguments_of(arguments)}
+        return [Piece(calls=({"id": call_id(), "function": function},))]
+
+    def rendered(self, piece: Piece) -> dict[str, Any]:
+        thinking = {"thinking": piece.thinking} if piece.thinking else {}
+        head = self._head | {"created_at": _now()}
+        if self._kind == "generate":
+            return head | {"response": piece.text, **thinking}
+        calls = {"tool_calls": piece.calls} if piece.calls else {}
+        return head | {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
+
+    def ending(self, output: Output) -> dict[str, Any]:
+        """Durations in nanoseconds; the first token ends the prompt's."""
+        finish = "stop" if output.finish is None else output.finish.type
+        first_s = (self._first_s or output.started_s) - output.started_s
+        return {
+            "done": True,
+            "done_reason": finish,
+            "total_duration": round(output.elapsed_s * NS),
+            "load_duration": 0,
+            "prompt_eval_count": output.usage.prompt_tokens,
+            "prompt_eval_duration": round(first_s * NS),
+            "eval_count": len(output.token_ids),
+            "eval_duration": round(max(output.elapsed_s - first_s, 0) * NS),
+        }
+
+
+def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:
+    return Answer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

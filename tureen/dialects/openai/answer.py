@@ -1,0 +1,122 @@
+"""What the answers of OpenAI's two main routes share: their heads, usage, tokens as text, streams of chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tureen import __version__
+from tureen.dialects.openai.body import OpenAIBody
+from tureen.errors import echo
+from tureen.http.dialect import streamed
+from tureen.http.errors import error_object
+from tureen.http.sse import DONE, EventStream, event
+from tureen.log import get_logger
+from tureen.requests import planning
+from tureen.requests.outputs import Output
+from tureen.requests.state import Context
+from tureen.text.tokenizer import Tokenizer
+
+Answer = dict[str, Any]
+
+log = get_logger("api")
+
+encode = msgspec.json.Encoder().encode
+
+
+def name_of(body: OpenAIBody, prefix: str) -> str:
+    """The id of an answer, which its request can be aborted by. Raises InvalidRequest."""
+    field = "request_id" if body.rid is None else "rid"
+    given = getattr(body, field)
+    if given is not None:
+        planning.check_rid(given, field)
+    name = f"{prefix}-{uuid.uuid4().hex}" if given is None else given
+    for user in (body.user, body.safety_identifier):
+        if user is not None:
+            log.debug("request %s is for user %s", echo(name), echo(user))
+    return name
+
+
+def head(name: str, kind: str, body: OpenAIBody, context: Context) -> Answer:
+    """What an answer and each chunk of a stream begin with."""
+    found: Answer = {
+        "id": name,
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.model or context.info.model_name,
+        "system_fingerprint": f"tureen-{__version__}-{context.config.weight_version}",
+    }
+    return found if body.service_tier is None else found | {"service_tier": "default"}
+
+
+def metadata(body: OpenAIBody, context: Context, **more: str) -> Answer:
+    """What the body noted, and what the server says besides."""
+    return {"metadata": {**(body.metadata or {}), "weight_version": context.config.weight_version, **more}}
+
+
+def ending(output: Output) -> Answer:
+    """What a choice says more than OpenAI's, once it has ended: what stopped it, and how to get it again."""
+    matched = None if output.finish is None else output.finish.matched
+    return {"matched_stop": matched, "sampling_seed": output.request.seed}
+
+
+def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -> Answer:
+    """The tokens of all outputs, which are prompt-major; a prompt counts once, however many samples it has."""
+    prompts = [outputs[start : start + num_samples] for start in range(0, len(outputs), num_samples)]
+    num_prompt = sum(samples[0].usage.prompt_tokens for samples in prompts)
+    num_output = sum(len(output.token_ids) for output in outputs)
+    num_cached = sum(min(output.usage.cached_tokens for output in samples) for samples in prompts)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
+    }
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as log-probabilities show it; one that is not whole characters as `bytes:` and its bytes."""
+    piece = tokenizer.token_bytes(token_id)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class Counting:
+    """What the chunks of a stream tell of its usage."""
+
+    def __init__(self, body: OpenAIBody, outputs: Sequence[Output], num_samples: int) -> None:
+        options = body.stream_options
+        self.at_end = options is not None and bool(options.include_usage)
+        self._always = options is not None and bool(options.continuous_usage_stats)
+        self._outputs = outputs
+        self._num_samples = num_samples
+
+    def so_far(self, num_reasoning: int = 0) -> Answer:
+        """For a chunk with choices."""
+        if self._always:
+            return {"usage": usage(self._outputs, self._num_samples, num_reasoning)}
+        return {"usage": None} if self.at_end else {}
+
+    def whole(self, num_reasoning: int = 0) -> Answer:
+        """For the last chunk."""
+        return {"choices": [], "usage": usage(self._outputs, self._num_samples, num_reasoning)}
+
+
+async def open_stream(request: Request, chunks: AsyncGenerator[Answer, None]) -> EventStream:
+    """Server-sent events of the chunks. Raises the error that comes before the first of them."""
+    return await streamed(request, _events(chunks), lambda error: event(encode(error_object(error))), end=DONE)
+
+
+async def _events(chunks: AsyncGenerator[Answer, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield event(encode(chunk))

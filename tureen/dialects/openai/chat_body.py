@@ -1,0 +1,252 @@
+"""The body of OpenAI's `/v1/chat/completions`: from messages as clients write them to a Chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from tureen.dialects.openai import body as openai_fields
+from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
+from tureen.errors import InvalidRequest
+from tureen.requests.chat import Chat
+from tureen.requests.state import ServerState
+from tureen.requests.thinking_field import effort_kwargs
+from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
+from tureen.sampling.params import JsonObject
+from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
+
+TABLE = openai_fields.table_of("chat")
+NOT_OFFERED = TABLE.refused
+
+
+class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `image_url` and `video_url`."""
+
+    url: Annotated[str, Meta(min_length=1, description="URL, `data:` URL, base64 or file name; see the media page.")]
+    detail: Annotated[
+        Literal["auto", "high"] | None, Meta(description="Pictures are always shown as finely as the model takes them.")
+    ] = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message's content."""
+
+    type: Literal["text", "image_url", "video_url"]
+    text: Annotated[str | None, Meta(description="With type text.")] = None
+    image_url: Annotated[MediaUrl | str | None, Meta(description="With type image_url.")] = None
+    video_url: Annotated[MediaUrl | str | None, Meta(description="With type video_url.")] = None
+
+
+class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was called."""
+
+    name: Annotated[str, Meta(min_length=1, description="Name of the tool.")]
+    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+
+
+class MessageCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call that the assistant made."""
+
+    function: CallFunction
+    id: Annotated[str, Meta(min_length=1, description="What the message with its result calls it.")]
+    type: Literal["function"] = "function"
+    index: Annotated[int | None, Meta(description="Its place, as streams tell it.")] = None
+
+
+class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message. An answer's message can be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None, Meta(description="A text, or parts.")
+    ] = None
+    name: Annotated[str | None, Meta(description="Who speaks, for templates that show it.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="What the assistant thought before.")] = None
+    tool_calls: Annotated[
+        Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="What the assistant called.")
+    ] = None
+    tool_call_id: Annotated[str | None, Meta(description="Which call this is the result of.")] = None
+    refusal: Annotated[None, Meta(description="Is null in answers of this server.")] = None
+    annotations: Annotated[
+        Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="There are none in answers of this server.")
+    ] = None
+    audio: Annotated[None, Meta(description="Is null in answers of this server.")] = None
+    function_call: Annotated[None, Meta(description="It is tool_calls today.")] = None
+
+
+class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/chat/completions`."""
+
+    messages: Annotated[
+        list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES, description="What was said so far.")
+    ]
+    max_completion_tokens: Annotated[
+        Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
+    ] = None
+    max_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
+    max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
+    logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
+    top_logprobs: Annotated[
+        TopLogprobs | None, Meta(description="So many best alternatives of each; needs logprobs: true.")
+    ] = None
+    tools: Annotated[Tools | None, Meta(description="What the model may call: functions; see the tools page.")] = None
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | JsonObject | None,
+        Meta(description="Whether it calls: as it likes (auto), not (none), one of them (required), or this one."),
+    ] = None
+    parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+        Meta(description="For chat templates that know it; none also turns enable_thinking off."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        JsonObject | None, Meta(description='What the chat template reads, such as {"enable_thinking": false}.')
+    ] = None
+    separate_reasoning: Annotated[
+        bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
+    ] = True
+    continue_final_message: Annotated[bool, Meta(description="The last message, the assistant's, is gone on with.")] = (
+        False
+    )
+    add_generation_prompt: Annotated[
+        bool | None,
+        Meta(description="Whether a new message of the assistant begins: unless the last one is gone on with."),
+    ] = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Meta(max_length=16)] | None, Meta(description="What the answer is: text.")
+    ] = None
+
+
+class Said(NamedTuple):
+    """Messages as templates read them, and the references of their pictures and videos, in order."""
+
+    messages: list[Message]
+    pictures: list[str]
+    videos: list[str]
+
+
+def parse(given: dict[str, Any]) -> ChatBody:
+    """Check the body's form. Raises InvalidRequest."""
+    for where, fields in (("", given), ("chat_template_kwargs.", given.get("chat_template_kwargs"))):
+        if isinstance(fields, dict) and fields.get("chat_template") is not None:
+            raise InvalidRequest(
+                f"{where}chat_template is not available: {NOT_OFFERED['chat_template'][1]}",
+                field=f"{where}chat_template",
+                code="chat_template_not_allowed",
+            )
+    body = openai_fields.read(given, ChatBody, NOT_OFFERED)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    if body.add_generation_prompt is body.continue_final_message:
+        word = "true" if body.continue_final_message else "false"
+        raise InvalidRequest(
+            f"add_generation_prompt cannot be {word} where continue_final_message is {word}; leave it out",
+            field="add_generation_prompt",
+        )
+    return body
+
+
+def chat_of(body: ChatBody, given: Mapping[str, Any], name: str, state: ServerState) -> Chat:
+    """Raises InvalidRequest, NotFound."""
+    tools = read_tools(body.tools)
+    fields, names = openai_fields.asked_of(given, body, "max_completion_tokens")
+    said = said_of(body.messages)
+    return Chat(
+        messages=tuple(said.messages),
+        pictures=tuple(said.pictures),
+        videos=tuple(said.videos),
+        tools=tools,
+        tool_choice=read_tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=_template_kwargs(body, tools, state),
+        separate_reasoning=body.separate_reasoning,
+        sampling=fields,
+        names=names,
+        logprobs=openai_fields.logprobs_of(body, (body.top_logprobs or 0) if body.logprobs else None),
+        adapter=openai_fields.adapter(body, state),
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        processor=openai_fields.processor(body, state),
+        rid=name,
+        deadline_ms=body.deadline_ms,
+        ttft_deadline_ms=body.ttft_deadline_ms,
+        log_metrics=body.log_metrics,
+    )
+
+
+def _template_kwargs(body: ChatBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
+    kwargs, field = dict(body.chat_template_kwargs or {}), "reasoning_effort"
+    found: Mapping[str, Any] = (
+        {} if body.reasoning_effort is None else effort_kwargs(body.reasoning_effort, field, tools, state.context)
+    )
+    taken = next((name for name in found if name in kwargs), None)
+    if taken is not None:
+        raise InvalidRequest(f"{field} and chat_template_kwargs.{taken} say the same thing; send one", field=field)
+    return {**kwargs, **found}
+
+
+def said_of(given: Sequence[MessageField]) -> Said:
+    """Raises InvalidRequest for a message that its role cannot have."""
+    said = Said([], [], [])
+    for index, message in enumerate(given):
+        where = f"messages[{index}]"
+        _check_role(message, where)
+        one: Message = {"role": "system" if message.role == "developer" else message.role}
+        content = message.content
+        one["content"] = _content(content, where, message.role, said) if isinstance(content, list) else content or ""
+        if message.tool_calls:
+            one["tool_calls"] = [
+                _call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
+            ]
+        for name in ("name", "reasoning_content", "tool_call_id"):
+            if getattr(message, name) is not None:
+                one[name] = getattr(message, name)
+        said.messages.append(one)
+    return said
+
+
+def _check_role(message: MessageField, where: str) -> None:
+    owners = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+    for name, role in owners.items():
+        if getattr(message, name) and message.role != role:
+            raise InvalidRequest(
+                f"{where}.{name} belongs to a message of the role {role}, not {message.role}", field=f"{where}.{name}"
+            )
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(
+            f"{where}.tool_call_id is missing: it says which call this is the result of", field=f"{where}.tool_call_id"
+        )
+    if message.content is None and not message.tool_calls:
+        raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")
+
+
+def _content(parts: Sequence[ContentPart], where: str, role: str, said: Said) -> list[dict[str, Any]]:
+    """Notes what is shown."""
+    found: list[dict[str, Any]] = []
+    for index, part in enumerate(parts):
+        field = f"{where}.content[{index}]"
+        value = getattr(part, part.type)
+        if value is None:
+            raise InvalidRequest(f"{field}.{part.type} is missing", field=f"{field}.{part.type}")
+        for other in ("text", "image_url", "video_url"):
+            if other != part.type and getattr(part, other) is not None:
+                raise InvalidRequest(f"{field}.{other} needs {field}.type {other}", field=f"{field}.{other}")
+        if isinstance(value, str) and part.type == "text":
+            found.append({"type": "text", "text": value})
+            continue
+        if role != "user":
+            raise InvalidRequest(f"{field}: only messages of the role user show pictures", field=f"{field}.type")
+        shown = said.pictures if part.type == "image_url" else said.videos
+        shown.append(value if isinstance(value, str) else value.url)
+        found.append({"type": part.type.removesuffix("_url")})
+    return found
+
+
+def _call(call: MessageCall, where: str) -> dict[str, Any]:
+    arguments = read_arguments(call.function.arguments, f"{where}.function.arguments")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,292 @@
+"""OpenAI's `/v1/completions`. Reference: OpenAI's API reference, "Completions (legacy)"."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.dialects.openai import answer as openai_answer
+from tureen.dialects.openai import body as openai_fields
+from tureen.dialects.openai.answer import Answer, Counting, token_text
+from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
+from tureen.errors import InvalidRequest
+from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
+from tureen.requests import planning, prompts, tokenising
+from tureen.requests.body import read_json
+from tureen.requests.drafts import Draft, Options, Plan, plan_of
+from tureen.requests.generation import Run
+from tureen.requests.offload import INLINE_CHARS, offload
+from tureen.requests.outputs import Output
+from tureen.requests.prompts import Prompt, Texts
+from tureen.requests.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
+from tureen.requests.state import Context, ServerState
+from tureen.sampling.params import INT64_MAX, MAX_N
+from tureen.text.detokenizer import Detokenizer
+from tureen.types import LogprobSpec, PositionLogprobs
+
+DEFAULT_MAX_TOKENS = 16
+
+TABLE = openai_fields.table_of("completions")
+NOT_OFFERED = TABLE.refused
+
+
+class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/completions`."""
+
+    prompt: Annotated[
+        str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS})],
+        Meta(description="The prompt: a text, token ids, or a list of texts or of lists of ids."),
+    ]
+    max_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=INT64_MAX,
+            description="Most tokens to generate; 0 = compute the prompt only, to echo its logprobs.",
+        ),
+    ] = DEFAULT_MAX_TOKENS
+    max_new_tokens: Annotated[
+        Tokens | None, Meta(description="Another name of max_tokens; null = up to the context end.")
+    ] = DEFAULT_MAX_TOKENS
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_N)] | None,
+        Meta(description="So many are generated, and the n with the highest log-probability per token returned."),
+    ] = None
+    echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
+    logprobs: Annotated[
+        TopLogprobs | None,
+        Meta(description="Return log-probabilities: of each token, and of so many best alternatives."),
+    ] = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether prompts are texts, not token ids."""
+        return isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], str))
+
+    @property
+    def num_generated(self) -> int:
+        """Samples of each prompt."""
+        return self.best_of or self.n
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def completions(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        return await _respond(given, request, state)
+
+    docs = Docs(
+        "OpenAI",
+        "Continue a text.",
+        bodies=(CompletionBody,),
+        example={"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0},
+        stream="text/event-stream",
+    )
+    return [Entry("/v1/completions", completions, access="user", methods=["POST"], docs=docs)]
+
+
+async def _respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    state.check_accepting()
+    body, context = parse(given), state.context
+    name = openai_answer.name_of(body, "cmpl")
+    plan, fronts = await prepared(request, _plan(body, given, name, client_name(request), state))
+    run = Run(state, plan)
+    texts = [GrowingText(output, fronts[output.index // body.num_generated], body, context) for output in run.outputs]
+    head = openai_answer.head(name, "text_completion", body, context)
+    if body.stream:
+        return await openai_answer.open_stream(request, _chunks(run, texts, body, head, context))
+    outputs = await unless_gone(request, run.whole())
+    size = sum(output.num_logprobs for output in outputs)
+    chosen = await offload.run_each(size, GrowingText.catch_up, _chosen(texts, body))
+    answer = head | {
+        "choices": [one | {"index": index} for index, one in enumerate(chosen)],
+        "usage": openai_answer.usage(run.outputs, body.num_generated),
+        **openai_answer.metadata(body, context),
+    }
+    return Response(openai_answer.encode(answer), media_type="application/json")
+
+
+def parse(given: dict[str, Any]) -> CompletionBody:
+    """Check the body's form. Raises InvalidRequest."""
+    body = openai_fields.read(given, CompletionBody, NOT_OFFERED)
+    if body.best_of is not None and body.best_of < body.n:
+        raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
+    if body.stream and body.num_generated > body.n:
+        raise InvalidRequest("best_of cannot go with stream: the best are known at the end alone", field="best_of")
+    return body
+
+
+async def _plan(
+    body: CompletionBody, given: dict[str, Any], name: str, owner: str, state: ServerState
+) -> tuple[Plan, list[str]]:
+    """The requests, and what the text of each prompt's choices begins with. Raises InvalidRequest, NotFound."""
+    context, count = state.context, body.num_generated
+    planning.check_priority(body.priority, context)
+    fields, names = openai_fields.asked_of(given, body, "max_tokens")
+    if body.best_of is not None:
+        names = names._replace(renamed={**names.renamed, "n": "best_of"})
+    defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
+    sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
+    found, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, most=MAX_PROMPTS)
+    batch = len(prompt_names)
+    planning.check_size(batch, [sampling], "prompt")
+    adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
+    resolved = await tokenising.resolve(found, prompt_names, state)
+    options = Options(
+        adapter=adapter,
+        logprobs=_logprobs(body),
+        processor=processor,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        ttft_deadline_ms=body.ttft_deadline_ms,
+    )
+    draft = Draft(
+        prompts=resolved,
+        names=prompt_names,
+        samplings=[sampling] * batch,
+        options=[options] * batch,
+        owner=owner,
+        rid=name,
+        is_batch=batch > 1,
+        log_metrics=body.log_metrics,
+    )
+    return plan_of(draft, state), _fronts(body, found, resolved, context)
+
+
+def _fronts(body: CompletionBody, found: Texts | list[Prompt], resolved: list[Prompt], context: Context) -> list[str]:
+    if not body.echo:
+        return [""] * len(resolved)
+    if isinstance(found, Texts):
+        return found.texts
+    return [
+        context.tokenizer.decode(prompt.token_ids, skip_special_tokens=body.skip_special_tokens) for prompt in resolved
+    ]
+
+
+def _logprobs(body: CompletionBody) -> LogprobSpec | None:
+    """Also where they alone tell the best."""
+    spec = openai_fields.logprobs_of(body, body.logprobs, prompt_too=body.echo)
+    return LogprobSpec() if spec is None and body.num_generated > body.n else spec
+
+
+class GrowingText:
+    """A choice as it grows: its text, and the log-probabilities of the tokens that this text is made of."""
+
+    def __init__(self, output: Output, front: str, body: CompletionBody, context: Context) -> None:
+        self.output = output
+        self._front = front
+        self._body = body
+        self._tokenizer = context.tokenizer
+        self._params = msgspec.structs.replace(output.request.params, stop=(), stop_regex=())
+        self._detokenizer = Detokenizer(context.tokenizer, self._params)
+        self._has_begun = False
+        self._num_chars = 0
+        self._num_tokens = 0
+
+    @property
+    def has_news(self) -> bool:
+        output = self.output
+        return len(output.text) > self._num_chars or output.finish is not None or not self._has_begun
+
+    def catch_up(self) -> Answer:
+        """The choice with what is new in it."""
+        output = self.output
+        text = output.text[self._num_chars :] if self._has_begun else self._front + output.text
+        logprobs = self._logprobs() if self._body.logprobs is not None else None
+        self._has_begun, self._num_chars = True, len(output.text)
+        found: Answer = {
+            "index": output.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": None if output.finish is None else output.finish.type,
+        }
+        return found if output.finish is None else found | openai_answer.ending(output)
+
+    async def offloaded(self) -> Answer:
+        """The same of what it is now; it grows while a thread writes a long prompt's log-probabilities."""
+        output = self.output
+        size = 0 if self._has_begun else output.num_logprobs
+        if size <= INLINE_CHARS:
+            return self.catch_up()
+        self.output = output.snapshot()
+        try:
+            return await offload.run(size, self.catch_up)
+        finally:
+            self.output = output
+
+    def _logprobs(self) -> Answer:
+        output = self.output
+        found: Answer = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        if not self._has_begun and output.prompt_logprobs:
+            for position, offset in zip(output.prompt_logprobs, self._prompt_offsets(), strict=True):
+                self._append(found, position, offset)
+        for index in range(self._num_tokens, len(output.token_ids)):
+            offset = self._detokenizer.length
+            if offset >= len(output.text) and output.finish is None:
+                break  # its text is not there yet, and may never be
+            self._append(found, output.output_logprobs[index], len(self._front) + min(offset, len(output.text)))
+            self._detokenizer.append(output.token_ids[index], stops_allowed=False)
+            self._num_tokens += 1
+        return found
+
+    def _prompt_offsets(self) -> list[int]:
+        """Of each prompt token. What the tokenizer puts around a text is not part of it."""
+        params = (
+            msgspec.structs.replace(self._params, skip_special_tokens=False) if self._body.is_text else self._params
+        )
+        detokenizer, found, whole = Detokenizer(self._tokenizer, params), [], ""
+        for token_id in self.output.request.token_ids:
+            found.append(detokenizer.length)
+            detokenizer.append(token_id, stops_allowed=False)
+            whole += detokenizer.take()
+        start = max((whole + detokenizer.close()).find(self._front), 0)
+        return [min(max(offset - start, 0), len(self._front)) for offset in found]
+
+    def _append(self, found: Answer, position: PositionLogprobs, offset: int) -> None:
+        value, token_id = position.token
+        text = token_text(self._tokenizer, token_id)
+        found["text_offset"].append(offset)
+        found["token_logprobs"].append(value)
+        found["tokens"].append(text)
+        best: dict[str, float | None] = {text: value}
+        for number, one in reversed(position.top or ()):  # where two have the same text, the better one stays
+            best[token_text(self._tokenizer, one)] = number
+        found["top_logprobs"].append(None if value is None else best)
+
+
+def _chosen(texts: Sequence[GrowingText], body: CompletionBody) -> list[GrowingText]:
+    """All, or of each prompt the n with the highest log-probability per token, best first."""
+    count = body.num_generated
+    if count == body.n:
+        return list(texts)
+    found = []
+    for start in range(0, len(texts), count):
+        found += sorted(texts[start : start + count], key=_mean_logprob, reverse=True)[: body.n]
+    return found
+
+
+def _mean_logprob(text: GrowingText) -> float:
+    return text.output.cumulative_logprob / max(1, len(text.output.output_logprobs))
+
+
+async def _chunks(
+    run: Run, texts: Sequence[GrowingText], body: CompletionBody, head: Answer, context: Context
+) -> AsyncGenerator[Answer, None]:
+    counting = Counting(body, run.outputs, body.num_generated)
+    async with contextlib.aclosing(run.events()) as events:
+        async for event in events:
+            text = texts[event.output.index]
+            if text.has_news:
+                so_far = counting.so_far()
+                choice = await text.offloaded()
+                notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
+                yield head | {"choices": [choice]} | so_far | notes
+    if counting.at_end:
+        yield head | counting.whole()

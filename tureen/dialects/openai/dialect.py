@@ -1,0 +1,57 @@
+"""OpenAI's API: completions, chats, responses, embeddings; and `/tokenize`, which takes its messages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tureen.dialects.openai import chat as openai_chat
+from tureen.dialects.openai import chat_body as openai_chat_fields
+from tureen.dialects.openai import completions as openai_completions
+from tureen.dialects.openai import embeddings as openai_embeddings
+from tureen.dialects.openai import responses as openai_responses
+from tureen.dialects.openai import responses_body as openai_responses_fields
+from tureen.dialects.openai import tokenize_routes
+from tureen.dialects.openai.chat_body import ChatBody
+from tureen.dialects.openai.completions import CompletionBody
+from tureen.dialects.openai.embeddings import EmbeddingsBody
+from tureen.dialects.openai.responses_body import AllowedTool, AllowedTools, ResponsesBody
+from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, SpokenRoute
+from tureen.requests.state import ServerState
+from tureen.requests.tool_fields import ToolChoiceField, ToolList
+
+ToolChoiceMode = Literal["auto", "none", "required"]
+
+WITH_PARAMETERS = "See [OpenAI's API](openai.md). Sampling parameters too, by their own names."
+EMBEDDINGS = "See [embeddings](embeddings.md)."
+
+
+def routes(state: ServerState) -> list[Entry]:
+    modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
+    return [entry for module in modules for entry in module.routes(state)]
+
+
+DIALECT = Dialect(
+    order=40,
+    routes=routes,
+    spoken=(
+        SpokenRoute("OpenAI", "/v1/completions", (BodyPart(CompletionBody, openai_completions.TABLE),)),
+        SpokenRoute("OpenAI", "/v1/chat/completions", (BodyPart(ChatBody, openai_chat_fields.TABLE),)),
+        SpokenRoute("OpenAI", "/v1/responses", (BodyPart(ResponsesBody, openai_responses_fields.TABLE),)),
+        SpokenRoute("OpenAI", "/v1/embeddings", (BodyPart(EmbeddingsBody, openai_embeddings.TABLE),)),
+    ),
+    sections=(
+        BodySection("`POST /v1/chat/completions`", WITH_PARAMETERS, ChatBody),
+        BodySection("`POST /v1/completions`", WITH_PARAMETERS, CompletionBody),
+        BodySection("`POST /v1/responses`", "See [Responses](responses.md). Sampling parameters too.", ResponsesBody),
+        BodySection("`POST /v1/embeddings`", EMBEDDINGS, EmbeddingsBody),
+        BodySection("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
+        BodySection("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),
+    ),
+    meant={
+        (ChatBody, "tools"): ToolList,
+        (ChatBody, "tool_choice"): ToolChoiceMode | ToolChoiceField,
+        (TokenizeBody, "tools"): ToolList,
+        (ResponsesBody, "tool_choice"): ToolChoiceMode | AllowedTool | AllowedTools,
+    },
+)

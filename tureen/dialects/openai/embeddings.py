@@ -1,0 +1,138 @@
+"""OpenAI's `/v1/embeddings`. Reference: OpenAI's API reference, "Create embeddings"."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.dialects.openai.body import Label
+from tureen.errors import echo
+from tureen.http.dialect import Docs, Entry, client_name, unless_gone
+from tureen.log import get_logger
+from tureen.requests import embedding, planning, prompts, waves
+from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.embedding import Asked, PoolingField
+from tureen.requests.model_field import adapter_of
+from tureen.requests.offload import offload
+from tureen.requests.outputs import Output
+from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
+from tureen.requests.state import ServerState
+from tureen.requests.verdicts import read_tables
+from tureen.requests.waves import Asker
+
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["embeddings"]
+NOT_OFFERED = TABLE.refused
+
+log = get_logger("api")
+
+
+class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/embeddings`."""
+
+    input: Annotated[
+        str | Inputs,
+        Meta(description="A text, token ids, or a list of texts or of lists of ids; at most 2048."),
+    ]
+    model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"], Meta(description="base64: the bytes of little-endian float32 numbers.")
+    ] = "float"
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Cut embeddings to so many numbers; for models that were trained for it."),
+    ] = None
+    pooling: Annotated[
+        PoolingField | None,
+        Meta(
+            description="What becomes the embedding: the last token's hidden state, or the mean of all. Default: last; "
+            "of an embedding model, its own way, which is the only one it has."
+        ),
+    ] = None
+    normalize: Annotated[bool, Meta(description="Scale embeddings to length 1.")] = True
+    truncate_prompt_tokens: KeptTokens = None
+    user: Annotated[Label | None, Meta(description="Who it is for; stands in the server's debug log.")] = None
+    rid: AbortName = None
+    priority: Priority = 0
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def embeddings(request: Request) -> ASGIApp:
+        given = read_json(request.headers.get("content-type"), await request.body())
+        state.check_accepting()
+        body = parse(given)
+        outputs = await unless_gone(request, _outputs(body, Asker(client_name(request), body.rid), state))
+        size = len(outputs) * state.context.info.hidden_size
+        return Response(await offload.run(size, lambda: _answer(outputs, body, state)), media_type="application/json")
+
+    docs = Docs(
+        "OpenAI",
+        "Embed texts.",
+        bodies=(EmbeddingsBody,),
+        example={"input": ["A cat sleeps on the sofa.", "A kitten naps on the couch."]},
+    )
+    return [Entry("/v1/embeddings", embeddings, access="user", methods=["POST"], any_model=True, docs=docs)]
+
+
+def parse(given: dict[str, Any]) -> EmbeddingsBody:
+    """Check the body's form. Raises InvalidRequest."""
+    refuse_unknown(given, (*EmbeddingsBody.__struct_fields__, *NOT_OFFERED))
+    refuse_not_offered(given, NOT_OFFERED)
+    fields = {name: value for name, value in given.items() if value is not None and name not in NOT_OFFERED}
+    return convert(fields, EmbeddingsBody)
+
+
+async def _outputs(body: EmbeddingsBody, asker: Asker, state: ServerState) -> list[Output]:
+    info = state.context.info
+    planning.check_priority(body.priority, state.context)
+    embedding.check_dimensions(body.dimensions, info)
+    if body.user is not None:
+        log.debug("embeddings for user %s", echo(body.user))
+    asked = Asked(
+        embedding.wanted_states(body.pooling, info),
+        body.truncate_prompt_tokens,
+        adapter_of(body.model, state),
+        body.priority,
+    )
+    found, names = prompts.texts_or_ids(
+        body.input, "input", state.context, most=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
+    )
+    waves.check_count(len(names), "input")
+    return await embedding.embed(found, names, asked, asker, state)
+
+
+def _answer(outputs: Sequence[Output], body: EmbeddingsBody, state: ServerState) -> bytes:
+    num_tokens = sum(output.usage.prompt_tokens for output in outputs)
+    num_cached = sum(output.usage.cached_tokens for output in outputs)
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _render(output, body)}
+                for index, output in enumerate(outputs)
+            ],
+            "model": body.model or state.context.info.model_name,
+            "usage": {
+                "prompt_tokens": num_tokens,
+                "total_tokens": num_tokens,
+                "prompt_tokens_details": {"cached_tokens": num_cached},
+            },
+        }
+    )
+
+
+def _render(output: Output, body: EmbeddingsBody) -> list[float] | str:
+    vector = embedding.vector_of(output)[: body.dimensions]
+    if body.normalize:
+        vector = embedding.normalised(vector)
+    numbers = vector.astype("<f4")
+    if body.encoding_format == "base64":
+        return base64.b64encode(numbers.tobytes()).decode()
+    return [float(number) for number in numbers]

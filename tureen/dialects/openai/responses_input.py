@@ -1,0 +1,246 @@
+"""The items of `input` of OpenAI's `/v1/responses`, and the conversation they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tureen.errors import InvalidRequest, echo
+from tureen.requests.tool_fields import read_arguments
+from tureen.text.messages import MAX_PARTS, Message
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+PARTS = ("input_text", "input_image", "output_text", "refusal")
+
+T = TypeVar("T")
+
+PartList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponsesInputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_text"):
+    text: str
+
+
+class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_image"):
+    """`detail`: pictures are always shown as finely as the model takes them."""
+
+    image_url: Annotated[str, Meta(min_length=1)]
+    detail: Literal["auto", "high"] | None = None
+
+
+class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
+    """Of an answer that is sent back."""
+
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refusal"):
+    """Of another model's answer."""
+
+    refusal: str
+
+
+Shown = ResponsesInputText | ResponsesInputImage
+
+
+class ResponsesMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | PartList[ResponsesInputText | ResponsesInputImage | ResponsesOutputText | ResponsesRefusal]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ResponsesFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: Annotated[str, Meta(description="A JSON object, as text.")]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ResponsesCallOutput(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function_call_output"
+):
+    call_id: str
+    output: str | PartList[Shown]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ResponsesThought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning_text"):
+    text: str
+
+
+class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning"):
+    """Of an answer that is sent back."""
+
+    id: str | None = None
+    summary: Annotated[list[Any], Meta(max_length=0)] | None = None
+    content: PartList[ResponsesThought] | None = None
+    status: Status | None = None
+
+
+ResponsesItem = ResponsesMessage | ResponsesFunctionCall | ResponsesCallOutput | ResponsesReasoningItem
+
+
+def read_items(given: Sequence[Any]) -> list[Any]:
+    """Items without their nulls, each with its type. Raises InvalidRequest for types that are not known."""
+    items = []
+    for index, item in enumerate(given):
+        if isinstance(item, dict):
+            item = {name: value for name, value in item.items() if value is not None}
+            if "type" not in item and "role" in item:
+                item["type"] = "message"
+            _check_type(item, KINDS, f"input[{index}]")
+            for field in ("content", "output"):
+                if isinstance(item.get(field), list) and len(item[field]) <= MAX_PARTS:
+                    item[field] = _parts(item, field, f"input[{index}].{field}")
+        items.append(item)
+    return items
+
+
+def _parts(item: Mapping[str, Any], field: str, where: str) -> list[Any]:
+    parts = []
+    for index, part in enumerate(item[field]):
+        if isinstance(part, dict):
+            part = {name: value for name, value in part.items() if value is not None}
+            _check_type(part, ("reasoning_text",) if item["type"] == "reasoning" else PARTS, f"{where}[{index}]")
+        parts.append(part)
+    return parts
+
+
+def _check_type(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    if given.get("type") not in known:
+        raise InvalidRequest(
+            f"{where}.type must be {', '.join(known)}; got {echo(given.get('type'))}", field=f"{where}.type"
+        )
+
+
+class Conversation:
+    """Messages as chat templates take them, built item by item."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.pictures: list[str] = []
+        self._names: dict[str, str] = {}  # of the functions called so far, by call_id
+        self._texts: list[str] = []  # of the last message, which may get more
+        self._is_turn = False  # the last message is the assistant's, and more of its turn may follow
+
+    def add(self, item: ResponsesItem, where: str) -> None:
+        """Raises InvalidRequest."""
+        if isinstance(item, ResponsesCallOutput):
+            self._add_output(item, where)
+        elif isinstance(item, ResponsesFunctionCall):
+            self._names[item.call_id] = item.name
+            function = {"name": item.name, "arguments": read_arguments(item.arguments, f"{where}.arguments")}
+            calls = self._turn().setdefault("tool_calls", [])
+            calls.append({"id": item.call_id, "type": "function", "function": function})
+        elif isinstance(item, ResponsesReasoningItem):
+            text = "".join(part.text for part in item.content or ())
+            if text:
+                self._turn("content", "tool_calls")["reasoning_content"] = text
+        elif item.role == "assistant":
+            text = self._text(item, where)
+            self._turn("tool_calls")
+            self._texts += [text] if text else []
+        else:
+            self.say("user" if item.role == "user" else "system", self._shown(item, where))
+
+    def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
+        """Neighbours of the role system become one message: many templates know only one."""
+        is_more = role == "system" and bool(self.messages) and self.messages[-1]["role"] == role
+        if not is_more:
+            self._begin({"role": role, "content": content})
+        if role == "system" and isinstance(content, str):
+            self._texts.append(content)
+
+    def _begin(self, message: Message) -> None:
+        self.close()
+        self._is_turn = message["role"] == "assistant"
+        self.messages.append(message)
+
+    def close(self) -> None:
+        """The last message is complete."""
+        if self._texts:
+            gap = "\n\n" if self.messages[-1]["role"] == "system" else ""
+            self.messages[-1]["content"] = gap.join(self._texts)
+        self._texts = []
+
+    def _turn(self, *unless: str) -> Message:
+        """The assistant's message; a new one where the last has one of these already."""
+        if not self._is_turn or any(
+            self._texts if name == "content" else self.messages[-1].get(name) for name in unless
+        ):
+            self._begin({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+    def _add_output(self, item: ResponsesCallOutput, where: str) -> None:
+        name = self._names.get(item.call_id)
+        if name is None:
+            raise InvalidRequest(
+                f"{where}.call_id {echo(item.call_id)} is that of no function_call before it", field=f"{where}.call_id"
+            )
+        content = item.output if isinstance(item.output, str) else self._joined(item.output)
+        self._begin({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
+
+    def _shown(self, item: ResponsesMessage, where: str) -> str | list[dict[str, Any]]:
+        if isinstance(item.content, str):
+            return item.content
+        parts: list[Shown] = []
+        for index, part in enumerate(item.content):
+            is_picture = isinstance(part, ResponsesInputImage)
+            if not isinstance(part, ResponsesInputText | ResponsesInputImage) or (is_picture and item.role != "user"):
+                raise _misplaced(part, item.role, f"{where}.content[{index}]")
+            parts.append(part)
+        return self._joined(parts)
+
+    def _joined(self, parts: Sequence[Shown]) -> str | list[dict[str, Any]]:
+        """A text where there is nothing but text."""
+        if all(isinstance(part, ResponsesInputText) for part in parts):
+            return "".join(part.text for part in parts if isinstance(part, ResponsesInputText))
+        found: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, ResponsesInputText):
+                found.append({"type": "text", "text": part.text})
+            else:
+                self.pictures.append(part.image_url)
+                found.append({"type": "image"})
+        return found
+
+    def _text(self, item: ResponsesMessage, where: str) -> str:
+        if isinstance(item.content, str):
+            return item.content
+        texts = []
+        for index, part in enumerate(item.content):
+            if isinstance(part, ResponsesInputImage):
+                raise _misplaced(part, item.role, f"{where}.content[{index}]")
+            texts.append(part.refusal if isinstance(part, ResponsesRefusal) else part.text)
+        return "".join(texts)
+
+
+def conversation_of(given: str | Sequence[ResponsesItem], instructions: str | None) -> Conversation:
+    """Raises InvalidRequest."""
+    talk = Conversation()
+    if instructions:
+        talk.say("system", instructions)
+    if isinstance(given, str):
+        talk.say("user", given)
+    else:
+        for index, item in enumerate(given):
+            talk.add(item, f"input[{index}]")
+    talk.close()
+    if not talk.messages:
+        raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
+    return talk
+
+
+def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{where}: a message of role {role} has no {part.__struct_config__.tag} parts", field=f"{where}.type"
+    )

@@ -1,0 +1,183 @@
+"""`/tokenize` and `/detokenize`, of SGLang and vLLM: what a text or a chat is in tokens, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.dialects.openai import chat_body as openai_chat_fields
+from tureen.dialects.openai.chat_body import MessageField
+from tureen.errors import InvalidRequest, echo
+from tureen.http.dialect import Docs, Entry, unless_gone
+from tureen.requests import tokenising, waves
+from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests.chat_prompt import MESSAGE_CHARS, chat_tokens
+from tureen.requests.model_field import adapter_of
+from tureen.requests.offload import offload
+from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
+from tureen.requests.state import ServerState
+from tureen.requests.tool_fields import Tools, read_tools
+from tureen.sampling.params import JsonObject
+from tureen.text.messages import MAX_MESSAGES
+
+T = TypeVar("T", "TokenizeBody", "DetokenizeBody")
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /tokenize`."""
+
+    prompt: Annotated[
+        str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None,
+        Meta(description="A text, or a list of at most 2048."),
+    ] = None
+    messages: Annotated[
+        Annotated[list[MessageField], Meta(max_length=MAX_MESSAGES)] | None,
+        Meta(description="A chat in place of a text, as in /v1/chat/completions."),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="With the tokens that the tokenizer puts around a text. Default: true. Not of a chat."),
+    ] = None
+    tools: Annotated[Tools | None, Meta(description="Of a chat: what the model may call.")] = None
+    continue_final_message: Annotated[bool, Meta(description="Of a chat: its last message is gone on with.")] = False
+    add_generation_prompt: Annotated[
+        bool | None,
+        Meta(description="Of a chat: a new message begins at its end. Default: unless the last one is gone on with."),
+    ] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Of a chat: what its template reads.")] = None
+    model: Annotated[str | None, Meta(description="The served model.")] = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /detokenize`."""
+
+    tokens: Annotated[
+        list[int | TokenIds],
+        Meta(
+            max_length=MAX_TOKEN_IDS,
+            extra={"batch": MAX_INPUTS},
+            description="Token ids, or a list of at most 2048 lists of them.",
+        ),
+    ]
+    skip_special_tokens: Annotated[bool, Meta(description="Leave special tokens out of the text.")] = True
+    model: Annotated[str | None, Meta(description="The served model.")] = None
+
+
+OF_CHATS = ("tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def tokenize(request: Request) -> ASGIApp:
+        body = await _read(request, TokenizeBody, state)
+        ids = await unless_gone(request, _token_ids(body, state))
+        is_list = isinstance(body.prompt, list)
+        counts = [len(one) for one in ids]
+        answer = {
+            "tokens": ids if is_list else ids[0],
+            "count": counts if is_list else counts[0],
+            "max_model_len": state.context.capacity,
+        }
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def detokenize(request: Request) -> ASGIApp:
+        body = await _read(request, DetokenizeBody, state)
+        found = await unless_gone(request, _texts(_id_lists(body.tokens, state), body, state))
+        text = found if body.tokens and isinstance(body.tokens[0], list) else found[0]
+        return Response(msgspec.json.encode({"text": text, "prompt": text}), media_type="application/json")
+
+    about_tokens = Docs(
+        "SGLang", "The tokens of a text or a chat.", bodies=(TokenizeBody,), example={"prompt": "The capital of France"}
+    )
+    about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
+    return [
+        Entry(f"{prefix}{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
+        for prefix in ("", "/v1")
+        for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
+    ]
+
+
+async def _read(request: Request, kind: type[T], state: ServerState) -> T:
+    """Raises InvalidRequest, and NotFound for a model that is not there."""
+    given = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(given, kind.__struct_fields__)
+    body = convert({name: value for name, value in given.items() if value is not None}, kind)
+    adapter_of(body.model, state)
+    return body
+
+
+async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
+    """Of each text; of a chat one list. Raises InvalidRequest."""
+    if (body.prompt is None) == (body.messages is None):
+        got = "neither" if body.prompt is None else "both"
+        raise InvalidRequest(f"send either prompt or messages; got {got}", field="prompt")
+    if body.messages is not None:
+        return [await _chat_ids(body, body.messages, state)]
+    for name in OF_CHATS:
+        if getattr(body, name) not in (None, False):
+            raise InvalidRequest(f"{name} needs messages in place of prompt", field=name)
+    texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+    waves.check_count(len(texts), "prompt")
+    return await tokenising.encode(
+        texts, state.context.tokenizer, add_special_tokens=body.add_special_tokens is not False
+    )
+
+
+async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state: ServerState) -> list[int]:
+    if body.add_special_tokens:
+        raise InvalidRequest(
+            "add_special_tokens is for prompt: the chat template writes what messages need", field="add_special_tokens"
+        )
+    if body.add_generation_prompt and body.continue_final_message:
+        raise InvalidRequest(
+            "add_generation_prompt cannot be true where continue_final_message is true; leave it out",
+            field="add_generation_prompt",
+        )
+    said = await offload.run(len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.said_of(messages))
+    if said.pictures or said.videos:
+        raise InvalidRequest(
+            "messages show pictures, which are no tokens before they are loaded; leave them out", field="messages"
+        )
+    made = await chat_tokens(
+        said.messages,
+        read_tools(body.tools),
+        state.context,
+        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return made.prompt.token_ids
+
+
+def _id_lists(given: Sequence[Any], state: ServerState) -> list[list[int]]:
+    """Raises InvalidRequest."""
+    is_batch = bool(given) and isinstance(given[0], list)
+    lists: list[Any] = list(given) if is_batch else [list(given)]
+    waves.check_count(len(lists), "tokens")
+    limit = max(state.context.info.vocab_size, state.context.tokenizer.vocab_size)
+    for index, ids in enumerate(lists):
+        where = f"tokens[{index}]" if is_batch else "tokens"
+        if not isinstance(ids, list) or list in set(map(type, ids)):
+            raise InvalidRequest("tokens mixes token ids and lists of them; send one or the other", field="tokens")
+        if ids and (min(ids) < 0 or max(ids) >= limit):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidRequest(
+                f"{where} must be token ids in [0, {limit}), got {echo(wrong)}",
+                field=where,
+                code="token_id_out_of_range",
+            )
+    return lists
+
+
+async def _texts(lists: Sequence[Sequence[int]], body: DetokenizeBody, state: ServerState) -> list[str]:
+    tokenizer = state.context.tokenizer
+
+    def decoded(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
+
+    return await offload.run_each(sum(map(len, lists)), decoded, lists)

@@ -1,0 +1,49 @@
+"""SGLang's API: `/generate`, `/encode`, `/v1/score`, `/v1/rerank`."""
+
+from __future__ import annotations
+
+from tureen.dialects.sglang import generate as sglang
+from tureen.dialects.sglang import score as score_routes
+from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
+from tureen.dialects.sglang.score import RerankBody, ScoreBody
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, GenerateForm, SpokenRoute
+from tureen.requests.sessions import SessionParams
+from tureen.requests.shared_fields import PerPrompt
+from tureen.requests.state import ServerState
+from tureen.sampling.params import ALIASES, SamplingParams
+
+EMBEDDINGS = "See [embeddings](embeddings.md)."
+
+
+def routes(state: ServerState) -> list[Entry]:
+    return sglang.routes(state) + score_routes.routes(state)
+
+
+DIALECT = Dialect(
+    order=10,
+    routes=routes,
+    spoken=(
+        SpokenRoute(
+            "SGLang",
+            "/generate",
+            (
+                BodyPart(GenerateBody, TABLES["body"]),
+                BodyPart(SamplingParams, TABLES["sampling_params"], "sampling_params", ALIASES),
+                BodyPart(SessionParams, name="session_params"),
+            ),
+        ),
+    ),
+    sections=(
+        BodySection(
+            "`POST /generate`, SGLang's dialect", "A list gives one value per prompt of a batch.", GenerateBody
+        ),
+        BodySection("`session_params`", "See [sessions](sessions.md).", SessionParams),
+        BodySection("`POST /v1/rerank`", EMBEDDINGS, RerankBody),
+        BodySection("`POST /v1/score`", EMBEDDINGS, ScoreBody),
+    ),
+    generate=GenerateForm(PROMPT_FIELDS, GenerateBody, sglang.respond),
+    meant={
+        (GenerateBody, "sampling_params"): SamplingParams | PerPrompt[SamplingParams],
+        (GenerateBody, "session_params"): SessionParams | PerPrompt[SessionParams],
+    },
+)

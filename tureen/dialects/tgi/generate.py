@@ -1,0 +1,377 @@
+"""TGI's dialect: `inputs` and `parameters`; `/generate`, `/generate_stream` and `POST /`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
+from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, streamed, unless_gone
+from tureen.http.sse import event
+from tureen.requests import planning
+from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
+from tureen.requests.generation import Run
+from tureen.requests.outputs import Output
+from tureen.requests.planning import Names
+from tureen.requests.prompts import Prompt
+from tureen.requests.state import Context, ServerState
+from tureen.requests.tokenising import tokenize
+from tureen.requests.verdicts import read_tables
+from tureen.sampling.params import JsonObject, SamplingParams, Stops
+from tureen.text.detokenizer import Detokenizer
+from tureen.types import FinishReason, LogprobSpec
+
+DEFAULT_MAX_NEW_TOKENS = 20
+ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
+ABORTED = "aborted"
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p")
+NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
+PLAIN = SamplingParams(no_stop_trim=True)
+"""A stop string stays in the text, as the tokens that make it do."""
+
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
+NOT_OFFERED = TABLES["parameters"].refused
+
+_json = msgspec.json.Encoder()
+
+
+class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the output must match."""
+
+    type: Literal["json", "json_object", "regex"]
+    value: str | JsonObject
+
+
+class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `parameters`."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1, description="Most tokens to generate.")] = DEFAULT_MAX_NEW_TOKENS
+    do_sample: Annotated[
+        bool, Meta(description="Draw; false, with no temperature, top_k or top_p given, takes the best token.")
+    ] = False
+    temperature: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="Higher = more varied.")] = None
+    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Keep the k most probable tokens.")] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(description="Keep the smallest set of tokens whose probability reaches it."),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=2)] | None,
+        Meta(description="Tokens of prompt and output: above 1 less likely, below 1 more."),
+    ] = None
+    frequency_penalty: Annotated[
+        Annotated[float, Meta(ge=-2, le=2)] | None,
+        Meta(description="Subtracted once for each time a token is in the output."),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Meta(description="Same request, same seed, same tokens. Default: random."),
+    ] = None
+    stop: Annotated[
+        Stops, Meta(description="Strings that end the output; they stay in the text. At most 64 of 1..1024.")
+    ] = msgspec.field(default_factory=list)
+    return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
+    truncate: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Keep only so many tokens of the prompt, the last ones.")
+    ] = None
+    details: Annotated[bool, Meta(description="Tell each token, the seed and why the output ended.")] = False
+    decoder_input_details: Annotated[
+        bool, Meta(description="The prompt's tokens with log-probabilities, in details.prefill; not in a stream.")
+    ] = False
+    top_n_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=5)] | None, Meta(description="Best alternatives of each token, in details.")
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=128)] | None,
+        Meta(description="So many are generated, the most probable is answered."),
+    ] = None
+    adapter_id: Annotated[
+        str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page.")
+    ] = None
+    grammar: Annotated[
+        TgiGrammar | None,
+        Meta(description='The output matches it: {"type": "json", "value": schema} or {"type": "regex", "value": …}.'),
+    ] = None
+
+
+class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a body with `inputs`."""
+
+    inputs: Annotated[str, Meta(description="The prompt.", min_length=1)]
+    parameters: Annotated[TgiParameters, Meta(description="How to sample and what to tell.")] = TgiParameters()
+    stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def generate_stream(request: Request) -> ASGIApp:
+        body = await request.body()
+        try:
+            given = read_json(request.headers.get("content-type"), body)
+            if given.get("stream") is not None and given["stream"] is not True:
+                raise InvalidRequest("stream can only be true here; use /generate", field="stream")
+        except TureenError as error:
+            return _error_response(error)
+        return await _respond(given | {"stream": True}, request, state)
+
+    async def root(request: Request) -> ASGIApp:
+        body = await request.body()
+        try:
+            given = read_json(request.headers.get("content-type"), body)
+        except TureenError as error:
+            return _error_response(error)
+        return await _respond(given, request, state, in_list=True)
+
+    return [
+        Entry("/generate_stream", generate_stream, access="user", methods=["POST"], docs=_docs("Generate, streamed.")),
+        Entry("/", root, access="user", methods=["POST"], docs=_docs("Generate; the answer is a list of one.")),
+    ]
+
+
+def _docs(summary: str) -> Docs:
+    example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}
+    return Docs("TGI", summary, bodies=(TgiBody,), example=example, stream="text/event-stream", error=PLAIN_ERROR)
+
+
+def error_object(error: TureenError) -> dict[str, str]:
+    status = _status(error)
+    kind = ERROR_TYPES.get(status, "validation" if status < 500 else "incomplete_generation")
+    return {"error": error.message, "error_type": kind}
+
+
+def _status(error: TureenError) -> int:
+    """TGI's: 422 for what is wrong with a request, 424 when the model failed on it, 500 when it was cut short."""
+    if error.status == 400:
+        return 422
+    return 424 if error.status == 500 and error.code != ABORTED else error.status
+
+
+def _error_response(error: TureenError) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
+    return Response(
+        _json.encode(error_object(error)), status_code=_status(error), headers=headers, media_type="application/json"
+    )
+
+
+async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """The answer to a body with `inputs` on `/generate`, errors in this dialect's shape."""
+    return await _respond(given, request, state)
+
+
+async def _respond(given: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
+    try:
+        state.check_accepting()
+        body = parse(given)
+        if body.parameters.adapter_id is not None:
+            state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
+        run = Run(state, await prepared(request, _plan(body, given, state, client_name(request))))
+        if body.stream:
+            events = _events(run, body, state.context)
+            return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))
+        texts = await unless_gone(request, _collect(run, state.context))
+    except TureenError as error:
+        return _error_response(error)
+    answer = _answer(texts, body, state.context)
+    return Response(_json.encode([answer] if in_list else answer), media_type="application/json")
+
+
+def parse(given: dict[str, Any]) -> TgiBody:
+    """Check the body's form. Raises InvalidRequest."""
+    refuse_unknown(given, TgiBody.__struct_fields__)
+    fields = {name: value for name, value in given.items() if value is not None}
+    parameters = fields.get("parameters", {})
+    if isinstance(parameters, dict):
+        refuse_unknown(parameters, (*TgiParameters.__struct_fields__, *NOT_OFFERED), "parameters")
+        refuse_not_offered(parameters, NOT_OFFERED, "parameters")
+        fields["parameters"] = {
+            name: value for name, value in parameters.items() if value is not None and name not in NOT_OFFERED
+        }
+    body = convert(fields, TgiBody)
+    asked = body.parameters
+    refusals = {
+        "grammar": (_is_no_pattern(asked.grammar), "of type regex needs a string as its value"),
+        "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
+        "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
+    }
+    if body.stream:
+        refusals |= {
+            "decoder_input_details": (asked.decoder_input_details, "cannot go with a stream"),
+            "best_of": ((asked.best_of or 1) > 1, "cannot go with a stream"),
+            "top_n_tokens": refusals["top_n_tokens"] if not asked.details else (False, ""),
+        }
+    for name, (is_wrong, why) in refusals.items():
+        if is_wrong:
+            raise InvalidRequest(f"parameters.{name} {why}", field=f"parameters.{name}")
+    return body
+
+
+def _is_no_pattern(grammar: TgiGrammar | None) -> bool:
+    return grammar is not None and grammar.type == "regex" and not isinstance(grammar.value, str)
+
+
+def _samples(parameters: TgiParameters) -> bool:
+    return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
+
+
+async def _plan(body: TgiBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
+    asked, context = body.parameters, state.context
+    names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    if (given.get("parameters") or {}).get("max_new_tokens") is not None:
+        fields["max_new_tokens"] = asked.max_new_tokens
+    if asked.seed is not None:
+        fields["sampling_seed"] = asked.seed
+    if asked.grammar is not None:
+        fields["regex" if asked.grammar.type == "regex" else "json_schema"] = asked.grammar.value
+    count = asked.best_of or 1
+    defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
+    if not _samples(asked):
+        defaults["temperature"] = 0.0
+    sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    if count > 1 and sampling.params.is_greedy:
+        raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
+    [ids] = await tokenize([body.inputs], ["inputs"], context)
+    prompt = Prompt(ids[-asked.truncate :] if asked.truncate else ids)
+    options = Options(adapter=asked.adapter_id or "", logprobs=_logprobs(body))
+    return plan_of(one_prompt(prompt, "inputs", sampling, options, owner=owner), state)
+
+
+def _logprobs(body: TgiBody) -> LogprobSpec | None:
+    """None where neither the answer nor the choice of the best needs them."""
+    asked = body.parameters
+    if not (asked.details or body.stream or asked.best_of):
+        return None
+    return LogprobSpec(0 if asked.decoder_input_details else -1, asked.top_n_tokens or 0)
+
+
+def _token(texts: TokenTexts, index: int, context: Context) -> dict[str, Any]:
+    token_id = texts.output.token_ids[index]
+    return {
+        "id": token_id,
+        "text": texts.pieces[index],
+        "logprob": texts.output.output_logprobs[index].token[0],
+        "special": token_id in context.tokenizer.special_ids,
+    }
+
+
+def _alternatives(output: Output, index: int, context: Context) -> list[dict[str, Any]]:
+    tokenizer = context.tokenizer
+    return [
+        {"id": one, "text": tokenizer.token_text(one), "logprob": value, "special": one in tokenizer.special_ids}
+        for value, one in output.output_logprobs[index].top or ()
+    ]
+
+
+class TokenTexts:
+    """Of each token of an output its own piece of the text; a character of several tokens comes with the last."""
+
+    def __init__(self, output: Output, context: Context) -> None:
+        self.output = output
+        self.pieces: list[str] = []
+        self._detokenizer = Detokenizer(context.tokenizer, PLAIN)
+
+    @property
+    def whole(self) -> str:
+        return "".join(self.pieces)
+
+    def catch_up(self) -> range:
+        """Take over what the output has grown by; returns the indices of its new tokens. Raises RequestFailed."""
+        output, before = self.output, len(self.pieces)
+        if output.finish is not None and output.finish.type == "abort":
+            raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
+        for token_id in output.token_ids[before:]:
+            self._detokenizer.append(token_id, stops_allowed=False)
+            self.pieces.append(self._detokenizer.take())
+        if output.finish is not None and self.pieces:
+            self.pieces[-1] = _cut(
+                "".join(self.pieces[:-1]), self.pieces[-1] + self._detokenizer.close(), output.finish.matched
+            )
+        return range(before, len(self.pieces))
+
+
+def _cut(text: str, piece: str, stop: int | str | None) -> str:
+    """The last token's piece, up to the end of the stop sequence that it completes."""
+    if not isinstance(stop, str):
+        return piece
+    start = (text + piece).find(stop, max(0, len(text) - len(stop) + 1))
+    return piece if start < 0 else piece[: start + len(stop) - len(text)]
+
+
+async def _collect(run: Run, context: Context) -> list[TokenTexts]:
+    """All outputs, once they have ended, those with the highest cumulative log-probability first."""
+    texts = [TokenTexts(output, context) for output in await run.whole()]
+    for one in texts:
+        one.catch_up()
+    return sorted(texts, key=lambda one: one.output.cumulative_logprob, reverse=True)
+
+
+def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[str, Any]:
+    best, *others = texts
+    front = body.inputs if body.parameters.return_full_text else ""
+    answer: dict[str, Any] = {"generated_text": front + best.whole}
+    if body.parameters.details:
+        answer["details"] = _details(best, body, context)
+        if others:
+            answer["details"]["best_of_sequences"] = [
+                {"generated_text": front + one.whole} | _details(one, body, context) for one in others
+            ]
+    return answer
+
+
+def _details(texts: TokenTexts, body: TgiBody, context: Context) -> dict[str, Any]:
+    tokenizer, output = context.tokenizer, texts.output
+    details: dict[str, Any] = _summary(output) | {
+        "prefill": [
+            {"id": one, "text": tokenizer.token_text(one), "logprob": value}
+            for value, one in (position.token for position in output.prompt_logprobs)
+        ],
+        "tokens": [_token(texts, index, context) for index in range(len(texts.pieces))],
+    }
+    if body.parameters.top_n_tokens:
+        details["top_tokens"] = [_alternatives(output, index, context) for index in range(len(texts.pieces))]
+    return details
+
+
+def _summary(output: Output) -> dict[str, Any]:
+    return {
+        "finish_reason": _finish_reason(output.finish),
+        "generated_tokens": len(output.token_ids),
+        "seed": None if output.request.params.is_greedy else output.request.seed,
+    }
+
+
+def _finish_reason(finish: FinishReason | None) -> str | None:
+    if finish is None or finish.type == "length":
+        return None if finish is None else "length"
+    return "stop_sequence" if isinstance(finish.matched, str) else "eos_token"
+
+
+async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:
+    """One event a token; the last has the whole text and what ended it. An output without tokens is one event too."""
+    front = body.inputs if body.parameters.return_full_text else ""
+    [output] = run.outputs
+    texts = TokenTexts(output, context)
+    async with contextlib.aclosing(run.events(interval=1)) as events:
+        async for _ in events:
+            for index in texts.catch_up():
+                is_last = output.finish is not None and index + 1 == len(output.token_ids)
+                one = {
+                    "index": index + 1,
+                    "token": _token(texts, index, context),
+                    "generated_text": front + texts.whole if is_last else None,
+                    "details": _summary(output) | {"input_length": output.usage.prompt_tokens} if is_last else None,
+                }
+                if body.parameters.top_n_tokens:
+                    one["top_tokens"] = _alternatives(output, index, context)
+                yield event(_json.encode(one))
+    if not texts.pieces:
+        details = _summary(output) | {"input_length": output.usage.prompt_tokens}
+        yield event(_json.encode({"index": 0, "token": None, "generated_text": front, "details": details}))

@@ -1,0 +1,134 @@
+"""The ASGI application: every dialect's routes and our own, the gate in front, one way to answer errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from tureen.config import Config
+from tureen.control import adapter_routes, admin, parsing_routes, pause, profile_routes, session_routes, weight_routes
+from tureen.control.reporter import report_forever
+from tureen.engine.embedding import NO_TEXT
+from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
+from tureen.front import compat, generate, openapi
+from tureen.http import replay
+from tureen.http.call import call_of, rendered
+from tureen.http.dialect import ClientGone, Entry, Routes, dialects
+from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter
+from tureen.log import get_logger
+from tureen.media.loader import MediaLoader
+from tureen.metrics import Metrics
+from tureen.requests.state import ServerState, make_context
+from tureen.serving.client import EngineClient
+from tureen.text.tokenizer import Tokenizer
+
+OUR_ROUTES: tuple[Routes, ...] = (
+    parsing_routes.routes,
+    session_routes.routes,
+    pause.routes,
+    adapter_routes.routes,
+    weight_routes.routes,
+    profile_routes.routes,
+    admin.routes,
+    replay.routes,
+    openapi.routes,
+    compat.routes,
+)
+
+log = get_logger("http")
+
+
+def build_app(
+    client: EngineClient, tokenizer: Tokenizer, config: Config, *, media: MediaLoader | None = None
+) -> Starlette:
+    """The application over a client that is ready. Its state is `app.state.server`. media: None for text models."""
+    context = make_context(tokenizer, client.info, config, media)
+    state = ServerState(client, context, Metrics(client.info.model_name), media)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        reporter = asyncio.create_task(report_forever(state))
+        yield
+        reporter.cancel()
+        await state.close()
+
+    app = Starlette(
+        routes=_routes(state),
+        middleware=[Middleware(Gate, state=state), Middleware(replay.Replay, state=state), Middleware(Limiter)],
+        exception_handlers={
+            TureenError: _tureen_error,
+            RecursionError: _too_deep,
+            HTTPException: _http_exception,
+            ClientGone: _client_gone,
+            ClientDisconnect: _client_gone,
+            Exception: _unexpected,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.server = state
+    return app
+
+
+def _routes(state: ServerState) -> list[Entry]:
+    groups = (generate.routes, *(dialect.routes for dialect in dialects()), *OUR_ROUTES)
+    entries = [entry for routes in groups for entry in routes(state)]
+    if state.context.info.pooling is None:
+        return entries
+    return [_without_text(entry) if _needs_text(entry) else entry for entry in entries]
+
+
+def _needs_text(entry: Entry) -> bool:
+    return entry.access == "user" and "POST" in (entry.methods or ()) and not entry.any_model
+
+
+def _without_text(entry: Entry) -> Entry:
+    """A route for work, where the model does not do it."""
+
+    async def refuse(_: Request) -> Response:
+        raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
+
+    return Entry(
+        entry.path, refuse, access=entry.access, methods=sorted(entry.methods or ()), render_error=entry.render_error
+    )
+
+
+async def _tureen_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TureenError)
+    return rendered(error, request.scope)
+
+
+async def _too_deep(request: Request, _: Exception) -> Response:
+    """A body that could just be read, by what looks at it from deeper inside."""
+    return rendered(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or not this method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for route in found for method in route.methods}))
+        response = rendered(MethodNotAllowed(f"{request.method} is not for this path; use {allowed}"), request.scope)
+        response.headers["allow"] = allowed
+        return response
+    unknown = NotFound(f"there is nothing at {echo(request.scope['path'])}", code="unknown_route")
+    return rendered(unknown, request.scope)
+
+
+async def _client_gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE_STATUS)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """The server logs the traceback: Starlette raises the exception again."""
+    log.error("%s failed: %s", call_of(request.scope).request_id, type(error).__name__)
+    return rendered(RequestFailed("an internal error ended this request; the server goes on"), request.scope)

@@ -1,0 +1,194 @@
+"""The OpenAPI document, made of the routes and of the structs that bodies are decoded into; the pages that show it.
+
+Specification: OpenAPI 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from tureen.front.page import asset, page
+from tureen.http.dialect import Docs, Entry, dialects
+from tureen.http.replay import MAX_KEY_CHARS
+from tureen.requests.state import ServerState
+from tureen.sampling.params import ALIASES, SamplingParams, Stops
+
+Schema = dict[str, Any]
+Meanings = Mapping[tuple[type[msgspec.Struct], str], Any]
+
+ABOUT_FIELD = ("description", "default")
+REFERENCE = "#/components/schemas/{name}"
+OUR_MEANT: Meanings = {
+    (SamplingParams, "stop"): str | Stops,
+    (SamplingParams, "stop_regex"): str | Stops,
+}
+"""Fields that take other values than the type they are decoded into says; dialects have more."""
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "What is wrong, and the fix."},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field."},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+ALWAYS = {400: "The request is wrong.", 500: "The request failed; others go on."}
+WITH_KEY = {401: "The key is missing or wrong.", 403: "The key does not open this."}
+WITH_ENGINE = {503: "Busy, shutting down, or the engine is dead; Retry-After says when to try again."}
+WITH_NAME = {404: "There is no model, adapter, session or request of that name."}
+WITH_BODY = WITH_NAME | {
+    408: "The body did not arrive in time.",
+    409: "In use.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+    422: "The request is wrong, as MindIE and TGI say it; or its Idempotency-Key belongs to another.",
+    424: "The model failed on this request, as TGI says it.",
+    429: "This client has enough running, or has used its tokens; Retry-After says when to try again.",
+    504: "A deadline passed.",
+}
+IDEMPOTENCY_KEY: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Sent again with the same body, the request is not run again: its answer comes again.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS, "pattern": "^[!-~]+$"},
+}
+ABOUT = """\
+Every field is acted on or refused by name, none is ignored; `null` is a field's default.
+Keys are sent as `Authorization: Bearer KEY`; a server that was started without one needs none.
+"""
+
+
+def meanings() -> dict[tuple[type[msgspec.Struct], str], Any]:
+    """All fields that take other values than the type they are decoded into says: what they take."""
+    return {key: kind for table in (OUR_MEANT, *(one.meant for one in dialects())) for key, kind in table.items()}
+
+
+def routes(_: ServerState) -> list[Entry]:
+    made, meant = list[bytes](), meanings()
+
+    async def openapi(request: Request) -> Response:
+        if not made:
+            made.append(msgspec.json.encode(document(request.app.routes, meant)))
+        return Response(made[0], media_type="application/json")
+
+    async def docs(_: Request) -> Response:
+        return page("tureen API", asset("docs.html"), script=asset("docs.js"))
+
+    return [
+        Entry("/openapi.json", openapi, access="open", docs=Docs("Server", "This document.")),
+        Entry("/docs", docs, access="open", docs=Docs("Server", "The page that shows it.", answer="text/html")),
+    ]
+
+
+def document(routes: Iterable[BaseRoute], meant: Meanings) -> Schema:
+    """The OpenAPI document of all routes that say what they are."""
+    entries = [(route, route.docs) for route in routes if isinstance(route, Entry) and route.docs is not None]
+    paths: dict[str, Schema] = {}
+    for entry, docs in entries:
+        operations = paths.setdefault(entry.path_format, {})
+        methods = sorted((entry.methods or set()) - {"HEAD"})
+        operations |= {method.lower(): _operation(entry, docs, method) for method in methods}
+    bodies = {body for _, docs in entries for body in docs.bodies}
+    errors = {docs.error.name: docs.error.schema for _, docs in entries if docs.error is not None}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tureen", "version": "1", "description": ABOUT},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": api} for api in dict.fromkeys(docs.api for _, docs in entries)],
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(bodies, meant) | {"Error": ERROR} | errors,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key: --api-key."},
+                "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key: --admin-api-key."},
+            },
+        },
+    }
+
+
+def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
+    name = entry.path_format.strip("/").replace("/", "_").replace("{", "").replace("}", "") or "root"
+    schemes: dict[str, list[Schema]] = {"open": [], "user": [{"key": []}], "admin": [{"admin_key": []}]}
+    operation: Schema = {
+        "operationId": f"{method.lower()}_{name}",
+        "tags": [docs.api],
+        "summary": docs.summary,
+        "security": schemes[entry.access],
+        "responses": _responses(entry, docs),
+    }
+    parameters = [
+        {"name": one, "in": "path", "required": True, "schema": {"type": "string"}} for one in entry.param_convertors
+    ] + [
+        {"name": one, "in": "header", "description": meaning, "schema": {"type": "string"}}
+        for one, meaning in docs.headers.items()
+    ]
+    if entry.is_limited and docs.bodies:
+        parameters.append(IDEMPOTENCY_KEY)
+    if parameters:
+        operation["parameters"] = parameters
+    if docs.bodies:
+        references = [{"$ref": REFERENCE.format(name=_name(body))} for body in docs.bodies]
+        schema = references[0] if len(references) == 1 else {"anyOf": references}
+        content = {"schema": schema, "example": docs.example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+def _responses(entry: Entry, docs: Docs) -> Schema:
+    kinds = [kind for kind in (docs.answer, docs.stream) if kind is not None]
+    statuses = ALWAYS | WITH_ENGINE | (WITH_KEY if entry.access != "open" else {})
+    statuses |= WITH_BODY if docs.bodies else (WITH_NAME if entry.param_convertors else {})
+    own = None if docs.error is None else docs.error.name
+    shapes: list[Schema] = [{"$ref": REFERENCE.format(name=name)} for name in ("Error", own) if name is not None]
+    error = {"application/json": {"schema": shapes[0] if own is None else {"anyOf": shapes}}}
+    answer = {"description": "The answer.", "content": {kind: {} for kind in kinds}}
+    failures = {str(status): {"description": why, "content": error} for status, why in sorted(statuses.items())}
+    return {"200": answer} | failures
+
+
+def _name(struct: type[msgspec.Struct]) -> str:
+    return struct.__name__
+
+
+def _schemas(bodies: Iterable[type[msgspec.Struct]], meant: Meanings) -> dict[str, Schema]:
+    """JSON schemas of bodies and of what stands in them, by the names of the structs."""
+    wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in meant)}
+    kinds = [*sorted(wanted, key=_name), *meant.values()]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    for (struct, name), kind in meant.items():
+        [shown], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+        for one in wanted:
+            if issubclass(one, struct):
+                fields = schemas[_name(one)]["properties"]
+                fields[name] = shown | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
+    own = schemas[SamplingParams.__name__]["properties"]
+    own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
+    for schema in schemas.values():
+        required = schema.get("required", ())
+        for name, one in schema.get("properties", {}).items():
+            if name not in required:
+                schema["properties"][name] = _or_null(one)
+    return schemas
+
+
+def _or_null(schema: Schema) -> Schema:
+    """A field that may be left out may be null."""
+    about = {key: schema[key] for key in ABOUT_FIELD if key in schema}
+    kind = {key: value for key, value in schema.items() if key not in about}
+    if not kind or {"type": "null"} in kind.get("anyOf", ()):
+        return schema
+    return {"anyOf": [*(kind["anyOf"] if list(kind) == ["anyOf"] else [kind]), {"type": "null"}]} | about

@@ -1,0 +1,347 @@
+"""A language as rules over terminals that a greedy lexer without backtracking is never wrong about.
+
+An expression that is marked as Terminal becomes a terminal. So do the largest regular parts of the rest, as long as it
+is certain where they end; where it is not, they are cut up, down to single characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import is_
+
+from tureen.grammar.backends.ambiguity import Ambiguity
+from tureen.grammar.expression import (
+    EMPTY,
+    NOTHING,
+    Both,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    RuleCall,
+    Terminal,
+    Text,
+)
+from tureen.grammar.regular import Automaton, automaton, is_empty, rules_of
+from tureen.grammar.rules import (
+    calls,
+    can_be_empty,
+    can_end,
+    chain,
+    choice,
+    holding,
+    parts,
+    reachable,
+    repeat,
+    replaced,
+)
+
+MAX_DEPTH = 200
+MAX_INLINED = 200
+"""Parts of a rule that is written out where it is called."""
+
+MAX_INLINED_DEPTH = 100
+
+MAX_COMPARED = 400
+"""With more terminals than these, what is not marked is cut up at once, without looking for what is certain."""
+
+MAX_ROUNDS = 16
+"""Rounds of finding what is not certain; after them all that is not marked is cut up."""
+
+MAX_CUT_STATES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lexed:
+    """A language whose rules are made of calls only: of rules (r0, r1, …) and of terminals (T0, T1, …)."""
+
+    start: Expression
+    rules: Mapping[str, Expression]
+    terminals: Mapping[str, Expression]
+
+
+def lexed(language: Language) -> Lexed:
+    """The same language. Raises GrammarError: nothing matches, it is nested too deep, or too large to be cut up."""
+    lifting = Lifting(pruned(language))
+    made = lifting.result()
+    while lifting.cut_uncertain(made):
+        made = lifting.result()
+    return made
+
+
+def lifted(language: Language) -> Lexed:
+    """The same for what needs no lexer: nothing is cut up."""
+    return Lifting(pruned(language)).result()
+
+
+def pruned(language: Language) -> Language:
+    """Removes rules that are part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
+    has_nothing = check_depth(language)
+    rules = {name: _settled(rule) for name, rule in language.rules.items()}
+    start = _settled(language.start)
+    ending = holding(rules, can_end)
+    if not can_end(start, ending):
+        raise GrammarError("no text at all fits: the parts of the grammar contradict each other")
+    is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
+    if is_settled and not has_nothing and len(ending) == len(rules):
+        return language
+    rules = {name: _live(rule, ending) for name, rule in rules.items() if name in ending}
+    start = _live(start, ending)
+    return Language(start, reachable(start, rules))
+
+
+def _settled(expression: Expression) -> Expression:
+    """With Choice(()) for what is combined or excluded so that nothing is left."""
+    match expression:
+        case Both(first, Not(second)) if _is_endless(first) and _is_endless(second) is False:
+            return expression
+        case Both() | Not():
+            return NOTHING if is_empty(expression) else expression
+        case Terminal(item):
+            made = _settled(item)
+            return expression if made is item else Terminal(made)
+        case Chain(items) | Choice(items):
+            all_made = tuple(map(_settled, items))
+            return expression if all(map(is_, all_made, items)) else type(expression)(all_made)
+        case Repeat(item, least, most):
+            made = _settled(item)
+            return expression if made is item else Repeat(made, least, most)
+    return expression
+
+
+def _is_endless(expression: Expression) -> bool | None:
+    """It matches infinitely many strings. None where a quick look does not tell."""
+    match expression:
+        case Text():
+            return False
+        case Chars(ranges):
+            return False if ranges else None
+        case Chain(items) | Choice(items) if items:
+            inside = [_is_endless(item) for item in items]
+            return None if None in inside else True in inside
+        case Repeat(item, _, most):
+            inner = _is_endless(item)
+            return inner if most else True if most is None and inner is not None and not can_be_empty(item) else None
+    return None
+
+
+def _live(expression: Expression, ending: set[str]) -> Expression:
+    """The expression without alternatives that match nothing."""
+    match expression:
+        case Chain(items):
+            return chain(_live(item, ending) for item in items)
+        case Choice(items):
+            return choice(_live(item, ending) for item in items if can_end(item, ending))
+        case Repeat(item, least, most):
+            return repeat(_live(item, ending), least, most) if can_end(item, ending) else EMPTY
+        case Terminal(item):
+            return Terminal(_live(item, ending))
+    return expression
+
+
+def check_depth(language: Language) -> bool:
+    """Whether it has a part that visibly matches nothing. Raises GrammarError when it is nested deeper than
+    MAX_DEPTH."""
+    level = [language.start, *language.rules.values()]
+    has_nothing = False
+    for _ in range(MAX_DEPTH):
+        has_nothing = has_nothing or NOTHING in level or NO_CHAR in level
+        level = [part for expression in level for part in parts(expression)]
+        if not level:
+            return has_nothing
+    raise GrammarError(f"the grammar is nested too deep: at most {MAX_DEPTH} levels")
+
+
+def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
+    """Returns the ids of the parts of the language that hold a mark, or a call of a rule that is not flat."""
+    found: set[int] = set()
+
+    def note(expression: Expression) -> bool:
+        if isinstance(expression, RuleCall | Terminal):
+            firm = isinstance(expression, Terminal) or expression.name not in flat
+        else:
+            inside = [note(part) for part in parts(expression)]
+            firm = True in inside
+        if firm:
+            found.add(id(expression))
+        return firm
+
+    for expression in (language.start, *language.rules.values()):
+        note(expression)
+    return found
+
+
+class Lifting:
+    """Makes terminals of a language's regular parts, and cuts up those that are not certain."""
+
+    def __init__(self, language: Language) -> None:
+        self._flat = flat_rules(language.rules, MAX_INLINED)
+        self._names = {name: f"r{index}" for index, name in enumerate(language.rules)}
+        self._terminals: dict[Expression, str] = {}  # by what they match
+        self._marked: set[str] = set()
+        self._machines: dict[str, Automaton | None] = {}
+        self._firm = firm_parts(language, self._flat)
+        self._start = self._lift(language.start)
+        self._rules = {
+            self._names[name]: self._lift(rule) for name, rule in language.rules.items() if name not in self._flat
+        }
+        self._rounds = 0
+
+    def result(self) -> Lexed:
+        """The language as it is split by now."""
+        by_name = {name: item for item, name in self._terminals.items()}
+        needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
+        rules = {name: rule for name, rule in needed.items() if name not in by_name}
+        return Lexed(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
+
+    def cut_uncertain(self, made: Lexed) -> bool:
+        """Cut up what a lexer could be wrong about; False if there is nothing."""
+        self._rounds += 1
+        loose = [name for name, item in made.terminals.items() if name not in self._marked and _can_be_cut(item)]
+        if not loose or (isinstance(made.start, RuleCall) and made.start.name in made.terminals):
+            return False
+        if len(made.terminals) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
+            pieces = {name: self._pieces(made.terminals[name]) for name in loose}
+        else:
+            pieces = self._certain_pieces(made)
+        self._start = _over_terminals(replaced(self._start, lambda name: pieces.get(name) or RuleCall(name)))
+        self._rules = {
+            rule: _over_terminals(replaced(body, lambda name: pieces.get(name) or RuleCall(name)))
+            for rule, body in self._rules.items()
+        }
+        return bool(pieces)
+
+    def _certain_pieces(self, made: Lexed) -> dict[str, Expression]:
+        """Returns the expressions that take the place of the terminals that are not certain."""
+        pieces: dict[str, Expression] = {}
+        for name, other in Ambiguity(made.start, made.rules, made.terminals, self._machines).conflicts():
+            cut = other if _can_be_cut(made.terminals[other]) else name
+            if cut in pieces or (name == other and name in self._marked):
+                continue
+            item = made.terminals[cut]
+            if isinstance(item, Chain) and len(item.items) > 2:  # where it ends, or may have ended, matters first
+                at = len(item.items) - 1 if name == other else 1
+                item = Chain((chain(item.items[:at]), chain(item.items[at:])))
+            pieces[cut] = self._pieces(item)
+        return pieces
+
+    def _lift(self, expression: Expression) -> Expression:
+        if id(expression) not in self._firm:
+            return self._loose(expression)
+        match expression:
+            case Terminal(item):
+                return self._terminal(item, marked=True)
+            case RuleCall(name):
+                return RuleCall(self._names[name])
+            case Chain(items):
+                return Chain(tuple(self._lifted_run(items)))
+            case Choice(items):
+                return Choice(tuple(self._lift(item) for item in items))
+            case Repeat(item, least, most):
+                return Repeat(self._lift(item), least, most)
+        raise GrammarError("only what is regular can be excluded or combined")
+
+    def _lifted_run(self, items: tuple[Expression, ...]) -> list[Expression]:
+        """The items of a chain; neighbours that are regular and not marked are one terminal."""
+        made: list[Expression] = []
+        for is_firm, group in groupby(items, lambda item: id(item) in self._firm):
+            run = tuple(group)
+            made += map(self._lift, run) if is_firm else [self._loose(chain(run))]
+        return made
+
+    def _loose(self, expression: Expression) -> Expression:
+        item = replaced(expression, self._flat.__getitem__)
+        return EMPTY_CHAIN if item == EMPTY else self._terminal(item)
+
+    def _terminal(self, item: Expression, *, marked: bool = False) -> Expression:
+        name = self._terminals.setdefault(item, f"T{len(self._terminals)}")
+        if marked:
+            self._marked.add(name)
+        return RuleCall(name)
+
+    def _pieces(self, item: Expression) -> Expression:
+        match item:
+            case Text(text):
+                return Chain(tuple(self._terminal(Chars(((ord(char), ord(char)),))) for char in text))
+            case Chain(items):
+                return Chain(tuple(self._terminal(part) for part in items))
+            case Choice(items):
+                return Choice(tuple(self._terminal(part) for part in items))
+            case Repeat(part, least, most):
+                return Repeat(self._terminal(part), least, most)
+            case Terminal(part):
+                return self._terminal(part)
+        return self._by_characters(item)
+
+    def _by_characters(self, item: Expression) -> Expression:
+        """The rules of its automaton."""
+        made = rules_of(automaton(item, MAX_CUT_STATES), f"a{len(self._rules)}x")
+        for name, rule in made.rules.items():
+            self._names[name] = name
+            self._rules[name] = self._lift_characters(rule)
+        return made.start
+
+    def _lift_characters(self, rule: Expression) -> Expression:
+        match rule:
+            case Chars():
+                return self._terminal(rule)
+            case Chain(items):
+                return Chain(tuple(self._lift_characters(item) for item in items))
+            case Choice(items):
+                return Choice(tuple(self._lift_characters(item) for item in items))
+        return EMPTY_CHAIN if rule == EMPTY else rule
+
+
+EMPTY_CHAIN = Chain(())
+NO_CHAR = Chars(())
+
+
+def _over_terminals(expression: Expression) -> Expression:
+    """With EMPTY_CHAIN for what is empty, and may stand anywhere in it."""
+    match expression:
+        case Chain(items) | Choice(items):
+            return type(expression)(tuple(map(_over_terminals, items)))
+        case Repeat(item, least, most):
+            return Repeat(_over_terminals(item), least, most)
+    return EMPTY_CHAIN if expression == EMPTY else expression
+
+
+def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:
+    """The regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
+    flat: dict[str, Expression] = {}
+    extents: dict[str, tuple[int, int]] = {}
+    fresh = True
+    while fresh:
+        fresh = False
+        for name, rule in reversed(list(rules.items())):  # callers mostly come first
+            if name in flat or any(called not in flat for called in calls(rule)) or _is_marked(rule):
+                continue
+            size, depth = _extent(rule, extents)
+            if size <= max_parts and depth <= MAX_INLINED_DEPTH:
+                flat[name] = replaced(rule, flat.__getitem__)
+                extents[name] = size, depth
+                fresh = True
+    return flat
+
+
+def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """How many parts it has and how deep they are nested, with the calls written out."""
+    if isinstance(expression, RuleCall):
+        return of_calls[expression.name]
+    inside = [_extent(part, of_calls) for part in parts(expression)]
+    return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+
+
+def _is_marked(expression: Expression) -> bool:
+    return isinstance(expression, Terminal) or any(map(_is_marked, parts(expression)))
+
+
+def _can_be_cut(item: Expression) -> bool:
+    """It is not a single character."""
+    return not isinstance(item, Chars) and not (isinstance(item, Text) and len(item.text) <= 1)

@@ -1,0 +1,70 @@
+"""The parts of the schema compiler that need each other, as the callee sees its caller.
+
+A JSON value holds values: what works on arrays and objects is called by, and calls, what works on all values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from tureen.grammar.expression import Expression, RuleCall
+from tureen.grammar.schema.document import Schema, Scope
+from tureen.grammar.schema.key_sets import KeySets
+from tureen.grammar.schema.shapes import ArrayShape, ObjectShape, ValueSet, ValueShape
+
+
+class SetAlgebra(Protocol):
+    """Set operations on nodes, as the arrays and objects that hold these nodes need them. See Algebra."""
+
+    keys: KeySets
+    nothing: ValueSet
+    anything: ValueSet
+    any_array: ArrayShape
+    any_object: ObjectShape
+
+    def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet: ...
+
+    def none_of(self, node: ValueSet) -> ValueSet: ...
+
+    def covers(self, node: ValueSet, other: ValueSet) -> bool: ...
+
+    def is_nothing(self, node: ValueSet) -> bool: ...
+
+    def shape(self, node: ValueSet) -> ValueShape: ...
+
+
+class SubschemaReader(Protocol):
+    """Reads schemas inside a schema, as the keywords "unevaluated…" need it. See Reader."""
+
+    def node(self, schema: Schema, scope: Scope) -> ValueSet: ...
+
+    def own(self, schema: dict[str, Any], scope: Scope) -> ValueSet: ...
+
+    def later(self, schema: Schema, scope: Scope) -> ValueSet: ...
+
+    def enter(self, schema: Schema, scope: Scope) -> Scope: ...
+
+    def inside(self, schema: Schema) -> AbstractContextManager[None]: ...
+
+    def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema: ...
+
+    def having(self, *keys: str) -> ValueSet: ...
+
+
+class RuleWriter(Protocol):
+    """Writes the values inside arrays and objects as rules. See Writer."""
+
+    leaves_out: bool
+
+    @property
+    def algebra(self) -> SetAlgebra: ...
+
+    def value(self, node: ValueSet) -> Expression: ...
+
+    def reserve(self) -> RuleCall: ...
+
+    def define(self, call: RuleCall, expression: Expression) -> None: ...
+
+    def rule(self, expression: Expression) -> Expression: ...

@@ -1,0 +1,141 @@
+"""Certificates, keys and revocation lists for TLS, checked before they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from tureen.errors import StartupError
+from tureen.requests.keys import read_file, read_secret
+
+CRL_BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")
+
+
+@contextlib.contextmanager
+def _fault(flag: str, path: str, what: str) -> Iterator[None]:
+    """What goes wrong inside is a StartupError: the parsers' own messages say little to an operator."""
+    try:
+        yield
+    except (ValueError, TypeError, UnsupportedAlgorithm, OSError) as error:
+        reason = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
+        raise StartupError(f"{flag} {path}: {what}{reason}") from None
+
+
+@contextlib.contextmanager
+def _named(content: bytes) -> Iterator[str]:
+    """A name for what was read and checked, for a library that takes only names: the file's may be another's now."""
+    with open(os.memfd_create("pem"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_path: str | None) -> None:
+    """Raises StartupError."""
+    cert, key = read_file("--tls-cert", cert_path), read_secret("--tls-key", key_path)
+    chain = _certificates("--tls-cert", cert_path, cert)
+    password = None
+    if password_path is not None:
+        password = read_secret("--tls-key-password-file", password_path).rstrip(b"\r\n")
+    public = _public_key(key_path, key, password, password_path)
+    with _fault("--tls-cert", cert_path, "its kind of key is not supported"):
+        certified = _encoded(chain[0].public_key())
+    if public != certified:
+        raise StartupError(
+            f"--tls-key {key_path}: it is not the key of the first certificate in --tls-cert {cert_path}"
+        )
+    what = f"TLS does not take it with --tls-key {key_path}"
+    with _fault("--tls-cert", cert_path, what), _named(cert) as cert_name, _named(key) as key_name:
+        context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")  # never asks a terminal
+
+
+def _public_key(path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
+    what = "there is no PEM private key in it"
+    if b"ENCRYPTED" in content:
+        what = f"the password in --tls-key-password-file {password_path} does not open it"
+        if password is None:
+            what = "it is encrypted; give the file with its password as --tls-key-password-file"
+    elif password is not None:
+        what += f", or it is not encrypted and --tls-key-password-file {password_path} is to be left out"
+    with _fault("--tls-key", path, what):
+        return _encoded(load_pem_private_key(content, password).public_key())
+
+
+def _encoded(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate]:
+    with _fault(flag, path, "there is no proper PEM certificate in it"):
+        found = x509.load_pem_x509_certificates(content)
+    now = datetime.datetime.now(datetime.UTC)
+    for certificate in found:
+        if certificate.not_valid_after_utc < now:
+            raise StartupError(
+                f"{flag} {path}: a certificate in it expired at {certificate.not_valid_after_utc:%F %T} UTC"
+            )
+        if certificate.not_valid_before_utc > now:
+            start = certificate.not_valid_before_utc
+            raise StartupError(f"{flag} {path}: a certificate in it is not valid before {start:%F %T} UTC")
+    return found
+
+
+def load_authorities(context: ssl.SSLContext, path: str) -> list[x509.Certificate]:
+    """Who may sign clients' certificates. Raises StartupError."""
+    authorities = _certificates("--tls-ca", path, read_file("--tls-ca", path))
+    pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
+    with _fault("--tls-ca", path, "TLS does not take it"):
+        context.load_verify_locations(cadata=pem.decode())
+    return authorities
+
+
+def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.Certificate]) -> None:
+    """Every certificate on the way from a client's to the root is looked up, so that every CA needs its list.
+
+    Raises StartupError.
+    """
+    content = read_file("--tls-crl", path)
+    if OTHER_BLOCK.search(content):
+        raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")  # it would be trusted
+    with _fault("--tls-crl", path, "there is no proper PEM revocation list in it"):
+        lists = [x509.load_pem_x509_crl(block) for block in CRL_BLOCK.findall(content)]
+    if not lists:
+        raise StartupError(f"--tls-crl {path}: there is no PEM revocation list in it")
+    for crl in lists:
+        _check_times(crl, path)
+        if not any(_has_signed(authority, crl) for authority in authorities):
+            raise StartupError(f"--tls-crl {path}: a list in it is not signed by a CA in --tls-ca")
+    for authority in authorities:
+        if not any(_has_signed(authority, crl) for crl in lists):
+            name = authority.subject.rfc4514_string()
+            raise StartupError(f"--tls-crl {path}: it has no list of the CA {name!r}, so its clients would be refused")
+    with _fault("--tls-crl", path, "TLS does not take it"), _named(content) as name:
+        context.load_verify_locations(cafile=name)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+
+
+def _check_times(crl: x509.CertificateRevocationList, path: str) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if crl.next_update_utc is not None and crl.next_update_utc < now:
+        raise StartupError(f"--tls-crl {path}: a list in it expired at {crl.next_update_utc:%F %T} UTC")
+    if crl.last_update_utc > now:
+        raise StartupError(f"--tls-crl {path}: a list in it is not valid before {crl.last_update_utc:%F %T} UTC")
+
+
+def _has_signed(authority: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    if authority.subject != crl.issuer:
+        return False
+    try:
+        return crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]  # others raise TypeError
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return False

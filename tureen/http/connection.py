@@ -1,0 +1,328 @@
+"""An HTTP/1.1 connection: uvicorn's, with a limit on all bytes that are no body, the TLS client's name, errors in our
+shape."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import ssl
+import sys
+import uuid
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast
+
+import httptools
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tureen.errors import HeadersTooLarge, InvalidRequest, RequestTimeout, TureenError, Unavailable
+from tureen.http.awake import AwakeTimer
+from tureen.http.call import call_of
+from tureen.http.errors import error_object
+from tureen.http.head import authority, body_length
+from tureen.http.tls import subject_name
+
+MAX_FRAMING_BYTES = 64 << 10
+"""All of a request that is no body: request line, headers, sizes and extensions of chunks, trailers."""
+BODY_BYTES_PER_FRAMING_BYTE = 8
+"""So many bytes of a body in chunks allow one more."""
+MAX_HEADERS = 256
+MAX_UNREAD_BYTES = 64 << 10
+"""Of requests that came before the last one was answered; with more, nothing is read until it is."""
+MAX_DISCARDED_BYTES = 32 << 20
+"""Of a body that comes after the answer. Who is cut off while sending may not see the answer."""
+MAX_PIECE_BYTES = 16 << 10
+"""Most that the parser gets between two looks at the limits, but for a body whose length is known."""
+MAX_PIECES = 64
+"""Most that the parser gets before others have their turn."""
+HEAD_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 60.0
+"""A client that takes nothing of its answer for so long is taken for gone."""
+END = b"\r\n\r\n"
+"""So ends a head, and a body in chunks."""
+
+
+class Phase(enum.Enum):
+    BETWEEN = enum.auto()  # nothing of the next request was seen
+    HEAD = enum.auto()
+    BODY = enum.auto()  # up to the end of the request, trailers too
+
+
+class Admission(NamedTuple):
+    """The limits and the books of what a server lets in."""
+
+    max_connections: int = sys.maxsize
+    note_refusal: Callable[[str, TureenError], None] = lambda *_: None
+    """Called with the id and the error of a refusal that no application hears of."""
+
+
+class Connection(HttpToolsProtocol):
+    """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
+    it is answered. An upgrade to another protocol is not heard.
+
+    The parser gets at most one request at a time, so that each byte counts for the right one. The call in the
+    scope has the name in the verified certificate of the client, "" without one.
+    """
+
+    def __init__(self, *args: Any, admission: Admission | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._admission = admission or Admission()
+        self._late: AwakeTimer | None = None  # set while a head is awaited
+        self._stalled: AwakeTimer | None = None  # set while the client has to take something
+        self._phase = Phase.BETWEEN
+        self._unread = bytearray()
+        self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
+        self._seam = b""  # the last bytes that were read: END may begin in them
+        self._framing_bytes = 0
+        self._body_bytes = 0
+        self._body_left: int | None = 0  # None: it comes in chunks
+        self._context: ssl.SSLContext | None = None
+        self._client_name = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._context = transport.get_extra_info("sslcontext")
+        self._client_name = subject_name(transport.get_extra_info("peercert"))
+        if len(self.connections) > self._admission.max_connections:
+            self._refuse(_too_many(self._admission.max_connections))
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._stop_watching()
+        self._unread.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        if self._turn is None:
+            self._read()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_writing()
+        if self._turn is None:
+            self._read()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def on_message_begin(self) -> None:
+        if self._phase is Phase.BODY:
+            return  # see _ignore_upgrade
+        if self._is_answering:
+            raise InvalidRequest("a request must end with CR LF", code="invalid_http")
+        self._unset_keepalive_if_required()
+        super().on_message_begin()
+        self._phase = Phase.HEAD
+        call_of(cast(Scope, self.scope)).client_name = self._client_name
+        self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        if self._phase is Phase.HEAD:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase is not Phase.HEAD:
+            return  # a trailer: never a header (RFC 9110, 6.5)
+        if len(self.headers) == MAX_HEADERS:
+            raise HeadersTooLarge(f"the request has more than {MAX_HEADERS} header lines")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._phase is not Phase.HEAD:
+            return
+        self._stop_waiting()
+        self._check_framing()
+        host, version = authority(self.url), self.parser.get_http_version()
+        if host is not None:
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
+        self._body_left = body_length(self.parser.get_method(), version, self.headers)
+        if version == "1.0":
+            self.expect_100_continue = False
+            self.app = _unchunked(self.app, lambda: self.cycle)  # for its last request
+        super().on_headers_complete()
+        self._phase = Phase.BODY
+        if self._context is not self.config.ssl or self.expect_100_continue:
+            self.cycle.keep_alive = False  # who waits for leave to send a body may send none: what came next is unknown
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body)
+        self._body_bytes += len(body)
+        if self._body_left is not None:
+            self._body_left -= len(body)
+        super().on_body(body)
+        if self.cycle.response_complete and self._body_bytes > MAX_DISCARDED_BYTES:
+            self.transport.close()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser takes what comes for another protocol; see _ignore_upgrade
+        self._phase = Phase.BETWEEN
+        self._framing_bytes = self._body_bytes = 0
+        super().on_message_complete()
+
+    def retire(self) -> None:
+        """The certificates have changed: the request that is under way is this connection's last."""
+        if self._late is None:
+            self.shutdown()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _read(self) -> None:
+        """Parse what has come, up to the end of a request that is not answered."""
+        self._turn = None
+        for _ in range(MAX_PIECES):
+            if not self._may_read():
+                break
+            self._parse_piece()
+        if self._may_read():
+            self._turn = self.loop.call_soon(self._read)
+        if self.transport.is_closing():
+            self._unread.clear()
+        elif len(self._unread) > MAX_UNREAD_BYTES:
+            self.transport.pause_reading()
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse_piece(self) -> None:
+        size = self._piece_size()
+        piece = bytes(self._unread[:size])
+        del self._unread[:size]
+        self._seam = (self._seam + piece[-3:])[-3:]
+        self._framing_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+            self._check_framing()
+            if self._phase is Phase.BETWEEN:
+                self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserError as error:
+            why = error.__context__  # what we raised, where it was us
+            told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
+            self._refuse(why if isinstance(why, TureenError) else told)
+        except HeadersTooLarge as error:
+            self._refuse(error)
+
+    def _may_read(self) -> bool:
+        is_held = self._phase is Phase.BETWEEN and self._is_answering
+        return bool(self._unread) and not is_held and not self.transport.is_closing()
+
+    def _piece_size(self) -> int:
+        """How much the parser may get: nothing beyond the end of the request."""
+        if self._body_left:
+            return self._body_left
+        across = (self._seam + self._unread[:3]).find(END)
+        if across >= 0:
+            return across + len(END) - len(self._seam)
+        end = self._unread.find(END, 0, MAX_PIECE_BYTES)
+        return MAX_PIECE_BYTES if end < 0 else end + len(END)
+
+    def _ignore_upgrade(self) -> None:
+        """Go on with the request's body in a new parser, which begins with a head of the same framing."""
+        self.parser = httptools.HttpRequestParser(self)
+        chunked, known = b"Transfer-Encoding: chunked", b"Content-Length: %d" % (self._body_left or 0)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + (chunked if self._body_left is None else known) + END)
+
+    def _check_framing(self) -> None:
+        if self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes // BODY_BYTES_PER_FRAMING_BYTE:
+            what = "the request line, headers" + (", chunk sizes and trailers" if self._phase is Phase.BODY else "")
+            raise HeadersTooLarge(f"{what} are larger than {MAX_FRAMING_BYTES} bytes")
+
+    def _await_head(self) -> None:
+        self._stop_waiting()
+        self._late = AwakeTimer(HEAD_TIMEOUT_S, self._on_late)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _on_late(self) -> None:
+        self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
+
+    def _watch_writing(self) -> None:
+        """The client must take some of what is written, in time, also when the connection is to be closed after it."""
+        self._stop_watching()
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes:
+            self._stalled = AwakeTimer(WRITE_TIMEOUT_S, partial(self._look_at_writing, num_bytes))
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_at_writing(self, num_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._watch_writing()
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: TureenError) -> None:
+        """Answer, unless this request or one before it has begun to be answered, and close."""
+        is_heard = self._phase is Phase.BODY  # the application has the request
+        has_begun = self.cycle.response_started if is_heard else self._is_answering
+        if not has_begun:
+            request_id = uuid.uuid4().hex[:12]
+            if is_heard:
+                call = call_of(cast(Scope, self.scope))
+                request_id = call.request_id = call.request_id or request_id
+                call.refusal_status = error.status
+            else:
+                self._admission.note_refusal(request_id, error)
+            self.transport.write(_refusal(request_id, error))
+        self.transport.close()
+        self._watch_writing()
+
+
+def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
+    """The application for HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection (RFC 9112,
+    6.3)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle().chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle().expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer
+
+
+def _refusal(request_id: str, error: TureenError) -> bytes:
+    """An answer, after which the connection is closed."""
+    body = msgspec.json.encode(error_object(error))
+    more = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{more}connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _too_many(most: int) -> Unavailable:
+    return Unavailable(
+        f"{most} connections are open, the most that this server takes: three in four of the files that it may open "
+        "(ulimit -n); close some, or try again later",
+        code="too_many_connections",
+    )

@@ -1,0 +1,84 @@
+"""A request's head, as RFC 9110 and RFC 9112 want it, where the parser lets more through.
+
+Whoever stands before this server (a proxy, a filter) must see the same requests in the same bytes, for the same host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from tureen.errors import InvalidRequest, echo
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in small letters."""
+
+ONCE = frozenset(
+    b"host content-length transfer-encoding content-type authorization x-api-key origin sec-fetch-site "
+    b"last-event-id".split()
+)
+"""What is decided by these headers must not depend on which of two is looked at."""
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
+_AUTHORITY = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
+
+
+def body_length(method: bytes, version: str, headers: Headers) -> int | None:
+    """How many bytes the body has; None = it comes in chunks. Raises InvalidRequest for a head that leaves doubt."""
+    if version not in ("1.0", "1.1"):
+        raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1", code="invalid_http")
+    if method == b"CONNECT":
+        raise InvalidRequest("this server is no proxy: it knows no CONNECT", code="invalid_http")
+    found: dict[bytes, str] = {}
+    for name, value in headers:
+        if name in found and name in ONCE:
+            raise _wrong(name, f"is there more than once, with {echo(found[name])} first; send it once")
+        found[name] = value.decode("latin-1").strip(" \t")
+    host = found.get(b"host")
+    if host is None and version == "1.1":
+        raise _wrong(b"host", "is missing; send the name that the server is called by")
+    if host is not None and host_name(host) is None:
+        raise _wrong(b"host", f"must be NAME or NAME:PORT, got {echo(host)}")
+    coding = found.get(b"transfer-encoding")
+    if coding is None:
+        return int(found.get(b"content-length", 0))
+    if coding.lower() != "chunked" or version == "1.0" or b"content-length" in found:
+        raise _wrong(
+            b"transfer-encoding",
+            f"must be 'chunked', in HTTP/1.1 and without Content-Length, got {echo(coding)} in HTTP/{version}",
+        )
+    return None
+
+
+def host_name(host: str) -> str | None:
+    """Of a Host header: without the port, in small letters, an IPv6 address in its short form; None = it is no host."""
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[2] or 0) > 65535:
+        return None
+    name = match[1].lower()
+    if not name.startswith("["):
+        return name
+    try:
+        return str(ipaddress.IPv6Address(name[1:-1]))
+    except ValueError:
+        return None
+
+
+def authority(target: bytes) -> bytes | None:
+    """The host in a target in absolute form, which counts instead of the header; None = there is none.
+
+    Raises InvalidRequest for a target that is neither a path nor a URL of http or https, and for one with a fragment,
+    which some readers drop and others take for a part of the path.
+    """
+    match = None if target.startswith(b"/") else _AUTHORITY.match(target)
+    if b"#" in target or not (match or target.startswith(b"/")):
+        allowed = "the request target must be a path or an http:// URL, without #"
+        raise InvalidRequest(f"{allowed}, got {echo(target.decode('latin-1'))}", code="invalid_http")
+    return match[1] if match else None
+
+
+def _wrong(name: bytes, problem: str) -> InvalidRequest:
+    title = name.decode().title()
+    return InvalidRequest(
+        f"the header {title} {problem}", field=title, code=f"invalid_{title.lower().replace('-', '_')}"
+    )

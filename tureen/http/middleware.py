@@ -1,0 +1,256 @@
+"""Around every request: its id, host check, access, body limit, access log. All is decided before a body is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import time
+import uuid
+from typing import cast
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tureen.config import Config
+from tureen.errors import (
+    Forbidden,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    TureenError,
+    echo,
+)
+from tureen.http.awake import AwakeTimer
+from tureen.http.call import ClientCall, call_of, rendered
+from tureen.http.dialect import Entry
+from tureen.http.head import host_name
+from tureen.http.listener import LOOPBACK
+from tureen.log import RateLimit, get_logger
+from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
+from tureen.requests.quotas import Account
+from tureen.requests.state import ServerState
+from tureen.requests.work import ClientWork, serving
+
+QUIET_PATHS = ("/health", "/metrics")
+FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+"""With one of these a program speaks for somebody else."""
+
+BODY_GRACE_S = 30.0
+MIN_BODY_RATE = 16 << 10
+"""Bytes a second that a client must send after the grace. What the server itself takes is not counted."""
+MAX_BODY_S = 600.0
+CLIENT_GONE_STATUS = 499
+"""In the log and the metrics only: nobody is there to see it."""
+
+log = get_logger("http")
+
+
+class Gate:
+    """Lets a request through to the app, or answers it with an error. Logs it either way, never its content."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        self._config = state.context.config
+        self._bad_requests = RateLimit(count=20, interval_s=1.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = call_of(scope)
+        call.request_id = call.request_id or uuid.uuid4().hex[:12]
+        call.send_part = send
+        started_s, status = time.monotonic(), 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                more = [] if call.work is None else call.work.account.headers()
+                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *more]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            check_host(scope, self._config)
+            route = find_route(scope)
+            if isinstance(route, Entry):
+                call.render_error = route.render_error
+            check_access(scope, route, self._state.keys)
+            with self._visit(call, scope, route) as account:
+                if account is not None:
+                    call.work = ClientWork(account)
+                await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
+        except TureenError as error:
+            await rendered(error, scope)(scope, receive, send_noting)
+        finally:
+            self._note(call, scope, status, time.monotonic() - started_s)
+
+    def _visit(
+        self, call: ClientCall, scope: Scope, route: BaseRoute | None
+    ) -> contextlib.AbstractContextManager[Account] | contextlib.nullcontext[None]:
+        """The account that what users send here is booked to."""
+        if not isinstance(route, Entry) or not route.is_limited:
+            return contextlib.nullcontext()
+        return self._state.quotas.visit(call.who(scope), call.limits)
+
+    def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
+        is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
+        status = call.refusal_status or status
+        self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
+        if scope["path"] in QUIET_PATHS:
+            return
+        left_out = self._bad_requests.admit() if 400 <= status < 500 and not is_gone else 0
+        if left_out is not None:
+            more = f" ({left_out} like it left out)" if left_out else ""
+            path = scope["path"][:80] if scope["path"].isprintable() else "?"
+            who = f" by {call.client_name}" if call.client_name else ""
+            shown = f"client gone after {call.num_tokens} tokens," if is_gone else status
+            method, elapsed_ms = scope["method"], seconds * 1e3
+            log.info("%s %s %s %s %.0f ms%s%s", call.request_id, method, path, shown, elapsed_ms, who, more)
+
+
+class Limiter:
+    """Lets a client have so many requests running inside. Raises TooManyRequests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = call_of(scope).work if scope["type"] == "http" else None
+        if work is None:
+            await self._app(scope, receive, send)
+            return
+        with work.account.running(), serving(work):
+            await self._app(scope, receive, send)
+
+
+def check_host(scope: Scope, config: Config) -> None:
+    """Raises InvalidRequest when a server for this machine is called by another name."""
+    host = _header(scope, b"host")
+    if config.host in LOOPBACK and host_name(host) not in LOOPBACK:
+        raise InvalidRequest(
+            f"the Host header says {echo(host)}, but this server is for 127.0.0.1 and localhost only; "
+            "start it with --host to be reached by another name",
+            field="Host",
+            code="invalid_host",
+        )
+
+
+def find_route(scope: Scope) -> BaseRoute | None:
+    """The route that will answer, found as the router finds it: by path and method, else by path."""
+    by_path = None
+    for route in scope["app"].routes:
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return cast(BaseRoute, route)
+        if match is Match.PARTIAL and by_path is None:
+            by_path = route
+    return by_path
+
+
+def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
+    """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
+
+    Notes in the scope's call what the key says of the client.
+    """
+    key = keys.find(_authorization(scope))
+    call = call_of(scope)
+    call.client_name = (key.name if key is not None else "") or call.client_name
+    call.limits = NO_LIMITS if key is None else key.limits
+    call.admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
+    access = "user" if route is None else getattr(route, "access", None)
+    if access == "open":
+        return
+    if access == "user":
+        refusal = keys.user_refusal(key) or _page_refusal(scope, key)
+    elif access == "admin":
+        refusal = call.admin_refusal
+    else:
+        refusal = Forbidden("this path is closed: it does not say who may call it", code="closed_route")
+    if refusal is not None:
+        raise refusal
+
+
+def _authorization(scope: Scope) -> bytes:
+    """The Authorization header, or Anthropic's way to say the same."""
+    given, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
+    return given.encode("latin-1") or (SCHEME + key.encode("latin-1") if key else b"")
+
+
+def _is_of_other_page(scope: Scope) -> bool:
+    """A browser sends it for a page that is not of this server (Fetch standard, `Origin`; Fetch Metadata)."""
+    site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
+    is_other_host = bool(origin) and origin.partition("://")[2].lower() != _header(scope, b"host").lower()
+    return is_other_host or site not in ("", "same-origin", "none")
+
+
+def _page_refusal(scope: Scope, key: Key | None) -> TureenError | None:
+    """Of what a browser sends for any page without asking first. JSON it asks for; there is nothing that allows it."""
+    if key is not None or scope["method"] in ("GET", "HEAD") or not _is_of_other_page(scope):
+        return None
+    if _header(scope, b"content-type").lower().startswith("application/json"):
+        return None
+    return Forbidden("a page of another site must send the header 'Content-Type: application/json'", code="other_site")
+
+
+def _is_local(scope: Scope) -> bool:
+    """A program on this machine calls for itself, not a proxy for somebody else, a page that renamed this machine, or
+    one of another site in the browser of this machine."""
+    if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]) or _is_of_other_page(scope):
+        return False
+    try:
+        address = ipaddress.ip_address(scope["client"][0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback and host_name(_header(scope, b"host")) in LOOPBACK
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The last one of this name, "" without one."""
+    found: bytes = dict(scope["headers"]).get(name, b"")
+    return found.decode("latin-1")
+
+
+def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
+    """`receive` that raises PayloadTooLarge as soon as the body passes the limit, RequestTimeout when it is slow."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    num_bytes, waited_s, is_complete = 0, 0.0, False
+    too_large = PayloadTooLarge(
+        f"the body is larger than {max_bytes} bytes; send less, or start the server with a larger --max-body-bytes"
+    )
+
+    async def receive_in_time() -> Message:
+        nonlocal waited_s
+        limit = asyncio.timeout(None)
+        left_s = min(BODY_GRACE_S + num_bytes / MIN_BODY_RATE, MAX_BODY_S) - waited_s
+        timer = AwakeTimer(left_s, lambda: limit.reschedule(0.0))
+        try:
+            async with limit:
+                return await receive()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{num_bytes} bytes of the body came in {waited_s + timer.passed_s:.0f} s; after the first "
+                f"{BODY_GRACE_S:.0f} s it must be {MIN_BODY_RATE} bytes a second, and all within {MAX_BODY_S:.0f} s"
+            ) from None
+        finally:
+            timer.cancel()
+            waited_s += timer.passed_s
+
+    async def receive_limited() -> Message:
+        nonlocal num_bytes, is_complete
+        if is_complete:
+            return await receive()
+        if declared.isdigit() and int(declared[:18]) > max_bytes:
+            raise too_large
+        message = await receive_in_time()
+        num_bytes += len(message.get("body", b""))
+        is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if num_bytes > max_bytes:
+            raise too_large
+        return message
+
+    return receive_limited

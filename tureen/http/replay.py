@@ -1,0 +1,158 @@
+"""For clients that come back: `Idempotency-Key`, streams that go on after a dropped connection.
+
+Stands between the gate and the dialects, none of which knows of it: who asks for the same again hears the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tureen.errors import InvalidRequest, TureenError
+from tureen.http.call import SCOPE_KEY, call_of, rendered
+from tureen.http.dialect import ClientGone, Docs, Entry, unless_gone
+from tureen.http.sse import Parts, event
+from tureen.requests.recording import Recording
+from tureen.requests.state import ServerState
+from tureen.requests.work import ClientWork
+
+KEY_HEADER = b"idempotency-key"
+MAX_KEY_CHARS = 255
+KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARS}}}")
+REPLAYED = (b"idempotent-replayed", b"true")
+
+
+def routes(state: ServerState) -> list[Entry]:
+    async def events(request: Request) -> ASGIApp:
+        recording = state.recordings.stream(call_of(request.scope).who(request.scope), request.path_params["name"])
+        return Listener(recording, recording.after(request.headers.get("last-event-id")))
+
+    docs = Docs(
+        "native",
+        "Go on with an event stream whose connection was lost, from the event after Last-Event-ID.",
+        stream="text/event-stream",
+        headers={"Last-Event-ID": "The id of the last event that arrived. Default: from the first event on."},
+    )
+    return [Entry("/generate/{name:path}/events", events, access="user", docs=docs)]
+
+
+class Listener:
+    """A response that is read from a recording, from a part on."""
+
+    def __init__(self, recording: Recording, number: int = 0, *, is_repeat: bool = False) -> None:
+        self._recording = recording
+        self._number = number
+        self._is_repeat = is_repeat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._recording.listening():
+            head = await unless_gone(Request(scope, receive), self._recording.started())
+            if self._is_repeat:
+                head = {**head, "headers": [*head["headers"], REPLAYED]}
+            await Parts(head, self._parts(scope))(scope, receive, send)
+
+    async def _parts(self, scope: Scope) -> AsyncGenerator[bytes, None]:
+        """Raises ConnectionAbortedError where the answer's form has no place for an error."""
+        try:
+            async with contextlib.aclosing(self._recording.follow(self._number)) as parts:
+                async for part in parts:
+                    yield part
+        except TureenError as error:
+            if not self._recording.is_stream:
+                raise ConnectionAbortedError(error.message) from None
+            yield b"event: error\n" + event(bytes(rendered(error, scope).body))
+
+
+class Replay:
+    """Runs a request apart from its connection where somebody may come back for the answer."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._recordings = state.recordings
+        self._keeps_streams = state.context.config.resume_grace_s > 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        work, key = call_of(scope).work, idempotency_key(scope)
+        if key is not None and work is None:
+            raise InvalidRequest(
+                "Idempotency-Key does nothing here: it is for what users POST to be worked on; leave it out",
+                field="Idempotency-Key",
+                code="not_available",
+            )
+        if work is None or (key is None and not self._keeps_streams):
+            await self._app(scope, receive, send)
+            return
+        body = await _read(receive)
+        if body is not None:
+            with contextlib.suppress(ClientGone):
+                await self._listener(key, body, work, scope)(scope, receive, send)
+
+    def _listener(self, key: str | None, body: bytes, work: ClientWork, scope: Scope) -> Listener:
+        """Raises Unprocessable, Conflict."""
+        call = call_of(scope)
+        owner, identity = call.who(scope), None
+        if key is not None:
+            identity = key, _fingerprint(scope, body)
+            found = self._recordings.repeated(owner, *identity)
+            if found is not None:
+                return Listener(found, is_repeat=True)
+        recording = self._recordings.new(call.request_id, owner, work, identity)
+        recording.start(self._make(scope, body, recording), self._recordings.ended)
+        return Listener(recording)
+
+    async def _make(self, scope: Scope, body: bytes, recording: Recording) -> None:
+        """The app's answer to a request whose client is who listens to the recording."""
+        inner = {**scope, SCOPE_KEY: call_of(scope).sent_by(recording.send)}
+        unread = [body]
+
+        async def receive() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            await recording.is_abandoned.wait()
+            return {"type": "http.disconnect"}
+
+        try:
+            await self._app(inner, receive, recording.send)
+        except TureenError as error:
+            await rendered(error, inner)(inner, receive, recording.send)
+
+
+def idempotency_key(scope: Scope) -> str | None:
+    """The header's value, as it stands there. Raises InvalidRequest."""
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == KEY_HEADER]
+    if not given:
+        return None
+    key: str = given[0].strip(" \t")
+    if len(given) > 1 or KEY.fullmatch(key) is None:
+        raise InvalidRequest(
+            f"Idempotency-Key must be there once, with 1 to {MAX_KEY_CHARS} printable ASCII characters, no spaces",
+            field="Idempotency-Key",
+            code="invalid_idempotency_key",
+        )
+    return key
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None when the client has left meanwhile."""
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _fingerprint(scope: Scope, body: bytes) -> bytes:
+    """Equal for equal requests."""
+    parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).digest()

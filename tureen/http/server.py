@@ -1,0 +1,164 @@
+"""Runs the application under uvicorn: socket, TLS, signals, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import cast
+
+import uvicorn
+from starlette.applications import Starlette
+
+from tureen.config import Config
+from tureen.errors import StartupError, TureenError
+from tureen.http.connection import Admission, Connection
+from tureen.http.listener import max_connections
+from tureen.http.tls import load_context
+from tureen.log import RateLimit, get_logger
+from tureen.requests.keys import load_keys
+from tureen.requests.state import ServerState
+
+BACKLOG = 1024
+HANDSHAKE_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 5
+LAST_WORDS_S = 1.0
+"""After the drain, how long the last error events may take to be sent."""
+
+log = get_logger("http")
+
+
+class Server(uvicorn.Server):
+    """The first SIGTERM or SIGINT drains, the second ends at once. SIGHUP reads keys and certificates again."""
+
+    def __init__(self, app: Starlette, config: Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",  # a fault at the start or end of the application is one of the server
+                log_config=None,
+                log_level="error",  # what it warns of is clients' nonsense
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                http=Connection,
+                ws="none",
+                proxy_headers=False,  # whom a proxy speaks for is its own claim
+                timeout_graceful_shutdown=5,
+            )
+        )
+        self._state: ServerState = app.state.server
+        self._settings = config
+        self._context = load_context(config)
+        self._listeners: list[socket.socket] = []
+        self._reload: asyncio.Task[None] | None = None
+        self._on_ready = on_ready
+        self._admission = Admission(max_connections(), self._note_refusal)
+        self._refusals = RateLimit(count=20, interval_s=1.0)
+        self._drain: asyncio.Task[None] | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._listeners = sockets or []
+        await super().startup([])  # all but the listening, which a reload does again
+        await self._listen(self._context)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGHUP, self._handle_hang_up)
+        self._on_ready()
+
+    async def _listen(self, context: ssl.SSLContext | None) -> None:
+        """Take connections with `context` from now on. A connection that waits to be taken is not lost.
+
+        Each set of listeners has descriptors of its own on the same sockets, so that the old set can close its own.
+        """
+        loop = asyncio.get_running_loop()
+        handshake_timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
+        fresh = [
+            await loop.create_server(
+                self._connection,
+                sock=one.dup(),
+                ssl=context,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=handshake_timeout_s,
+            )
+            for one in self._listeners
+        ]
+        old, self.servers = self.servers, fresh
+        self.config.ssl = context
+        for server in old:
+            for one in server.sockets:
+                loop.remove_reader(one)
+        await asyncio.sleep(0)  # asyncio drops what it has accepted but not begun to serve when its server closes
+        for server in old:
+            server.close()
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).retire()
+
+    def _connection(self) -> asyncio.Protocol:
+        return Connection(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            admission=self._admission,
+        )
+
+    def _note_refusal(self, request_id: str, error: TureenError) -> None:
+        self._state.metrics.count_response(error.status)
+        left_out = self._refusals.admit()
+        if left_out is not None:
+            more = f" ({left_out} like it left out)" if left_out else ""
+            log.info("%s refused before it was read: %d %s%s", request_id, error.status, error.code, more)
+
+    def _handle_hang_up(self, _: int, __: FrameType | None) -> None:
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self.reload)
+
+    def reload(self) -> None:
+        """Read keys and certificates again; streams that run go on. On a fault, logs it and keeps all the old ones."""
+        if self._state.is_draining:
+            return
+        try:
+            keys, context = load_keys(self._settings), load_context(self._settings)
+        except StartupError as error:
+            log.error("reload: %s; keys and certificates stay as they were", error.message)
+            return
+        self._state.keys = keys
+        self._reload = asyncio.create_task(self._renew(context))
+
+    async def _renew(self, context: ssl.SSLContext | None) -> None:
+        try:
+            if context is not None:
+                await self._listen(context)
+        except OSError as error:
+            log.error("reload: cannot listen anew: %s; the certificates stay as they were", error.strerror)
+            return
+        log.info("reload: keys and certificates were read again")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._stop, sig)
+
+    def _stop(self, sig: int) -> None:
+        if self._drain is not None:
+            log.warning("second signal: ending now")
+            self._drain.cancel()
+            self.should_exit = self.force_exit = True
+            return
+        log.info("%s: finishing %d requests, taking no new ones", signal.Signals(sig).name, self._state.num_running)
+        self._state.is_draining = True
+        self._drain = asyncio.create_task(self._drain_then_exit())
+
+    async def _drain_then_exit(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                while self._state.num_running:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            log.warning("%d requests did not end in time: aborted", self._state.abort(None, "shutdown"))
+            await asyncio.sleep(LAST_WORDS_S)
+        self.should_exit = True

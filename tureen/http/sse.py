@@ -1,0 +1,65 @@
+"""Server-sent events: one `data:` line each, `[DONE]` at the end, the stream's end when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from starlette.types import Message, Receive, Scope, Send
+
+from tureen.http.call import call_of
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+class Parts:
+    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone; the call
+    says whether it was. `head`: its first message."""
+
+    def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
+        self._head = head
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = call_of(scope)
+        sending = asyncio.ensure_future(self._send(send, call.send_part or send))
+        leaving = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            call.has_client_left = not sending.done()
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await sending
+
+    async def _send(self, send: Send, send_part: Send) -> None:
+        async with contextlib.aclosing(self._parts):
+            await send(self._head)
+            async for data in self._parts:
+                await send_part({"type": "http.response.body", "body": data, "more_body": True})
+            await send_part({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(Parts):
+    """A stream of events."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+        given = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+        } | (headers or {})
+        encoded = [(name.encode(), value.encode()) for name, value in given.items()]
+        super().__init__({"type": "http.response.start", "status": 200, "headers": encoded}, events)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,142 @@
+"""From bytes to checked values: JSON bodies, declared fields, errors that name the field and what was got."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
+from tureen.requests.allowed import fields_at, words_at
+from tureen.sampling.params import ALIASES, SamplingParams
+
+T = TypeVar("T")
+
+PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
+TEXT_LISTS = ("stop", "stop_regex")
+MAX_TOLD = 200
+"""Characters of what msgspec says, in which there may be a client's."""
+
+UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", ("Invalid enum value", "Invalid value")
+"""How msgspec begins to say so."""
+
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
+_TOO_LONG = re.compile(r"Expected `(?P<kind>array|object|str)` of length <= (?P<most>\d+)")
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
+    """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
+    _check_content_type(JSON_TYPE if content_type is None else content_type)
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
+        problem = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"the body is not valid JSON: {problem[:MAX_TOLD]}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body must be a JSON object, got {echo(value)}", code="invalid_json")
+    return value
+
+
+def _check_content_type(content_type: str) -> None:
+    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    if kind != JSON_TYPE:
+        raise UnsupportedMediaType(
+            f"the body must be JSON, got content type {echo(content_type)}; add the header 'Content-Type: {JSON_TYPE}'"
+        )
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip().strip('"') not in CHARSETS:
+            raise InvalidRequest(
+                f"the charset in the header Content-Type must be utf-8, as JSON is, got {echo(value)}",
+                field="Content-Type",
+                code="invalid_charset",
+            )
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
+    """Raises InvalidRequest with a suggestion for the first field that is not known."""
+    for name in given:
+        if name not in known:
+            hints = difflib.get_close_matches(name[:64], known, n=1)
+            hint = f"; did you mean '{hints[0]}'?" if hints else ""
+            place = f" in {where}" if where else ""
+            raise InvalidRequest(
+                f"unknown field {echo(name)}{place}{hint}",
+                field=f"{where}.{echo(name)[1:-1]}" if where else echo(name)[1:-1],
+                code="unknown_parameter",
+            )
+
+
+def refuse_not_offered(given: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
+    """Raises InvalidRequest with the reason for the first field that asks for what this server has not.
+
+    `not_offered`: the value that asks for nothing, as null does, and the reason.
+    """
+    for name, (nothing, why) in not_offered.items():
+        if given.get(name) not in (None, nothing):
+            field = f"{where}.{name}" if where else name
+            raise InvalidRequest(f"{field} is not available: {why}", field=field, code="not_available")
+
+
+def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
+    """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
+
+    `path` says what an error calls a field of `given`.
+    """
+    try:
+        return msgspec.convert(given, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _as_invalid_request(str(error), given, kind, path) from None
+
+
+def _as_invalid_request(message: str, given: Any, kind: Any, path: Callable[[str], str]) -> InvalidRequest:
+    match = _AT.match(message)
+    problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
+    value, names = given, []
+    for name, index in _STEP.findall(steps):
+        names.append(name or f"[{index}]")
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and index.isdigit() and int(index) < len(value):
+            value = value[int(index)]
+    missing = _MISSING.fullmatch(problem)
+    if missing:
+        names.append(missing["name"])
+    field = ".".join([path(names[0]), *names[1:]]).replace(".[", "[") if names else path("").rstrip(".")
+    if missing:
+        return InvalidRequest(f"{field} is missing", field=field)
+    if problem.startswith(UNKNOWN_FIELD) and isinstance(value, dict):
+        refuse_unknown(value, fields_at(kind, names), field)
+    if problem.startswith(NOT_ALLOWED):
+        problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
+    too_long = _TOO_LONG.fullmatch(problem)
+    if too_long and isinstance(value, list | dict | str) and "..." not in steps:
+        what = "characters" if too_long["kind"] == "str" else "entries"
+        return InvalidRequest(f"{field} takes at most {too_long['most']} {what}, got {len(value)}", field=field)
+    wanted = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
+    return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
+
+
+def read_params(given: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
+    """Sampling parameters as a client sent them, by the names of SamplingParams. Raises InvalidRequest for an unknown
+    name; values are not looked at."""
+    refuse_unknown(given, (*PARAM_FIELDS, *ALIASES), where)
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        target = ALIASES.get(name, name)
+        if target in fields:
+            raise InvalidRequest(
+                f"{where}.{name} and {where}.{target} are the same field; send one", field=f"{where}.{name}"
+            )
+        if value is None and name != "max_new_tokens":
+            continue  # null is the default; for max_new_tokens it means up to the context end
+        fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
+    return fields

@@ -1,0 +1,112 @@
+"""From a chat's messages to its prompt: the template, the guard against control tokens, pictures in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tureen.errors import InvalidRequest
+from tureen.requests import media_fields, tokenising
+from tureen.requests.media_fields import Wanted
+from tureen.requests.offload import INLINE_CHARS, LARGE, offload
+from tureen.requests.prompts import Prompt
+from tureen.requests.state import Context, ServerState
+from tureen.text.messages import MAX_MESSAGES, Message, Tool
+
+MESSAGE_CHARS = 128
+"""What a message counts for, besides its text, when it is decided whether a chat is rendered on the event loop."""
+
+PLAIN = frozenset(("role", "content", "reasoning_content"))
+"""What a message may have there: what can be counted at once."""
+
+
+class ChatPrompt(NamedTuple):
+    prompt: Prompt
+    text: str  # as rendered
+    num_neutralised: int
+
+
+async def chat_prompt(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    state: ServerState,
+    *,
+    field: str = "messages",
+    pictures: Sequence[str] = (),
+    videos: Sequence[str] = (),
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """Raises InvalidRequest with `field`."""
+    found = await chat_tokens(
+        messages,
+        tools,
+        state.context,
+        field=field,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+    )
+    modality = media_fields.picture_modality(len(pictures))
+    wanted = Wanted(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
+    [prompt] = await tokenising.resolve([found.prompt], [field], state, [wanted])
+    return found._replace(prompt=prompt)
+
+
+async def chat_tokens(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    context: Context,
+    *,
+    field: str = "messages",
+    continue_final_message: bool = False,
+    add_generation_prompt: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatPrompt:
+    """The chat's token ids, with one PICTURE or VIDEO for each picture or video: none is fetched.
+
+    Raises InvalidRequest with `field`.
+    """
+    templates = context.chat_templates
+    if isinstance(templates, str):
+        raise InvalidRequest(f"{field}: {templates}", field=field, code="no_chat_template")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"{field} make {len(messages)} messages; a chat has at most {MAX_MESSAGES}: join or drop some", field=field
+        )
+
+    def found() -> ChatPrompt:
+        controls = templates.controls
+        rendering = templates.of(tools).render(
+            messages,
+            tools,
+            field=field,
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        text = controls.plain(rendering)
+        tokenising.check_lengths([text], [field], context)
+        try:
+            encoded = controls.encode(rendering)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}: {error.message}", field=field) from None
+        tokenising.check_tokens(encoded.token_ids, field, context)
+        return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
+
+    is_short = not tools and not template_kwargs and _is_short(messages)
+    return await offload.run(0 if is_short else LARGE, found)
+
+
+def _is_short(messages: Sequence[Message]) -> bool:
+    return (
+        len(messages) * MESSAGE_CHARS <= INLINE_CHARS
+        and all(message.keys() <= PLAIN for message in messages)
+        and sum(MESSAGE_CHARS + _num_chars(message) for message in messages) <= INLINE_CHARS
+    )
+
+
+def _num_chars(message: Message) -> int:
+    """Of its text, about."""
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    return sum(map(len, texts)) + len(message.get("reasoning_content") or "")

@@ -1,0 +1,196 @@
+"""What a body asks for, whichever API it is written in, and the requests that it becomes: they are made here, once."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tureen.errors import InvalidRequest
+from tureen.requests.constraint_fields import GrammarConstraint, constrained
+from tureen.requests.planning import Sampling, name_requests
+from tureen.requests.prompts import Prompt, too_long
+from tureen.requests.reading import PLAIN, Reading
+from tureen.requests.state import Context, ServerState
+from tureen.requests.work import current_work
+from tureen.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
+
+SEED_BITS = 52
+"""Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
+
+REQUEST_SIZE = 32
+"""Characters of text that are tokenized in the time in which a request is made."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How the requests of one prompt are computed, besides their sampling."""
+
+    adapter: str = ""  # name or path of one that is loaded
+    logprobs: LogprobSpec | None = None
+    hidden_states: HiddenStates = "none"
+    processor: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_ms: int | None = None  # wall clock, from when the draft is made into requests
+    ttft_deadline_ms: int | None = None
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts that one body sends together, and what is to become of each."""
+
+    prompts: Sequence[Prompt]
+    names: Sequence[str]  # what errors call each prompt
+    samplings: Sequence[Sampling]  # of each prompt
+    options: Sequence[Options]  # of each prompt
+    owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
+    rid: str | list[str] | None = None
+    is_batch: bool = False  # the body has a list of prompts
+    log_metrics: bool = True
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
+    places: Mapping[str, str] = {}  # what an error calls a part of the constraint -> the client's field it came from
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that one body asks for together, prompt-major."""
+
+    requests: tuple[GenerateRequest, ...]
+    rids: tuple[str, ...]  # what each is called
+    names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
+    owner: str = ""
+    log_metrics: bool = True
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)
+    media: list[tuple[MediaItem, ...]] = []
+    """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
+    places: Mapping[str, str] = {}
+    reading: Reading = PLAIN
+
+
+def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **more: Any) -> Draft:
+    """The draft of a body with one prompt; `more`: further fields of Draft."""
+    return Draft(prompts=(prompt,), names=(name,), samplings=(sampling,), options=(options,), **more)
+
+
+def plan_of(draft: Draft, state: ServerState) -> Plan:
+    """The requests of a draft. Nothing is submitted yet. Raises InvalidRequest."""
+    num_samples = draft.samplings[0].params.n
+    resolved = [_resolved(draft, index, state.context) for index in range(len(draft.prompts))]
+    names, rids = name_requests(draft.rid, len(draft.prompts), num_samples, is_batch=draft.is_batch)
+    requests: list[GenerateRequest] = []
+    for index, one in enumerate(resolved):
+        requests += _requests(draft, index, one, rids[len(requests) : len(requests) + num_samples], state)
+    return Plan(
+        requests=tuple(requests),
+        rids=rids,
+        names=names,
+        owner=draft.owner,
+        log_metrics=draft.log_metrics,
+        arrived_s=draft.arrived_s,
+        media=[prompt.media for prompt in draft.prompts for _ in range(num_samples)],
+        places=draft.places,
+    )
+
+
+def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> GenerateRequest:
+    """The only request of one prompt. Raises InvalidRequest."""
+    [request] = _requests(draft, index, _resolved(draft, index, state.context), (rid,), state)
+    return request
+
+
+class Resolved(NamedTuple):
+    """What of a prompt's sampling depends on the prompt and the server."""
+
+    constraint: GrammarConstraint
+    max_new_tokens: int
+
+
+def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
+    """Raises InvalidRequest."""
+    sampling = draft.samplings[index]
+    if sampling.params.custom_params and not draft.options[index].processor:
+        field = sampling.names.path("custom_params")
+        raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
+    constraint = constrained(sampling.params, sampling.names.path, context.config)
+    num_prompt = len(draft.prompts[index].token_ids)
+    return Resolved(constraint, _max_new_tokens(sampling, draft.names[index], num_prompt, context))
+
+
+def _requests(
+    draft: Draft, index: int, resolved: Resolved, rids: Sequence[str], state: ServerState
+) -> list[GenerateRequest]:
+    """The samples of one prompt, without its pixels."""
+    prompt, options = draft.prompts[index], draft.options[index]
+    (params, grammar, grammar_field), token_ids = resolved.constraint, tuple(prompt.token_ids)
+    seed = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
+    cache_salt = cache_namespace(draft.owner, options.cache_salt)
+    weight = current_work().account.limits.weight
+    return [
+        GenerateRequest(
+            id=state.new_id(rid),
+            token_ids=token_ids,
+            params=params,
+            max_new_tokens=resolved.max_new_tokens,
+            seed=(seed + sample + 2**63) % 2**64 - 2**63,
+            logprobs=options.logprobs,
+            cache_salt=cache_salt,
+            client=draft.owner,
+            client_weight=weight,
+            adapter=options.adapter,
+            embeds=prompt.embeds,
+            hidden_states=options.hidden_states,
+            processor=options.processor,
+            grammar=grammar,
+            grammar_field=grammar_field,
+            priority=options.priority,
+            deadline_ms=options.deadline_ms,
+            ttft_deadline_ms=options.ttft_deadline_ms,
+        )
+        for sample, rid in enumerate(rids)
+    ]
+
+
+def cache_namespace(owner: str, salt: str = "") -> str:
+    """Name the namespace of a request's cached prefixes: nobody can spell that of a client with another name."""
+    return f"{owner}\n{salt}" if owner or salt else ""
+
+
+def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
+    room = context.capacity - num_prompt
+    asked = sampling.params.max_new_tokens
+    if room < (0 if asked == 0 else 1):
+        raise too_long(num_prompt, prompt_name, context)
+    field = sampling.names.path("max_new_tokens")
+    if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
+        raise InvalidRequest(
+            f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {asked} make {num_prompt + asked}, "
+            f"more than the context length of {context.capacity}; lower it to at most {room}"
+            + (", or send null for up to the context end" if field.endswith("max_new_tokens") else ""),
+            field=field,
+            code="context_exceeded",
+        )
+    resolved = room if asked is None else min(asked, room)
+    if sampling.params.min_new_tokens > resolved:
+        field = sampling.names.path("min_new_tokens")
+        raise InvalidRequest(
+            f"{field} is {sampling.params.min_new_tokens}, but only {resolved} tokens fit the context", field=field
+        )
+    return resolved
+
+
+def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
+    """Every sampling parameter as it acts on a request: its value, and whether request, model, server or default set
+    it."""
+    values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
+    origins: dict[str, str] = dict(sampling.origins)
+    if request.max_new_tokens != sampling.params.max_new_tokens:
+        origins["max_new_tokens"] = "model"  # what is left of its context
+    if sampling.params.stream_interval is None and context.config.stream_interval > 1:
+        origins["stream_interval"] = "server"
+    values |= {
+        "max_new_tokens": request.max_new_tokens,
+        "sampling_seed": request.seed,
+        "stream_interval": sampling.params.stream_interval or context.config.stream_interval,
+    }
+    return {name: {"value": value, "from": origins.get(name, "default")} for name, value in values.items()}

@@ -1,0 +1,112 @@
+"""Embeddings of prompts, whichever API asks for them: the requests, and the vectors that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.errors import DeadlineExceeded, InvalidRequest, echo
+from tureen.requests import tokenising, waves
+from tureen.requests.drafts import Options
+from tureen.requests.offload import offload
+from tureen.requests.outputs import Output
+from tureen.requests.planning import Names, Sampling
+from tureen.requests.prompts import Prompt, Texts
+from tureen.requests.state import Context, ServerState
+from tureen.requests.waves import Asker
+from tureen.sampling.params import SamplingParams
+from tureen.text.tokenizer import Tokenizer
+from tureen.types import EngineInfo, HiddenStates
+
+NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
+
+PoolingField = Literal["mean", "last", "cls"]
+
+
+class Asked(NamedTuple):
+    """How the embeddings of a body are to be made."""
+
+    hidden_states: HiddenStates
+    truncate: int | None = None  # most tokens of a text that are kept; -1 = as many as the model takes
+    adapter: str = ""
+    priority: int = 0
+
+
+def wanted_states(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
+    """What to ask the engine for. Raises InvalidRequest for what the model does not have."""
+    own = info.pooling
+    if own is None and pooling != "cls":
+        return "pooled" if pooling == "mean" else "last"
+    if own is not None and pooling in (None, own):
+        return "pooled"
+    allowed = "mean or last, as this model reads from left to right" if own is None else f"{own}, or left out"
+    raise InvalidRequest(f"pooling must be {allowed}; got {pooling}", field="pooling")
+
+
+def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
+    """Raises InvalidRequest for a size to which this model's embeddings cannot be cut."""
+    sizes = {*info.embedding_sizes, info.hidden_size}
+    if dimensions is None or dimensions in sizes:
+        return
+    listed = ", ".join(map(str, sorted(sizes))) if len(sizes) <= 16 else f"1 to {info.hidden_size}"
+    reason = "" if info.embedding_sizes else ": this model was not trained to have its embeddings cut"
+    raise InvalidRequest(f"dimensions must be {listed}{reason}; got {echo(dimensions)}", field="dimensions")
+
+
+async def embed(
+    found: Texts | list[Prompt], names: Sequence[str], asked: Asked, asker: Asker, state: ServerState
+) -> list[Output]:
+    """An output for each prompt, in their order. Raises InvalidRequest with the prompt's name."""
+    context = state.context
+    if asked.truncate is not None:
+        found = await _cut(found, _limit(asked.truncate, context), context.tokenizer)
+    resolved = await tokenising.resolve(found, names, state)
+    options = Options(hidden_states=asked.hidden_states, adapter=asked.adapter, priority=asked.priority)
+    return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, asker), asker, state)
+
+
+def vector_of(output: Output) -> NDArray[np.float64]:
+    """[hidden_size], as it came. Raises DeadlineExceeded where there is none."""
+    if not output.hidden_states:
+        raise DeadlineExceeded("the request was ended, by its deadline_ms or an abort, before its prompt was computed")
+    return np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
+
+
+def normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scaled to length 1; a vector of zeros stays one."""
+    length = float(np.sqrt((vector * vector).sum()))
+    return vector / (length or 1.0)
+
+
+def _limit(asked: int, context: Context) -> int:
+    if asked == -1:
+        return context.capacity
+    if not 1 <= asked <= context.capacity:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1, or 1 to {context.capacity}, got {echo(asked)}",
+            field="truncate_prompt_tokens",
+        )
+    return asked
+
+
+async def _cut(found: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) -> list[Prompt]:
+    """Each with at most `limit` tokens, the first ones."""
+    if not isinstance(found, Texts):
+        return [Prompt(one.token_ids[:limit]) for one in found]
+    whole = await tokenising.encode(found.texts, tokenizer)
+    plain = await tokenising.encode(found.texts, tokenizer, add_special_tokens=False)
+    size = sum(map(len, plain))
+    return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
+
+
+def first_tokens(whole: Sequence[int], plain: Sequence[int], limit: int) -> list[int]:
+    """`whole` cut to `limit` tokens, but for those that stand around the text's own tokens, which are `plain`."""
+    num_around = len(whole) - len(plain)
+    if len(whole) <= limit:
+        return list(whole)
+    start = next((at for at in range(num_around + 1) if whole[at : at + len(plain)] == plain), 0)
+    kept = plain[: max(0, limit - num_around)]
+    return [*whole[:start], *kept, *whole[start + len(plain) :]][:limit]

@@ -1,0 +1,246 @@
+"""The one path all dialects use: submit, follow, cancel when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tureen.errors import RequestFailed, TureenError
+from tureen.log import get_logger
+from tureen.metrics import Metrics
+from tureen.requests.drafts import Plan
+from tureen.requests.outputs import Output
+from tureen.requests.reading import OutputEvent
+from tureen.requests.state import ServerState
+from tureen.requests.work import current_work
+from tureen.types import GenerateRequest, OutputDelta
+
+WHOLE_INTERVAL = 64
+"""Where nobody sees a part of the output, it is looked at after so many tokens."""
+
+log = get_logger("api")
+
+
+async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
+    """A second opinion on an output that is complete by its grammar. Raises RequestFailed when they differ."""
+    spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
+    if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
+        return  # what a stop string cut need not match
+    ends = state.context.info.eos_token_ids
+    if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
+        return
+    kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
+    text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
+    complaint = await state.helpers.check(spec, text)
+    if complaint is not None:
+        state.metrics.add("num_grammar_mismatch")
+        log.error("request %s: its output does not match its %s", output.rid, spec.kind)
+        field = output.request.grammar_field
+        raise RequestFailed(
+            f"{field}: the output does not match after all: {complaint}; this is a fault of the server",
+            field=field,
+            code="grammar_mismatch",
+        )
+
+
+def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
+    """Where an error speaks of a part of a constraint that was made here, it names the client's field instead."""
+    for path, field in places.items():
+        _, found, problem = error.message.partition(f"{path}: ")
+        if found:
+            error.message, error.field = f"{field}: {problem}", field
+
+
+def most_tokens(request: GenerateRequest, index: int) -> int:
+    """That it may use, as the one of this index in its group: the samples of one prompt share it."""
+    return _prompt_tokens(request, index) + request.max_new_tokens
+
+
+def _prompt_tokens(request: GenerateRequest, index: int) -> int:
+    return 0 if index % request.params.n else len(request.token_ids)
+
+
+class Meter:
+    """Counts and times the tokens of one output as they come in, whoever looks at them when."""
+
+    def __init__(self, metrics: Metrics, started_s: float) -> None:
+        self.num_tokens = 0
+        self._last_s = started_s
+        self._first = metrics.histogram("time_to_first_token_seconds")
+        self._next = metrics.histogram("inter_token_latency_seconds")
+
+    def note(self, num_new: int) -> None:
+        if not num_new:
+            return
+        now = time.monotonic()
+        if self.num_tokens:
+            self._next.observe((now - self._last_s) / num_new)
+        else:
+            self._first.observe(now - self._last_s)
+        self.num_tokens += num_new
+        self._last_s = now
+
+
+class Run:
+    """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
+
+    def __init__(self, state: ServerState, plan: Plan) -> None:
+        self._work = current_work()
+        self._state = state
+        self._owner = plan.owner
+        self._log_metrics = plan.log_metrics
+        self._places = plan.places
+        self._reading = plan.reading
+        self.outputs = [
+            Output(request, index, rid, plan.arrived_s)
+            for index, (request, rid) in enumerate(zip(plan.requests, plan.rids, strict=True))
+        ]
+        self._media, plan.media[:] = dict(enumerate(plan.media)), []
+        self._names = {
+            name: tuple(self.outputs[index].request.id for index in indices) for name, indices in plan.names.items()
+        }
+
+    async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
+        """The stream of which every API's answers and streams are made: each update, read. As `updates`."""
+        readers = [self._reading.reader() for _ in self.outputs]
+        async with contextlib.aclosing(self.updates(interval)) as updates:
+            async for output in updates:
+                reader = readers[output.index]
+                yield OutputEvent(output, reader.catch_up(output), reader)
+
+    async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
+        """Each output again whenever there are `interval` more tokens of it, at first and at its end; None = as the
+        request or the server has it. Closing the generator aborts what has not ended.
+
+        Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
+        left.
+        """
+        with self._state.coming(len(self.outputs)) as self._submit, self._holding():
+            self._state.enter(self._owner, self._names)
+            self._work.names.update(self._names)
+            follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
+            try:
+                async with contextlib.aclosing(follow) as stream:
+                    async for output in stream:
+                        yield output
+            finally:
+                self._state.leave(self._owner, self._names)
+
+    def abort(self, reason: str) -> None:
+        """End what has begun and not ended."""
+        for output in self.outputs:
+            self._state.client.abort(output.request.id, reason)
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""
+        most = [most_tokens(output.request, output.index) for output in self.outputs]
+        self._work.begin(sum(most))
+        self._holds = [self._work.share(num_tokens) for num_tokens in most]
+        try:
+            yield
+        finally:
+            for hold in self._holds:
+                hold.give_back()
+
+    async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:
+        """All outputs, once all have ended."""
+        async with contextlib.aclosing(self.updates(interval)) as updates:
+            async for _ in updates:
+                pass
+        return self.outputs
+
+    async def _follow_all(self, interval: int | None) -> AsyncGenerator[Output, None]:
+        arrived: asyncio.Queue[Output | TureenError] = asyncio.Queue()
+        waiting: set[int] = set()  # outputs that are in the queue and not taken yet
+
+        async def follow(output: Output) -> None:
+            try:
+                async with contextlib.aclosing(self._follow(output, interval)) as stream:
+                    async for one in stream:
+                        if one.index not in waiting:
+                            waiting.add(one.index)
+                            arrived.put_nowait(one)
+            except TureenError as error:
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.create_task(follow(output)) for output in self.outputs]
+        num_ended = 0
+        try:
+            while num_ended < len(tasks):
+                one = await arrived.get()
+                if isinstance(one, TureenError):
+                    raise one
+                waiting.discard(one.index)
+                num_ended += one.finish is not None
+                yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
+        config, params = self._state.context.config, output.request.params
+        num_tokens = interval or params.stream_interval or config.stream_interval
+        meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
+        hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
+
+        def watch(num_new: int) -> None:
+            nonlocal num_prompt
+            if num_new:
+                hold.pay(num_prompt + num_new)
+                num_prompt = 0
+            self._work.num_tokens += num_new
+            output.note_weights(self._state.context.config.weight_version)
+            if meter is not None:
+                meter.note(num_new)
+
+        stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
+        finish = "abort"  # unless it ends otherwise: nobody listens any more
+        try:
+            self._submit()  # by the stream's first turn
+            async with contextlib.aclosing(stream):
+                async for delta in stream:
+                    await check_grammar(output, delta, self._state)  # others see its end only then
+                    output.add(delta)
+                    if output.finish is not None:
+                        finish = output.finish.type
+                        if finish == "abort":
+                            self._work.has_failed = True
+                        else:
+                            hold.pay(num_prompt)
+                            num_prompt = 0
+                        hold.give_back()
+                    yield output
+        except TureenError as error:
+            finish = "error"
+            _name_place(error, self._places)
+            self._work.has_failed = True
+            raise
+        finally:
+            hold.give_back()
+            log.debug("request %s ended: %s after %d tokens", output.rid, finish, len(output.token_ids))
+            if meter is not None:
+                self._count(output, finish, meter.num_tokens)
+
+    def _take(self, output: Output) -> GenerateRequest:
+        """The output's request with its pixels, which are the engine's then."""
+        media = self._media.pop(output.index, ())
+        return msgspec.structs.replace(output.request, media=media) if media else output.request
+
+    def _count(self, output: Output, finish: str, num_tokens: int) -> None:
+        metrics = self._state.metrics
+        metrics.count_finish(finish)
+        if finish == "abort":
+            metrics.add("num_aborted_requests")
+        metrics.add("prompt_tokens", output.usage.prompt_tokens)
+        metrics.add("cached_tokens", output.usage.cached_tokens)
+        metrics.add("generation_tokens", num_tokens)
+        metrics.observe("prompt_tokens_histogram", output.usage.prompt_tokens)
+        metrics.observe("generation_tokens_histogram", num_tokens)
+        metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)

@@ -1,0 +1,24 @@
+"""The field `model` of a body: the served model, an adapter, or both."""
+
+from __future__ import annotations
+
+from tureen.errors import NotFound, echo
+from tureen.requests.state import ServerState
+
+ANY = ("", "default")
+"""What clients send that do not care."""
+
+
+def adapter_of(model: str | None, state: ServerState) -> str:
+    """The adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself. Raises NotFound."""
+    served = state.context.info.model_name
+    if model is None or model in (*ANY, served):
+        return ""
+    name = model.removeprefix(f"{served}:")
+    if name in state.adapters:
+        return name
+    raise NotFound(
+        f"the model {echo(model)} does not exist; this server has {', '.join((served, *state.adapters))}",
+        field="model",
+        code="model_not_found",
+    )

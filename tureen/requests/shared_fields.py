@@ -1,0 +1,42 @@
+"""What the bodies of several APIs have, and what none of them has: declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from msgspec import Meta
+
+from tureen.types import LogprobsMode
+
+T = TypeVar("T")
+
+MAX_SALT_CHARS = 1024
+MAX_PROMPTS = 128
+MAX_INPUTS = 2048
+"""As many texts as OpenAI takes in one body."""
+MAX_TOKEN_IDS = 1 << 20
+"""Of one list. What a model takes is less; where a prompt may be cut, it is not looked at before."""
+
+PerPrompt = Annotated[list[T], Meta(max_length=MAX_PROMPTS)]
+TokenIds = Annotated[list[int], Meta(max_length=MAX_TOKEN_IDS)]
+Inputs = Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_INPUTS})]
+"""Token ids of one prompt, or a batch: `extra` says how many of those there may be."""
+
+Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
+LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]
+Priority = Annotated[
+    int, Meta(ge=-(2**31), le=2**31 - 1, description="Higher runs first; needs --enable-priority-scheduling.")
+]
+CacheSalt = Annotated[str, Meta(description="Separates the prefix cache.", max_length=MAX_SALT_CHARS)]
+Deadline = Annotated[Milliseconds | None, Meta(description="Wall-clock limit from arrival to the end.")]
+FirstTokenDeadline = Annotated[
+    Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
+]
+LogprobsModeField = Annotated[
+    LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
+]
+KeptTokens = Annotated[
+    Annotated[int, Meta(ge=-1)] | None,
+    Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
+]
+AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]

@@ -1,0 +1,272 @@
+"""What all handlers of one server share."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from tureen.config import Config
+from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
+from tureen.media.base import Family
+from tureen.media.loader import MediaLoader
+from tureen.metrics import Metrics
+from tureen.requests.body import convert, read_json, read_params
+from tureen.requests.helpers import Helpers
+from tureen.requests.keys import load_keys
+from tureen.requests.quotas import Quotas
+from tureen.requests.recording import Recordings
+from tureen.requests.sessions import Sessions
+from tureen.sampling.params import SamplingParams, check_params
+from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
+from tureen.serving.client import EngineClient
+from tureen.text.chat_template import ChatTemplates, load_chat_templates
+from tureen.text.reasoning import ReasoningFormat, reasoning_format
+from tureen.text.tokenizer import Tokenizer
+from tureen.text.tools import ToolFormat, tool_format
+from tureen.types import PICTURE, VIDEO, EngineInfo
+
+if TYPE_CHECKING:
+    pass
+
+DRAIN_RETRY_S = 5
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Facts about the model and the settings: all that parsing a body needs."""
+
+    tokenizer: Tokenizer
+    info: EngineInfo
+    config: Config
+    defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
+    family: Family | None = None  # how pictures stand in prompts; None: the model takes text only
+    chat_templates: ChatTemplates | str = ""  # or why there is none
+    tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
+    reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it has none to mark
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens, prompt and output together, that one request can have."""
+        return min(self.info.context_len, self.info.max_total_tokens)
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """What stands for a picture or a video in a text."""
+        if self.family is None:
+            return ()
+        marks = (self.family.placeholder, self.family.video_placeholder)
+        return tuple(one for one in marks if one is not None)
+
+    @property
+    def placeholder_ids(self) -> frozenset[int]:
+        """Tokens that stand for a picture or a video; some lie behind the end of the vocabulary."""
+        if self.family is None:
+            return frozenset()
+        ids = (self.family.placeholder_id, self.family.video_placeholder_id)
+        return frozenset(one for one in ids if one is not None)
+
+
+def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
+    """Raises StartupError when --preferred-sampling-params, or the model's own, are not what they should be."""
+    model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
+    server: dict[str, Any] = {}
+    where = "--sampling-defaults model: the model's generation_config.json"
+    try:
+        _check_defaults(model, info)
+        where = "--preferred-sampling-params"
+        if config.preferred_sampling_params is not None:
+            server = read_params(read_json(None, config.preferred_sampling_params.encode()), where)
+            _check_defaults(model | server, info)
+    except InvalidRequest as error:
+        raise StartupError(f"{where}: {error.message}") from None
+    family = None if media is None else media.family
+    templates = _chat_templates(tokenizer, config, family)
+    taught = "" if isinstance(templates, str) else templates.with_tools.source
+    return Context(
+        tokenizer,
+        info,
+        config,
+        (server, model),
+        family,
+        templates,
+        tool_format(config.tool_call_parser, taught),
+        reasoning_format(config.reasoning_parser, taught),
+    )
+
+
+def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None) -> ChatTemplates | str:
+    """Raises StartupError."""
+    pictures: dict[str, tuple[str, int]] = {}
+    if family is not None:
+        pictures["image"] = (family.placeholder, PICTURE)
+        if family.video_placeholder is not None:
+            pictures["video"] = (family.video_placeholder, VIDEO)
+    return load_chat_templates(
+        config.chat_template, tokenizer, pictures, allow_spelled=config.allow_special_tokens_in_messages
+    )
+
+
+def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
+    check_params(convert(values, SamplingParams), vocab_size=info.vocab_size)
+
+
+class ServerState:
+    """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
+
+    def __init__(
+        self, client: EngineClient, context: Context, metrics: Metrics, media: MediaLoader | None = None
+    ) -> None:
+        self.client = client
+        self.media = media  # None: the model takes text only
+        self.adapters = dict(context.info.adapters)  # that are loaded: name -> path
+        self.context = context
+        self.metrics = metrics
+        self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
+        self.keys = load_keys(context.config)
+        self.quotas = Quotas(context.config)
+        self.recordings = Recordings(context.config)
+        self.is_draining = False
+        self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
+        self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
+        self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
+        self._numbers = itertools.count(1)  # of requests
+        self._num_coming = 0  # that are let in and not submitted yet
+
+    @property
+    def helpers_down(self) -> tuple[str, ...]:
+        """Helper processes that are being replaced, in words; those of the engine as of its last report."""
+        return (*self.client.stats.helpers_down, *self.helpers.down)
+
+    async def close(self) -> None:
+        """End what belongs to the server and not to its engine."""
+        await self.recordings.close()
+        await self.helpers.close()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len({one for group in self._running.values() for one in group})
+
+    def check_adapter(self, name: str, field: str) -> None:
+        """Raises NotFound when none of that name, or from that path, is loaded."""
+        if name not in self.adapters and name not in self.adapters.values():
+            raise not_loaded(name, field)
+
+    async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
+        """The engine's operation on adapters. Returns what is loaded then: name -> path."""
+        self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
+        return self.adapters
+
+    def serve_weights(self, *, path: str | None = None, version: str | None = None) -> None:
+        """Answers speak of other weights from now on; None = as before."""
+        info, config = self.context.info, self.context.config
+        if path is not None:
+            info = msgspec.structs.replace(info, model_path=path)
+        if version is not None:
+            config = msgspec.structs.replace(config, weight_version=version)
+        self.context = msgspec.structs.replace(self.context, info=info, config=config)
+
+    def check_open(self) -> None:
+        """Raises Unavailable while the server ends."""
+        if self.is_draining:
+            raise Unavailable(
+                "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
+            )
+
+    def check_accepting(self) -> None:
+        """Raises Unavailable when no new work is taken."""
+        self.check_open()
+        self._check_room(1)
+
+    def _check_room(self, num_requests: int) -> None:
+        """Raises Unavailable when not so many more may wait. The engine is not asked: it may be in a long step."""
+        most_queued = self.context.config.max_queued_requests
+        num_live = self.client.num_live + self._num_coming
+        if num_live + num_requests > self.context.info.max_running_requests + most_queued:
+            raise Unavailable(
+                f"{most_queued} requests are waiting already, or would be with these; try again later, or start the "
+                "server with a larger --max-queued-requests",
+                code="queue_full",
+                retry_after_s=math.ceil(self.client.stats.seconds_per_end),
+            )
+
+    @contextlib.contextmanager
+    def coming(self, num_requests: int) -> Iterator[Callable[[], None]]:
+        """Keep places for requests until each is submitted; what this gives is to be called just before it is.
+
+        Raises Unavailable where there are not enough.
+        """
+        self._check_room(num_requests)
+        num_left = num_requests
+        self._num_coming += num_requests
+
+        def submit() -> None:
+            nonlocal num_left
+            num_left -= 1
+            self._num_coming -= 1
+
+        try:
+            yield submit
+        finally:
+            self._num_coming -= num_left
+
+    def new_id(self, rid: str) -> str:
+        """An id for the engine, from any thread; never used twice, whatever clients call their requests."""
+        return f"{next(self._numbers)}:{rid}"
+
+    def enter(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
+        """Note running requests under the names that `owner` may abort them by. Raises InvalidRequest when one is in
+        use."""
+        self.check_names(owner, names)
+        self._running.update({(owner, name): ids for name, ids in names.items()})
+
+    def check_names(self, owner: str, names: Iterable[str]) -> None:
+        """Raises InvalidRequest when one is in use."""
+        for name in names:
+            if (owner, name) in self._running:
+                raise InvalidRequest(
+                    f"rid {echo(name)} is in use by a request that has not ended; choose another or leave it out",
+                    field="rid",
+                    code="duplicate_rid",
+                )
+
+    def leave(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
+        for name in names:
+            del self._running[owner, name]
+
+    @contextlib.contextmanager
+    def loading(self, owner: str, names: Mapping[str, tuple[int, ...]], abort: Callable[[str], None]) -> Iterator[None]:
+        """Requests that go to the engine later; `names` -> which of them. An abort of any is `abort(reason)`.
+
+        Raises InvalidRequest when a name is in use.
+        """
+        indices = sorted({index for group in names.values() for index in group})
+        ids = {index: self.new_id("") for index in indices}
+        entered = {name: tuple(ids[index] for index in group) for name, group in names.items()}
+        self.enter(owner, entered)
+        self._loading.update(dict.fromkeys(ids.values(), abort))
+        try:
+            yield
+        finally:
+            self.leave(owner, entered)
+            for one in ids.values():
+                del self._loading[one]
+
+    def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
+        """Abort by exact rid, or all with None; of one owner, or of any with None. Returns how many requests that
+        ends."""
+        ids = {
+            request_id
+            for (holder, name), group in self._running.items()
+            if rid in (None, name) and owner in (None, holder)
+            for request_id in group
+        }
+        for request_id in ids:
+            self._loading.get(request_id, partial(self.client.abort, request_id))(reason)
+        return len(ids)

@@ -1,0 +1,168 @@
+"""Tools and the choice among them, as OpenAI writes them: checked once, for every API that has them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tureen.errors import InvalidRequest, echo
+from tureen.requests.body import convert, refuse_unknown
+from tureen.sampling.params import JsonObject
+from tureen.text.messages import Tool, ToolChoice
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+CHOICES = ("auto", "none", "required")
+
+Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
+"""As a body has them before they are read: each a ToolField, with nulls."""
+
+
+class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tool of type function is."""
+
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
+    description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
+    parameters: Annotated[JsonObject, Meta(description="JSON schema of its arguments, an object.")] = {}
+    strict: Annotated[bool, Meta(description="Arguments are always valid against the schema.")] = False
+
+
+class ToolField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionField
+
+
+ToolList = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
+"""What Tools are read as."""
+
+
+class NamedFunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(description="Name of one of the tools.")]
+
+
+class ToolChoiceField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """This function is called."""
+
+    type: Literal["function"]
+    function: NamedFunctionField
+
+
+def read_tools(given: Any, field: str = "tools") -> tuple[Tool, ...]:
+    """OpenAI's list of tools; null is none. Raises InvalidRequest naming the field."""
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{field} must be a list of tools, got {echo(given)}", field=field)
+    _check_number(given, field)
+    tools = []
+    for index, item in enumerate(given):
+        path = f"{field}[{index}]"
+        entry = convert(_fields(item, ToolField, path), ToolField, _under(path)).function
+        tools.append(msgspec.convert(msgspec.structs.asdict(entry), Tool))
+    return check_tools(tools, field, "function.")
+
+
+def check_tools(
+    tools: Sequence[Tool], field: str, inside: str = "", parameters: str = "parameters"
+) -> tuple[Tool, ...]:
+    """The tools, if their number, names and schemas are allowed. Raises InvalidRequest.
+
+    An error names `field[index]`, then `inside`, then `name` or what the API calls the schema (`parameters`).
+    """
+    _check_number(tools, field)
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        path = f"{field}[{index}].{inside}"
+        if not NAME.fullmatch(tool.name):
+            raise InvalidRequest(
+                f"{path}name must be 1 to 64 letters, digits, '_', '.' or '-', got {echo(tool.name)}",
+                field=f"{path}name",
+            )
+        if tool.name in seen:
+            raise InvalidRequest(f"{path}name {echo(tool.name)} is there twice; rename one", field=f"{path}name")
+        seen.add(tool.name)
+        if tool.parameters.get("type", "object") != "object":
+            raise InvalidRequest(
+                f'{path}{parameters} must be a schema of "type": "object", got type '
+                f"{echo(tool.parameters['type'])}; make the value a property of an object",
+                field=f"{path}{parameters}",
+            )
+    return tuple(tools)
+
+
+def _check_number(given: Sequence[Any], field: str) -> None:
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"{field} takes at most {MAX_TOOLS} tools, got {len(given)}", field=field)
+
+
+def read_tool_choice(given: Any, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:
+    """OpenAI's forms; null is auto. Without tools there is nothing to choose: none. Raises InvalidRequest."""
+    if given is None or isinstance(given, str):
+        if given is not None and given not in CHOICES:
+            raise InvalidRequest(
+                f'{field} must be "auto", "none", "required" or {{"type": "function", "function": {{"name": …}}}}, '
+                f"got {echo(given)}",
+                field=field,
+            )
+        return choose(ToolChoice(given or "auto"), tools, field)  # type: ignore[arg-type]
+    if isinstance(given, dict) and given.get("type") not in (None, "function"):
+        raise InvalidRequest(
+            f'{field}.type must be "function", got {echo(given["type"])}; send only the tools that may be called',
+            field=f"{field}.type",
+        )
+    named = convert(_fields(given, ToolChoiceField, field), ToolChoiceField, _under(field))
+    return choose(ToolChoice("required", named.function.name), tools, field, f"{field}.function.name")
+
+
+def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: str = "") -> ToolChoice:
+    """The choice, if the tools are there. Raises InvalidRequest."""
+    if choice.mode == "required" and not tools:
+        raise InvalidRequest(f"{field} asks for a tool call but there are no tools; send tools too", field=field)
+    if choice.name is not None and choice.name not in [tool.name for tool in tools]:
+        names = ", ".join(tool.name for tool in tools[:8])
+        raise InvalidRequest(
+            f"{name_field or field} {echo(choice.name)} is none of the tools ({names}{', …' * (len(tools) > 8)})",
+            field=name_field or field,
+        )
+    return choice if tools else ToolChoice("none")
+
+
+def read_arguments(text: str, field: str) -> dict[str, Any]:
+    """Of a call that is sent back, a JSON object as text; none where it is empty. Raises InvalidRequest."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{field} is not valid JSON: {str(error)[:200]}", field=field) from None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{field} must be a JSON object, got {echo(arguments)}", field=field)
+    return arguments
+
+
+def call_id() -> str:
+    """A new one, of OpenAI's form."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _fields(given: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+    """An object's fields that are not null, its `function`'s too. Raises InvalidRequest."""
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{path} must be an object, got {echo(given)}", field=path)
+    refuse_unknown(given, kind.__struct_fields__, path)
+    fields = {name: value for name, value in given.items() if value is not None}
+    inner = fields.get("function")
+    if isinstance(inner, dict):
+        known = (FunctionField if kind is ToolField else NamedFunctionField).__struct_fields__
+        refuse_unknown(inner, known, f"{path}.function")
+        fields["function"] = {name: value for name, value in inner.items() if value is not None}
+    return fields
+
+
+def _under(path: str) -> Callable[[str], str]:
+    return lambda name: f"{path}.{name}" if name else path

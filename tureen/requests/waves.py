@@ -1,0 +1,77 @@
+"""Bodies that ask for many short computations: they enter the queue some at a time, and leave room in it for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tureen.errors import DeadlineExceeded, InvalidRequest
+from tureen.requests import planning
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
+from tureen.requests.generation import Run, most_tokens
+from tureen.requests.offload import offload
+from tureen.requests.outputs import Output
+from tureen.requests.planning import Sampling
+from tureen.requests.prompts import Prompt
+from tureen.requests.shared_fields import MAX_INPUTS
+from tureen.requests.state import ServerState
+from tureen.requests.work import current_work
+from tureen.types import GenerateRequest
+
+WAVE = 64
+
+
+class Asker(NamedTuple):
+    """Who sent a body, and what he calls it."""
+
+    owner: str  # "" = nobody in particular
+    rid: str | None = None
+
+
+def check_count(count: int, field: str) -> None:
+    """Raises InvalidRequest."""
+    if not 1 <= count <= MAX_INPUTS:
+        raise InvalidRequest(f"{field} must have 1 to {MAX_INPUTS} entries, got {count}", field=field)
+
+
+def draft_of(
+    prompts: Sequence[Prompt], names: Sequence[str], sampling: Sampling, options: Options, asker: Asker
+) -> Draft:
+    """Prompts that are all computed the same way."""
+    count = len(prompts)
+    return Draft(
+        prompts=prompts, names=names, samplings=[sampling] * count, options=[options] * count, owner=asker.owner
+    )
+
+
+async def run_all(draft: Draft, asker: Asker, state: ServerState) -> list[Output]:
+    """The outputs of a draft's prompts, one of each, in their order. Raises the TureenError of the first that fails or
+    is aborted."""
+    _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
+    count = len(draft.prompts)
+    requests = await offload.run_each(
+        count * REQUEST_SIZE, lambda index: request_of(draft, index, name, state), range(count)
+    )
+    runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
+    current_work().begin(sum(most_tokens(request, 0) for request in requests))
+    outputs: list[Output] = []
+    is_aborted = False
+
+    def abort(reason: str) -> None:
+        nonlocal is_aborted
+        is_aborted = True  # also between two waves
+        for run in runs:
+            run.abort(reason)
+
+    current_work().names.add(name)
+    with state.loading(asker.owner, {name: (0,)}, abort):
+        for run in runs:
+            outputs += await run.whole()
+            if is_aborted or any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
+                raise DeadlineExceeded("the request was aborted before all of it was computed", code="aborted")
+    return outputs
+
+
+def _plan(wave: Sequence[GenerateRequest], name: str, asker: Asker) -> Plan:
+    count = len(wave)
+    return Plan(requests=tuple(wave), rids=(name,) * count, names={}, owner=asker.owner)

@@ -1,0 +1,66 @@
+"""A step's logits to tokens: one a row, and one more for every guess that was right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tureen.grammar.base import Mask
+from tureen.runner.base import Row, RowOutput
+from tureen.runner.forward import ForwardOutput
+from tureen.sampling.sampler import FAILURES, Draw, Sampler
+
+Masks = Mapping[int, Sequence[Mask]]
+"""A mask for each token that may be drawn, by slot."""
+
+
+def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
+    """Give each row its best token. Where there is none a failure's number stands in its place."""
+    return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in token_ids]
+
+
+def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
+    """Draw the tokens of the rows that sample from the logits of `output`, which are overwritten.
+
+    A guess is verified by drawing as if it were not there. Random numbers belong to the token's position, so the tokens
+    are those that steps without guesses would draw, one a step.
+    """
+    if any(row.num_drafts for row in rows):
+        return _verify(sampler, rows, output, masks)
+    first_masks = {slot: of_slot[0] for slot, of_slot in masks.items()}
+    positions = [row.start + len(row.token_ids) for row in rows]
+    slots = [row.slot for row in rows]
+    return [_output((drawn,)) for drawn in sampler.sample(output.logits, slots, positions, first_masks, output.peaks)]
+
+
+def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
+    """All rows draw their first token; those that drew what was guessed draw the next one; and so on."""
+    assert output.logits is not None
+    firsts, num_draws = [], 0
+    for row in rows:
+        firsts.append(num_draws)
+        num_draws += 1 + row.num_drafts
+    draws: list[list[Draw]] = [[] for _ in rows]
+    going, place = list(range(len(rows))), 0
+    while going:
+        slots = [rows[index].slot for index in going]
+        positions = [rows[index].start + rows[index].num_known + place for index in going]
+        masks_here = {slot: masks[slot][place] for slot in slots if slot in masks}
+        logits = output.logits[[firsts[index] + place for index in going]]
+        for index, drawn in zip(going, sampler.sample(logits, slots, positions, masks_here), strict=True):
+            draws[index].append(drawn)
+        going = [index for index in going if _is_right(rows[index], place, draws[index][place])]
+        place += 1
+    return [_output(of_row) for of_row in draws]
+
+
+def _is_right(row: Row, place: int, drawn: Draw) -> bool:
+    """Whether there was a guess at this place, and it was drawn."""
+    return place < row.num_drafts and drawn.token_id == row.token_ids[row.num_known + place]
+
+
+def _output(draws: Sequence[Draw]) -> RowOutput:
+    """A failure behind the first token is left to the next step, which meets it first."""
+    if draws[0].error is not None:
+        return RowOutput(error=draws[0].error)
+    token_ids = tuple([drawn.token_id for drawn in draws if drawn.token_id is not None])
+    return RowOutput(token_ids, tuple([drawn.logprobs for drawn in draws if drawn.logprobs is not None]))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]

@@ -11,7 +11,7 @@ from tureen.constraining.masks import MaskThread, PendingMasks
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.runner.base import Row, RowError
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor

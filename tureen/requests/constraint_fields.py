@@ -9,7 +9,7 @@ import msgspec
 
 from tureen.config import Config
 from tureen.errors import InvalidRequest
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.sampling.params import CONSTRAINTS, MAX_STOPS, SamplingParams
 
 DTYPES = {

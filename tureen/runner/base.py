@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tureen.errors import TureenError
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.sampling.params import SamplingParams
 from tureen.types import LogprobSpec, MediaItem, PositionLogprobs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.runner.base import Row, RowOutput
 from tureen.runner.forward import ForwardOutput
 from tureen.sampling.sampler import FAILURES, Draw, Sampler

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from tureen.errors import NotFound
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.runner.base import (
     NAN_LOGITS,
     NOTHING_TO_DRAW,

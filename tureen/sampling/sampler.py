@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values

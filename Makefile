@@ -47,7 +47,8 @@ serve: $(STAMP) ## start the server on 127.0.0.1:$(PORT); MODEL=, ARGS= override
 	@$(BIN)/tureen serve --port $(PORT) $(if $(MODEL),--model-path '$(MODEL)') $(ARGS)
 
 # In two processes, each with whole files: most of the suite waits, or computes in one thread. ARGS=-n0 makes it one.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Where PYTHONDONTWRITEBYTECODE is set, every start would rewrite every assertion.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV) native ## the whole test suite
 	@$(PYTEST) $(ARGS)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import hypothesis
 import process_state
 import pytest
@@ -17,11 +21,47 @@ from tureen import config
 from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    "e2e/test_healing_server.py",
+    "kernels/cpu/test_arm.py",
+    "e2e/test_shapes_vlm_server.py",
+    "sim/test_whole_server.py",
+    "e2e/test_reproducible.py",
+    "models/test_smollm2.py",
+    "e2e/test_memory_server.py",
+    "lora/test_adapters_in_batches.py",
+    "e2e/test_structured_outputs.py",
+    "runner/test_batch_invariance.py",
+    "e2e/test_media_server.py",
+    "weights/test_quantised_checkpoints.py",
+    "grammar/test_compiler.py",
+)
+"""Files that take long, which are begun first: of two processes, none is left with one of them at the end."""
+
+
+def read_authorities_once() -> None:
+    """httpx parses the file of all authorities at each `httpx.get` and the like, which is more work than the request to
+    a server of a test."""
+    read = httpx.create_ssl_context
+
+    @functools.cache
+    def of_files(_names: tuple[str | None, ...]) -> ssl.SSLContext:
+        return read()
+
+    def create(verify: Any, cert: Any, trust_env: bool) -> ssl.SSLContext:
+        names = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+        return of_files(names) if verify is True and cert is None else read(verify, cert, trust_env)
+
+    httpx._transports.default.create_ssl_context = create
+
+
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 wait_politely()  # before any test loads torch
 be_patient_over_http()
-os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch's, on every machine: as many as tests give their runners
+read_authorities_once()
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's, on every machine: two processes of tests share its cores
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,7 +71,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("shuffle")
-    if seed is not None:
+    if seed is None:
+        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
+    else:
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
             files.setdefault(item.path, []).append(item)

@@ -33,7 +33,6 @@ PARTS = {
             "tests/sampling/test_random.py",
             "tests/sampling/test_logprobs.py",
             "tests/sampling/test_grammar_mask.py",
-            "tests/sampling/test_custom_processors.py",
         ],
     ),
     "quotas": (["requests/quotas.py"], ["tests/api/test_quotas.py"]),

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tureen.config import Config as Config
-    from tureen.offline import Engine as Engine
+    from tureen.offline import OfflineEngine as Engine
     from tureen.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Engine", "SamplingParams", "__version__"]
 
-_HOMES = {"Engine": "tureen.offline", "Config": "tureen.config", "SamplingParams": "tureen.sampling.params"}
+_HOMES = {
+    "Engine": ("tureen.offline", "OfflineEngine"),
+    "Config": ("tureen.config", "Config"),
+    "SamplingParams": ("tureen.sampling.params", "SamplingParams"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used: `import tureen` costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tureen' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

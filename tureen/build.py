@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDING = "EMBEDDING_ARCHITECTURES"
-"""What a file of tureen/models lists that make embeddings."""
+"""The name under which a file of tureen/models lists architectures that make embeddings."""
 
 
 class Model(NamedTuple):
@@ -75,7 +75,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
-    """What brings pictures to a model that takes some; None for one of text only. Raises StartupError."""
+    """Makes the loader of pictures for a model that takes some; None for one of text only. Raises StartupError."""
     hf = model_config(model.source)
     if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is None:
         return None
@@ -113,7 +113,7 @@ def downloaded_models(config: Config) -> list[tuple[Path, int]]:
 
 
 def _model_path(file: Path) -> Path:
-    """What to give as --model-path: the folder, where this file is a part of a model."""
+    """Returns the --model-path for a file: its folder, where the file is a part of a model."""
     return file.parent if (file.parent / "config.json").is_file() else file
 
 

@@ -23,10 +23,10 @@ from tureen.config import Config, cache_dir, fields, load
 from tureen.errors import TureenError
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Suggests the nearest flag for a mistyped one. A command's flags are added when it is the one that runs."""
 
-    add_flags: Callable[[Parser], None] | None = None
+    add_flags: Callable[[CommandParser], None] | None = None
 
     def complete(self) -> None:
         """Add the flags that are still missing."""
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="tureen", description="An LLM serving runtime.", allow_abbrev=False)
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="tureen", description="An LLM serving runtime.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tureen {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
 
     serve = commands.add_parser("serve", help="start the HTTP server", allow_abbrev=False)
     serve.add_flags = partial(add_config, takes_lists=True)
@@ -86,7 +86,7 @@ def _parser() -> Parser:
     models.add_argument("--config", help=argparse.SUPPRESS)
     models.add_argument("--download-dir", default=argparse.SUPPRESS, help="where downloaded models are kept")
     models.set_defaults(run=_models)
-    actions = models.add_subparsers(dest="action", metavar="build", parser_class=Parser)
+    actions = models.add_subparsers(dest="action", metavar="build", parser_class=CommandParser)
     build = actions.add_parser("build", help="put a model together from published weights", allow_abbrev=False)
     build.add_argument("name", choices=["shapes-vlm"], help="shapes-vlm: says what is drawn in a picture")
     build.add_argument("--config", help=argparse.SUPPRESS)
@@ -186,7 +186,7 @@ def _generate(options: argparse.Namespace) -> int:
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
     given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
     params = msgspec.to_builtins(msgspec.convert(given, _params_type(), strict=False))
-    with offline.Engine(load_config(options)) as engine:
+    with offline.OfflineEngine(load_config(options)) as engine:
         shown = 0
         for answer in engine.generate(prompt, params, stream=True):
             print(answer["text"][shown:], end="", flush=True)

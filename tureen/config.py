@@ -297,7 +297,7 @@ def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def cache_dir(config: Config) -> Path:
-    """Where models that were downloaded are, and what is kept of them."""
+    """Returns the folder of downloaded models, and of what is kept of them."""
     return Path(config.download_dir or DEFAULT_CACHE).expanduser()
 
 
@@ -359,7 +359,8 @@ def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _allowed(fault: str) -> str:
-    """What the setting that a fault of msgspec's names may be, where it is one of a few words; else empty."""
+    """Returns the allowed words of the setting that a fault of msgspec's names; empty where it is not one of a few
+    words."""
     for field in fields():
         if f"`$.{field.name}`" in fault:
             kind = msgspec.inspect.type_info(field.type)

@@ -114,7 +114,7 @@ class RequestFailed(TureenError):
 
 
 class TryLater(TureenError):
-    """What is refused for now. `retry_after_s` is what `Retry-After` will say."""
+    """The request is refused for now. `retry_after_s` becomes the header `Retry-After`."""
 
     def __init__(
         self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: int = 1
@@ -151,7 +151,7 @@ def not_loaded(adapter: str, field: str) -> NotFound:
 
 
 def echo(value: object) -> str:
-    """What was got, for a message: at most 64 characters, printable, on one line."""
+    """Returns a value for a message: at most 64 characters, printable, on one line."""
     text = value if isinstance(value, str) else _short_repr(value)
     text = "".join(ch if ch.isprintable() else "?" for ch in text[: ECHO_LIMIT + 1])
     quoted = f"'{text[:ECHO_LIMIT]}'" if isinstance(value, str) else text[:ECHO_LIMIT]

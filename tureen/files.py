@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 OPEN: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""What has become a pipe or a device since it was looked at neither blocks nor takes over a terminal."""
+"""Flags with which a file that has become a pipe or a device since it was looked at neither blocks nor takes a
+terminal."""
 KINDS: Final = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe (FIFO)",
@@ -28,7 +29,7 @@ KINDS: Final = {
 
 
 class NotRegular(OSError):
-    """What is there is something else than a file with bytes in it; `strerror` says what."""
+    """The path is something else than a file with bytes in it; `strerror` says what."""
 
 
 def open_regular(path: str | Path, *, no_link: bool = False, dir_fd: int | None = None) -> io.BufferedReader:

@@ -120,7 +120,7 @@ class Metrics:
         self._levels[name] = value
 
     def level(self, name: str) -> float:
-        """What a gauge shows."""
+        """Returns the value of a gauge."""
         return self._levels.get(name, 0.0)
 
     def add(self, name: str, amount: float = 1) -> None:

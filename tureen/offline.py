@@ -28,7 +28,7 @@ from tureen.serving.process import ProcessClient
 T = TypeVar("T")
 
 
-class Engine:
+class OfflineEngine:
     """A model ready to generate; a context manager. Settings are those of `tureen serve`, by their Python names.
 
     Raises StartupError when it cannot start; its methods raise InvalidRequest and the rest of tureen.errors.
@@ -116,7 +116,7 @@ class Engine:
             self._wait(self._state.close())
             self._stop_loop()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> OfflineEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -38,7 +38,7 @@ SWITCH_INTERVAL_S = 0.001
 """How long the engine's thread may keep the interpreter from the event loop."""
 
 IDLE_S = 0.5
-"""So long after it is ready the server begins what can wait, where nothing runs."""
+"""Seconds after it is ready at which the server begins work that can wait, where nothing runs."""
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
 """Left by Docker, by Podman, by systemd."""
@@ -134,7 +134,7 @@ async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
 
 
 def _credentials(config: Config) -> str:
-    """What curl must be told to get in; shows no key."""
+    """Returns the options with which curl gets in; shows no key."""
     options = [
         (config.tls_cert, "--cacert CA.pem"),
         (config.tls_ca, "--cert CLIENT.pem --key CLIENT.key.pem"),

@@ -1,4 +1,4 @@
-"""What the operator sees: progress of start-up, the ready banner.
+"""The operator's view: progress of start-up, the ready banner.
 
 Imports: types; rich.
 Imported by: server.

@@ -15,11 +15,11 @@ from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]
 HiddenStates = Literal["none", "last", "all", "pooled"]
-"""Of which positions the last layer's output is wanted, after the final norm; pooled = one vector of the whole prompt:
+"""The positions whose last layer's output is returned, after the final norm; pooled = one vector of the whole prompt:
 their mean, or what an embedding model makes of them."""
 
 Pooling = Literal["mean", "cls"]
-"""Of the tokens' vectors an embedding model takes the mean, or the first token's."""
+"""How an embedding model makes one vector of the tokens': their mean, or the first token's."""
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -34,7 +34,7 @@ TokenLogprob = tuple[float | None, int]
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Which log-probabilities a request asked for."""
+    """The log-probabilities that a request asked for."""
 
     prompt_start: int = -1  # first prompt position reported; -1 = output only
     top: int = 0  # number of best alternatives per position
@@ -54,7 +54,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks: one prompt, one sample. Already validated against vocabulary and context."""
+    """A client's request: one prompt, one sample. Already validated against vocabulary and context."""
 
     id: str  # internal id, unique for the life of the engine
     token_ids: tuple[int, ...]
@@ -84,7 +84,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request ended. `error` carries the HTTP status its client should see."""
+    """The reason why a request ended. `error` carries the HTTP status its client should see."""
 
     type: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
@@ -212,7 +212,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     reason: str = "client"
 
 
-class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+class ControlCall(msgspec.Struct, frozen=True, tag="call", array_like=True):
     """A control operation: the engine's method `op` with these arguments; answered by the CallResult of same number."""
 
     number: int
@@ -224,7 +224,7 @@ class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
     """Stop the loop after the current step; unfinished requests end with an abort."""
 
 
-ToEngine = Submit | Abort | Call | Close
+ToEngine = Submit | Abort | ControlCall | Close
 
 # ... and what comes back.
 
@@ -240,11 +240,11 @@ class CallResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     error: FinishReason | None = None  # type "error"
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+class EngineReady(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
 
-class Phase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
+class StartupPhase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
     """Progress of start-up; `total` 0 = unknown."""
 
     name: str
@@ -252,11 +252,11 @@ class Phase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
     total: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     """The engine ends. `message` is one line for the operator; `startup` tells whether it ever was ready."""
 
     message: str
     startup: bool = False
 
 
-FromEngine = StepReport | CallResult | Phase | Ready | Failed
+FromEngine = StepReport | CallResult | StartupPhase | EngineReady | EngineFailed

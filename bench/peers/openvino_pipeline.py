@@ -22,22 +22,24 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from tureen.bench.drive import Answer
+from tureen.bench.drive import FinishedRequest
 from tureen.bench.machine import describe, memory_reads
 from tureen.bench.process import TICKS, memory
 from tureen.bench.report import ColdStart, Result, cold_starts, summarise, table
-from tureen.bench.workloads import SHAPES, Dice, Job, Shape, make_load, shapes
+from tureen.bench.workloads import SHAPES, BenchRequest, Dice, TimedPass, make_load, shapes
 
 TARGET = "openvino"
 VOCAB_SIZE = 49152  # of the default model
 CACHE_GIB = 2
-WARM_UP = Shape(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
+WARM_UP = TimedPass(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
 
 
 class Running:
     """A request that the pipeline has."""
 
-    def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline, number: int, index: int, job: Job) -> None:
+    def __init__(
+        self, pipeline: openvino_genai.ContinuousBatchingPipeline, number: int, index: int, job: BenchRequest
+    ) -> None:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = job.output_len
         config.ignore_eos = True
@@ -56,10 +58,10 @@ class Running:
             self.times_s.append(now)
         return self._handle.get_status() != openvino_genai.GenerationStatus.RUNNING
 
-    def answer(self) -> Answer:
+    def answer(self) -> FinishedRequest:
         if self.output_tokens != self.job.output_len:
             raise SystemExit(f"asked for {self.job.output_len} output tokens, OpenVINO gave {self.output_tokens}")
-        return Answer(
+        return FinishedRequest(
             started_s=self.started_s,
             token_times_s=self.times_s,
             ended_s=self.times_s[-1],
@@ -77,11 +79,11 @@ class Pipeline:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU")
         self._numbers = itertools.count()
 
-    def run(self, jobs: list[Job], concurrency: int) -> list[Answer]:
+    def run(self, jobs: list[BenchRequest], concurrency: int) -> list[FinishedRequest]:
         """`concurrency` at a time; the answers in the order of the jobs."""
-        waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
+        waiting: Iterator[tuple[int, BenchRequest]] = iter(enumerate(jobs))
         running: list[Running] = []
-        answers: dict[int, Answer] = {}
+        answers: dict[int, FinishedRequest] = {}
         while len(answers) < len(jobs):
             for index, job in itertools.islice(waiting, concurrency - len(running)):
                 running.append(Running(self._pipeline, next(self._numbers), index, job))
@@ -97,7 +99,7 @@ def start(model: Path, dice: Dice) -> tuple[Pipeline, dict[str, ColdStart]]:
     """Ready, and warm. Its times count from the start of this process."""
     pipeline = Pipeline(model)
     ready_s, when_ready = age_s(), memory(os.getpid())
-    pipeline.run([Job(dice.token_ids(WARM_UP.prompt_len), 1)], 1)
+    pipeline.run([BenchRequest(dice.token_ids(WARM_UP.prompt_len), 1)], 1)
     cold_start = ColdStart(
         ready_s=round(ready_s, 2),
         first_token_s=round(age_s(), 2),
@@ -115,7 +117,7 @@ def age_s() -> float:
     return uptime_s - int(fields[19]) / TICKS
 
 
-def measure(pipeline: Pipeline, shape: Shape, dice: Dice) -> Result:
+def measure(pipeline: Pipeline, shape: TimedPass, dice: Dice) -> Result:
     load = make_load(shape, dice)
     reads = memory_reads()
     cpu = time.process_time()

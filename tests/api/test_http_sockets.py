@@ -33,7 +33,7 @@ def server():
 
 def exchanged(server: LiveServer, sent: bytes) -> bytes:
     """All that the server answers until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connected:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connected:
         connected.sendall(sent)
         return read_whole(connected)
 
@@ -78,7 +78,7 @@ def test_an_upgrade_is_not_heard_and_the_body_is(server, protocol):
 )
 def test_what_has_no_end_is_cut_off_over_a_socket_too(server, first, part):
     sent = 0
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connected:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connected.sendall(first)
         with contextlib.suppress(ConnectionError):

@@ -10,11 +10,11 @@ from app_under_test import App
 
 from tureen.config import Config
 from tureen.errors import Conflict, RequestTimeout
-from tureen.http.call import Call
 from tureen.requests import recording as recordings
 from tureen.requests import track
 from tureen.requests.quotas import Account
 from tureen.requests.recording import Recordings
+from tureen.requests.work import ClientWork
 
 OWNER = ("name", "ann")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
@@ -34,7 +34,7 @@ OLLAMA = {"path": "/api/generate", "raw_path": b"/api/generate"}
 
 def _record(kept: Recordings, make, key: tuple[str, bytes] | None = None) -> recordings.Recording:
     """A recording of what `make(send)` sends."""
-    recording = kept.new("r", OWNER, Call(Account()), key)
+    recording = kept.new("r", OWNER, ClientWork(Account()), key)
     recording.start(make(recording.send), kept.ended)
     return recording
 
@@ -108,7 +108,7 @@ def test_of_an_answer_is_kept_for_its_key_what_says_success(status, is_kept):
 
 def test_before_it_runs_a_recording_has_not_ended_and_to_cancel_it_is_nothing():
     async def scenario():
-        recording = Recordings(Config()).new("r", OWNER, Call(Account()), None)
+        recording = Recordings(Config()).new("r", OWNER, ClientWork(Account()), None)
         await recording.cancel()
         assert (recording.is_ended, recording.is_success, recording.is_stream) == (False, False, False)
 

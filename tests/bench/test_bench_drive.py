@@ -7,15 +7,15 @@ import pytest
 
 from tureen.bench.backends import BACKENDS
 from tureen.bench.drive import run_load
-from tureen.bench.http import Address, BenchError, Connection
-from tureen.bench.workloads import Dice, Job, Load, Shape, make_load
+from tureen.bench.http import Address, BenchError, ClientConnection
+from tureen.bench.workloads import BenchRequest, Dice, OfferedLoad, TimedPass, make_load
 
-SHAPE = Shape(name="small", prompt_len=5, output_len=4, requests=6, concurrency=2)
+SHAPE = TimedPass(name="small", prompt_len=5, output_len=4, requests=6, concurrency=2)
 
 
 def _run(server, backend="tureen", *, shape=SHAPE, **changes):
     load = make_load(shape, Dice(1000, 1))
-    load = Load(name="small", jobs=load.jobs, concurrency=shape.concurrency, **changes)
+    load = OfferedLoad(name="small", jobs=load.jobs, concurrency=shape.concurrency, **changes)
     return asyncio.run(run_load(Address(server.url), BACKENDS[backend](), load))
 
 
@@ -42,7 +42,7 @@ def test_another_number_of_tokens_than_asked_for_is_an_error(fake_server, backen
 
 def test_a_closed_loop_keeps_exactly_as_many_running_as_asked(fake_server):
     fake_server.token_s = 0.01
-    _run(fake_server, shape=Shape(name="small", prompt_len=5, output_len=4, requests=12, concurrency=3))
+    _run(fake_server, shape=TimedPass(name="small", prompt_len=5, output_len=4, requests=12, concurrency=3))
     assert fake_server.most_running == 3
     assert len(fake_server.requests) == 12
 
@@ -82,13 +82,13 @@ def test_a_cut_connection_ends_the_measurement(fake_server):
 
 
 def test_a_server_that_is_not_there_is_named():
-    load = Load(name="x", jobs=[Job([1], 1)], concurrency=1)
+    load = OfferedLoad(name="x", jobs=[BenchRequest([1], 1)], concurrency=1)
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:9"):
         asyncio.run(run_load(Address("http://127.0.0.1:9"), BACKENDS["tureen"](), load))
 
 
 def test_an_unknown_route_is_an_error_with_its_status(fake_server):
-    load = Load(name="x", jobs=[Job([1], 1)], concurrency=1)
+    load = OfferedLoad(name="x", jobs=[BenchRequest([1], 1)], concurrency=1)
     with pytest.raises(BenchError, match="HTTP 404"):
         asyncio.run(run_load(Address(fake_server.url + "/nowhere"), BACKENDS["tureen"](), load))
 
@@ -106,7 +106,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_opened_again():
             writer.close()  # although it did not say so
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        connection = Connection(Address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        connection = ClientConnection(Address(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         for _ in range(3):
             assert await connection.request("GET", "/") == (200, b"ok")
         connection.close()
@@ -132,7 +132,7 @@ def test_events_are_found_whatever_pieces_they_come_in():
 
     async def main():
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        connection = Connection(Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        connection = ClientConnection(Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"))
         found = [data async for data in connection.events("/", b"")]
         connection.close()
         server.close()
@@ -145,5 +145,5 @@ def test_events_are_found_whatever_pieces_they_come_in():
 def test_the_time_to_the_first_token_is_not_that_of_the_head(fake_server):
     fake_server.first_token_s = 0.2
     started = time.perf_counter()
-    (answer,) = _run(fake_server, shape=Shape(name="one", prompt_len=1, output_len=1, requests=1, concurrency=1))
+    (answer,) = _run(fake_server, shape=TimedPass(name="one", prompt_len=1, output_len=1, requests=1, concurrency=1))
     assert 0.19 <= answer.token_times_s[0] - answer.started_s <= time.perf_counter() - started

@@ -10,7 +10,7 @@ import pytest
 from patience import wait_until
 
 from tureen.bench.http import Address, BenchError
-from tureen.bench.process import Server, cpu_seconds, family, listener, memory
+from tureen.bench.process import StartedServer, cpu_seconds, family, listener, memory
 
 
 def test_the_listener_of_a_port_is_found():
@@ -45,7 +45,7 @@ def test_a_process_that_is_gone_has_no_figures():
 
 
 def test_a_server_that_ends_before_it_is_ready_is_reported_with_its_last_words():
-    server = Server(f"{sys.executable} -c \"print('no such model'); raise SystemExit(3)\"")
+    server = StartedServer(f"{sys.executable} -c \"print('no such model'); raise SystemExit(3)\"")
     with pytest.raises(BenchError, match=r"(?s)status 3.*no such model"):
         asyncio.run(server.ready(Address("http://127.0.0.1:9")))
     server.stop()
@@ -61,7 +61,7 @@ def test_a_started_server_is_stopped_with_all_its_children(free_port):
         "    def log_message(self, *_): pass\n"
         f"http.server.HTTPServer(('127.0.0.1', {port}), H).serve_forever()\n"
     )
-    server = Server(f'{sys.executable} -c "{script}"')
+    server = StartedServer(f'{sys.executable} -c "{script}"')
     ready_s = asyncio.run(server.ready(Address(f"http://127.0.0.1:{port}")))
     assert ready_s > 0
     members = family(server.pid)
@@ -73,4 +73,4 @@ def test_a_started_server_is_stopped_with_all_its_children(free_port):
 
 def test_a_command_that_cannot_be_run_is_named():
     with pytest.raises(BenchError, match="no-such-program-here"):
-        Server("no-such-program-here --port 1")
+        StartedServer("no-such-program-here --port 1")

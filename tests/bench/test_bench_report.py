@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from tureen.bench.drive import Answer
+from tureen.bench.drive import FinishedRequest
 from tureen.bench.report import Goals, keeps, percentile, ratios, spread, summarise, table
 
 
 def _answer(start, times, end, *, prompt=10, output=None, cached=0, refused=False):
-    return Answer(
+    return FinishedRequest(
         started_s=start,
         token_times_s=times,
         ended_s=end,

@@ -9,19 +9,19 @@ import pytest
 
 from tureen.bench.backends import BACKENDS
 from tureen.bench.command import add_arguments, run
-from tureen.bench.drive import Answer, run_load
+from tureen.bench.drive import FinishedRequest, run_load
 from tureen.bench.http import Address, BenchError
 from tureen.bench.report import ratios, summarise
 from tureen.bench.structured import ASKED, OUTPUT_LEN, json_jobs, plain_jobs, share_valid, table
-from tureen.bench.workloads import Dice, Job, Load
+from tureen.bench.workloads import BenchRequest, Dice, OfferedLoad
 
 VOCAB = 1000
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
-JOB = Job("The answer:", 20, SCHEMA)
+JOB = BenchRequest("The answer:", 20, SCHEMA)
 
 
 def _answer(text, tokens=10, forced=None, seconds=1.0):
-    return Answer(
+    return FinishedRequest(
         started_s=0.0,
         token_times_s=[seconds / 2, seconds],
         ended_s=seconds,
@@ -33,7 +33,7 @@ def _answer(text, tokens=10, forced=None, seconds=1.0):
 
 
 def _run(server, backend, job=JOB):
-    load = Load(name="structured", jobs=[job] * 3, concurrency=2)
+    load = OfferedLoad(name="structured", jobs=[job] * 3, concurrency=2)
     return asyncio.run(run_load(Address(server.url), BACKENDS[backend](), load))
 
 
@@ -104,7 +104,7 @@ def test_an_answer_is_valid_when_it_is_json_that_matches(text, is_valid):
 
 
 def test_without_a_schema_nothing_is_asked_of_the_answers():
-    assert share_valid([Job([1], 3)], [_answer("whatever")]) is None
+    assert share_valid([BenchRequest([1], 3)], [_answer("whatever")]) is None
 
 
 def _result(name, answers, *, target="ours", valid=1.0):

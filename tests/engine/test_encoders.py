@@ -279,7 +279,7 @@ def test_a_preempted_request_resumes_with_its_picture_and_encodes_nothing_anew()
 def test_an_abort_at_any_time_leaves_nothing_behind_and_harms_no_other(num_steps):
     world = Watched()
     world.add(_make_picture("gone"))
-    world.add(_make_picture("heir"))
+    world.add(_make_picture("successor"))
     world.add(_make_picture("other", DOG))
     for _ in range(num_steps):
         world.step()

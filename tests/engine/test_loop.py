@@ -16,7 +16,7 @@ from tureen.grammar.base import GrammarSpec
 from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
 from tureen.sampling.params import SamplingParams
-from tureen.types import Abort, Call, CallResult, Close, Failed, GenerateRequest, StepReport, Submit
+from tureen.types import Abort, CallResult, Close, ControlCall, EngineFailed, GenerateRequest, StepReport, Submit
 
 CAPACITY = Capacity(num_pages=64, page_size=16, max_rows=8, vocab_size=VOCAB_SIZE, context_len=512)
 
@@ -223,19 +223,19 @@ def test_when_the_engine_fails_every_live_request_gets_an_error_and_the_loop_end
     for request_id in "ab":
         assert (world.finish(request_id).status, world.finish(request_id).code) == (503, "engine_dead")
         assert "secret" not in world.finish(request_id).message
-    assert isinstance(world.published[-2], Failed)
+    assert isinstance(world.published[-2], EngineFailed)
     assert not world.published[-2].startup
 
 
 def test_a_call_is_answered_by_number_and_an_unknown_one_is_an_error():
-    world = World({0: [Call(1, "flush_cache"), Call(2, "launch_missiles")]}).run()
+    world = World({0: [ControlCall(1, "flush_cache"), ControlCall(2, "launch_missiles")]}).run()
     results = {message.number: message for message in world.published if isinstance(message, CallResult)}
     assert results[1].error is None
     assert (results[2].error.status, results[2].error.code) == (404, "not_found")
 
 
 def test_a_call_that_breaks_is_answered_with_an_error_and_the_engine_lives():
-    world = World({0: [Call(1, "flush_cache", {"no_such_argument": 1}), Submit(request())]}).run()
+    world = World({0: [ControlCall(1, "flush_cache", {"no_such_argument": 1}), Submit(request())]}).run()
     (result,) = (message for message in world.published if isinstance(message, CallResult))
     assert result.error.status == 500
     assert world.finish("a").type == "length"
@@ -264,7 +264,7 @@ def test_the_pace_is_the_best_recent_one_less_the_work_that_does_not_show_yet():
 def test_figures_are_those_after_an_operation_when_its_answer_comes():
     published = []
     engine = Engine(FakeRunner(CAPACITY), make_byte_tokenizer(), eos_token_ids=(EOS,), token_budget=64)
-    inbox = [[Submit(request("a", num_prompt=64, max_new_tokens=1))], [], [Call(1, "flush_cache")], [Close()]]
+    inbox = [[Submit(request("a", num_prompt=64, max_new_tokens=1))], [], [ControlCall(1, "flush_cache")], [Close()]]
     Loop(engine, lambda wait_s: inbox.pop(0) if inbox else [], published.append).run()
     at = next(index for index, one in enumerate(published) if isinstance(one, CallResult))
     figures = [one.stats.num_cached_pages for one in published[:at] if isinstance(one, StepReport)]
@@ -288,7 +288,7 @@ def test_who_meets_a_full_queue_is_told_when_a_place_will_be_free():
 
 
 def test_how_full_the_queue_is_says_nothing_about_when_memory_comes_back():
-    released = [Call(1, "release_memory", {"tags": ["weights"]}), Submit(request("late"))]
+    released = [ControlCall(1, "release_memory", {"tags": ["weights"]}), Submit(request("late"))]
     refusal = World({0: [Submit(request())], 4: released}, step_s=20.0).run().finish("late")
     assert (refusal.code, refusal.retry_after_s) == ("memory_released", RELEASED_RETRY_S)
 
@@ -316,13 +316,11 @@ def test_a_resumed_request_keeps_its_deadline_and_has_had_its_first_token():
 
 def test_an_idle_engine_tells_that_a_helper_is_being_replaced_and_when_it_is_back(monkeypatch):
     """It looks now and then where it has helpers, and reports what has changed only."""
-    down = [(), ("one",), ("one",), (), (), ()]
-    world = World({len(down): [Close()]})
-    monkeypatch.setattr(
-        Engine, "helpers_down", property(lambda _: down[min(max(0, world.num_turns - 1), len(down) - 1)])
-    )
+    down = [(), (), ("one",), ("one",), (), ()]  # at each turn
+    world = World({len(down) - 1: [Close()]})
+    monkeypatch.setattr(Engine, "helpers_down", property(lambda _: down[world.num_turns]))
     world.run()
-    assert world.waits == [HELPERS_S] * (len(down) - 1)
+    assert world.waits == [HELPERS_S] * len(down)
     assert len(world.published) == 3  # at the start, and at each change
 
 

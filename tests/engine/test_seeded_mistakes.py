@@ -5,7 +5,7 @@ from world import BooksWrong, simulate
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
-from tureen.cache.radix import Node, RadixTree
+from tureen.cache.radix import RadixNode, RadixTree
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
 from tureen.engine.control import Control
@@ -36,7 +36,7 @@ def _is_caught() -> bool:
 
 def _tree_takes_no_reference(monkeypatch):
     def insert(self, parent, key, page):
-        return parent.children.setdefault(key, Node(key, page, parent))
+        return parent.children.setdefault(key, RadixNode(key, page, parent))
 
     monkeypatch.setattr(RadixTree, "insert", insert)
 

@@ -12,13 +12,13 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -28,7 +28,7 @@ EXTRA = (
     'ab|ba|aa|abc|bb|aba|a)|(a|((|))|()|+a|a+|a,|, |, a|], |[a|[[|]]|{"|"}|": |"a|a"|"a"|": "|1, |12|10|01|'
     "é|éa|aé|éé|😀|a😀|ab|x\\|\\n|<e|e>|<e>|a<|/a| a|a "
 )
-"""Texts of tokens, among them one twice and some that cross the borders of lexemes."""
+"""Texts of tokens, among them one twice and some that cross the borders of terminals."""
 
 PIECES = (b"\xc3\xa9\xc3", b"a\xc3", b"\xa9a", b"\xf0\x9f", b"\x98\x80", b"\x80a")
 
@@ -136,7 +136,7 @@ def _strings(node, alphabet, most, sets):
             return _repeated(of(item), least, times, most)
         case Terminal(item):
             return of(item)
-        case Call(name):
+        case RuleCall(name):
             return sets[name]
     if isinstance(node, Both):
         return of(node.first) & of(node.second)
@@ -168,8 +168,8 @@ def recursive(start, alphabet, walked, known, **rules):
 A = chars("a")
 STRING = token('"', star(chars("ab")), '"')
 DIGITS = star(chars("01"), 1)
-VALUE = choice(STRING, Call("list"), token("1"), token("10"))
-LIST = chain(token("["), optional(chain(Call("value"), star(chain(token(","), Call("value"))))), token("]"))
+VALUE = choice(STRING, RuleCall("list"), token("1"), token("10"))
+LIST = chain(token("["), optional(chain(RuleCall("value"), star(chain(token(","), RuleCall("value"))))), token("]"))
 
 SAMPLES = {
     "a literal": regular(Text("abba"), "ab", 4, 4),
@@ -195,23 +195,25 @@ SAMPLES = {
     "a marked contradiction": regular(
         choice(chain(token("a"), Terminal(Both(Text("b"), Text("a")))), chain(token("b"), token("a"))), "ab", 3, 4
     ),
-    "lexemes": regular(
+    "terminals": regular(
         chain(token("["), token("a"), star(chain(token(", "), token("a")), 0, 2), token("]")), "[]a, ", 5, 9
     ),
-    "nothing beside a lexeme, and an end that is not certain": regular(
+    "nothing beside a terminal, and an end that is not certain": regular(
         choice(chain(token("a"), choice(EMPTY, token("b"))), chain("a", star(chars("ab")), ")")), "ab)", 5, 7
     ),
-    "lexemes that begin alike, and what may follow only one of them": regular(
+    "terminals that begin alike, and what may follow only one of them": regular(
         chain(choice(chain("ab", token("a")), chain("aa", star(chars("ab")))), optional(Text(")"))), "ab)", 5, 7
     ),
-    "lexemes that are prefixes": regular(
+    "terminals that are prefixes": regular(
         chain(choice(token("1"), token("10"), token("1", star(chars("0")), "1")), token("]")), "01]", 4, 6
     ),
     "an object": regular(
         chain(token("{"), token('"a"'), token(":"), choice(STRING, token(DIGITS)), token("}")), '{}":a0', 6, 10
     ),
-    "a literal and lexemes without marks": regular(chain("a", token("b"), star(chars("ab")), token(")")), "ab)", 4, 6),
-    "a lexeme that a greedy lexer takes too much for": regular(chain(star(A), star(Text("ab"), 1, 2)), "ab", 5, 9),
+    "a literal and terminals without marks": regular(
+        chain("a", token("b"), star(chars("ab")), token(")")), "ab)", 4, 6
+    ),
+    "a terminal that a greedy lexer takes too much for": regular(chain(star(A), star(Text("ab"), 1, 2)), "ab", 5, 9),
     "marked before what is not": regular(chain(token(star(A, 1)), star(Text("ba"), 0, 2)), "ab", 5, 7),
     "up to a string": regular(
         chain(token(Both(chain(ANYTHING, "<e>"), Not(chain(ANYTHING, "<e>", star(ANY_CHAR, 1))))), token("1")),
@@ -222,35 +224,48 @@ SAMPLES = {
     "not marked up to a string": regular(
         chain(Both(chain(ANYTHING, "ab"), Not(chain(ANYTHING, "ab", star(ANY_CHAR, 1)))), token("b"), "a"), "ab", 4, 8
     ),
-    "rules": regular(chain(Call("x"), ",", Call("x")), "ab,", 4, 5, x=choice(Call("y"), "b"), y=star(A, 1, 2)),
-    "brackets": recursive(Call("x"), "()", 4, 8, x=optional(chain("(", Call("x"), ")"))),
-    "pairs of brackets": recursive(Call("x"), "()a", 4, 8, x=star(choice(A, chain("(", Call("x"), ")")))),
+    "rules": regular(
+        chain(RuleCall("x"), ",", RuleCall("x")), "ab,", 4, 5, x=choice(RuleCall("y"), "b"), y=star(A, 1, 2)
+    ),
+    "brackets": recursive(RuleCall("x"), "()", 4, 8, x=optional(chain("(", RuleCall("x"), ")"))),
+    "pairs of brackets": recursive(RuleCall("x"), "()a", 4, 8, x=star(choice(A, chain("(", RuleCall("x"), ")")))),
     "sums": recursive(
-        Call("sum"),
+        RuleCall("sum"),
         "(+)a",
         4,
         9,
-        sum=chain(Call("item"), star(chain("+", Call("item")))),
-        item=choice(star(A, 1), chain("(", Call("sum"), ")")),
+        sum=chain(RuleCall("item"), star(chain("+", RuleCall("item")))),
+        item=choice(star(A, 1), chain("(", RuleCall("sum"), ")")),
     ),
-    "a middle": recursive(Call("x"), "ab", 4, 8, x=choice("a", chain("a", Call("x"), "b"), chain("b", Call("x")))),
+    "a middle": recursive(
+        RuleCall("x"), "ab", 4, 8, x=choice("a", chain("a", RuleCall("x"), "b"), chain("b", RuleCall("x")))
+    ),
     "words before recursion": recursive(
-        chain(star(chars("ab")), Call("x")), "ab(", 3, 8, x=choice("ab", chain("(", Call("x"), "a"))
+        chain(star(chars("ab")), RuleCall("x")), "ab(", 3, 8, x=choice("ab", chain("(", RuleCall("x"), "a"))
     ),
     "rules that cannot end": recursive(
-        choice(Call("x"), Call("y")), "ab", 3, 5, x=chain("a", Call("x")), y=choice("b", chain("b", Call("y")))
+        choice(RuleCall("x"), RuleCall("y")),
+        "ab",
+        3,
+        5,
+        x=chain("a", RuleCall("x")),
+        y=choice("b", chain("b", RuleCall("y"))),
     ),
-    "nested lists": recursive(Call("value"), '[],"1', 4, 9, value=choice(Call("list"), token("1")), list=LIST),
-    "lists of values": recursive(Call("list"), '[,]"1', 3, 7, value=VALUE, list=LIST),
+    "nested lists": recursive(RuleCall("value"), '[],"1', 4, 9, value=choice(RuleCall("list"), token("1")), list=LIST),
+    "lists of values": recursive(RuleCall("list"), '[,]"1', 3, 7, value=VALUE, list=LIST),
     "separators": recursive(
-        Call("x"),
+        RuleCall("x"),
         "a, ()",
         4,
         9,
-        x=chain(Call("y"), star(chain(",", optional(Text(" ")), Call("y")))),
-        y=choice("a", chain("(", Call("x"), ")")),
+        x=chain(RuleCall("y"), star(chain(",", optional(Text(" ")), RuleCall("y")))),
+        y=choice("a", chain("(", RuleCall("x"), ")")),
     ),
     "blanks on both sides": recursive(
-        Call("x"), "a ()", 4, 9, x=chain(star(Text(" ")), choice("a", chain("(", Call("x"), ")")), star(Text(" ")))
+        RuleCall("x"),
+        "a ()",
+        4,
+        9,
+        x=chain(star(Text(" ")), choice("a", chain("(", RuleCall("x"), ")")), star(Text(" "))),
     ),
 }

@@ -7,13 +7,13 @@ from functools import partial
 from tureen.grammar.expression import (
     SURROGATES,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -60,7 +60,7 @@ def _worked_out(node, start, text, ends, rules):
             return _repeated(item, least, most, {start}, ends)
         case Terminal(item):
             return ends(item, start)
-        case Call(name):
+        case RuleCall(name):
             return ends(rules[name], start)
     return _of_sets(node, start, text, ends)
 

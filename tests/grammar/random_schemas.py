@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tureen.grammar import regular
-from tureen.grammar.expression import Call, Chain, Choice, Repeat, Terminal, Text
+from tureen.grammar.expression import Chain, Choice, Repeat, RuleCall, Terminal, Text
 
 KEYS = ("a", "b", "c", "ab")
 PATTERNS = ("^a", "b$", "a", "^a*$", "^[ab]$")
@@ -132,7 +132,7 @@ class Walk:
         match expression:
             case Text(text):
                 return text
-            case Call(name):
+            case RuleCall(name):
                 return self.text(self._rules[name], budget - 1)
             case Chain(items):
                 return "".join(self.text(item, budget) for item in items)
@@ -144,11 +144,11 @@ class Walk:
                 return "".join(self.text(item, budget - 1) for _ in range(count))
             case Terminal(item):
                 return self._word(item)
-        raise TypeError(f"neither a rule nor a lexeme: {expression!r}")
+        raise TypeError(f"neither a rule nor a terminal: {expression!r}")
 
     def _steps(self, expression):
         match expression:
-            case Call(name):
+            case RuleCall(name):
                 return min(FAR, self._far[name] + 1)
             case Chain(items):
                 return min(FAR, sum(map(self._steps, items)))

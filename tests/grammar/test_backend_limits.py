@@ -21,15 +21,15 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     GrammarError,
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
-from tureen.grammar.orders import Setup
+from tureen.grammar.orders import CompilerSetup
 
 VOCABULARY = vocabulary()
 
@@ -48,7 +48,7 @@ def accepts(ready, text):
 def random_expression(source, depth, rules=()):
     kind = source.choice(["text", "text", "chars", "chain", "chain", "choice", "repeat", "both", "not", "call"])
     if kind == "call" and rules and depth < 3:
-        return chain("(", Call(source.choice(rules)), ")")
+        return chain("(", RuleCall(source.choice(rules)), ")")
     if depth == 0 or kind in ("text", "chars"):
         size = source.randint(0, 2)
         return (
@@ -135,7 +135,7 @@ def test_a_backend_is_made_without_torch(name):
         Language(chain("a", NOTHING)),
         Language(Both(Text("a"), Text("b"))),
         Language(Terminal(Both(Text("a"), Not(ANYTHING)))),
-        Language(Call("x"), {"x": chain("a", Call("x"))}),
+        Language(RuleCall("x"), {"x": chain("a", RuleCall("x"))}),
     ],
 )
 def test_a_language_without_texts_is_refused(backend, language):
@@ -166,9 +166,12 @@ HARD = {
     "a character long before the end": Language(chain(ANYTHING, "a", star(chars("ab"), 25, 25))),
     "a long count without a text": Language(Both(Not(chain(ANYTHING, "ab", ANYTHING)), star(ANY_CHAR, 0, 10_000))),
     "many texts": Language(choice(*[f"a{'b' * (index % 50)}{index}" for index in range(5_000)])),
-    "ambiguous recursion": Language(Call("x"), {"x": choice("a", chain(Call("x"), optional(Call("x")), Text("b")))}),
+    "ambiguous recursion": Language(
+        RuleCall("x"), {"x": choice("a", chain(RuleCall("x"), optional(RuleCall("x")), Text("b")))}
+    ),
     "many rules": Language(
-        Call("x0"), {f"x{index}": chain("a", optional(Call(f"x{index + 1}"))) for index in range(500)} | {"x500": EMPTY}
+        RuleCall("x0"),
+        {f"x{index}": chain("a", optional(RuleCall(f"x{index + 1}"))) for index in range(500)} | {"x500": EMPTY},
     ),
 }
 
@@ -204,9 +207,9 @@ def test_a_limit_of_llguidance_that_is_reached_later_is_an_error_and_no_empty_ma
     limits = llguidance.LLParserLimits(step_max_items=3, max_items_in_row=3, verbose_errors=False)
     monkeypatch.setattr(llguidance_backend, "LIMITS", limits)
     backend = find_backend("llguidance")(VOCABULARY, encode)
-    rules = {"x": choice("a", chain(Call("x"), Call("x")))}
+    rules = {"x": choice("a", chain(RuleCall("x"), RuleCall("x")))}
     with pytest.raises(GrammarError, match="llguidance"):
-        step_until_the_limit(backend.load(backend.translate(Language(Call("x"), rules))).start())
+        step_until_the_limit(backend.load(backend.translate(Language(RuleCall("x"), rules))).start())
 
 
 def step_until_the_limit(grammar):
@@ -228,7 +231,7 @@ def test_what_could_not_be_followed_past_its_forced_beginning_is_refused_where_i
     doubling = [f"r{index} ::= r{index + 1} r{index + 1}" for index in range(60)]
     text = "\n".join(["root ::= r0", *doubling, 'r60 ::= "a"'])
     tokens = tuple(bytes([byte]) for byte in range(256))
-    compile_ = compile_worker.compile_with(Setup("llguidance", Vocabulary(tokens, (256,), 257)))
+    compile_ = compile_worker.compile_with(CompilerSetup("llguidance", Vocabulary(tokens, (256,), 257)))
     with pytest.raises(GrammarError, match="gave up"):
         compile_(GrammarSpec("ebnf", text))
     assert compile_(GrammarSpec("regex", "a{1000}"))

@@ -146,7 +146,7 @@ def parent_of(pid):
 
 
 def is_running(pid):
-    """Not so once it is dead, whether or not the system has buried it."""
+    """Not so once it is dead, whether or not the system has reaped it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -533,7 +533,7 @@ def test_no_file_on_a_disk_is_written(make, tmp_path):
             target = os.readlink(link)
             info = (link.parent.parent / "fdinfo" / link.name).read_text()
             is_read_only = int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE == os.O_RDONLY
-            in_memory = target.startswith(("/memfd:", "/dev/null", "pipe:", "socket:"))
+            in_memory = target.startswith(("/memfd:", "/dev/null", "pipe:", "socket:", "anon_inode:[pidfd]"))
             assert is_read_only or in_memory or int(link.name) <= 2, target
 
 

@@ -15,13 +15,13 @@ from tureen.grammar.expression import (
     NOTHING,
     SURROGATES,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -265,7 +265,7 @@ def test_lengths_decide_an_intersection_without_going_through_it():
         (Repeat(Text("ab"), 1, 20_001), "20000 states"),
         (Chain((Repeat(chars("ab")), Text("a"), Repeat(chars("ab"), 30, 30))), "too (large|complex)"),
         (Repeat(Choice((Text("aab"), Repeat(Text("aaaaab"), 3, 5))), 5000, 9000), "too (large|complex)"),
-        (Both(Call("x"), Text("a")), "rule x"),
+        (Both(RuleCall("x"), Text("a")), "rule x"),
     ],
 )
 def test_what_is_too_large_or_not_regular_is_refused(tree, message):

@@ -7,7 +7,7 @@ import json
 import pytest
 from matching import matches
 
-from tureen.grammar.expression import Call, Language, Terminal
+from tureen.grammar.expression import Language, RuleCall, Terminal
 from tureen.grammar.schema.language import json_schema
 
 OPEN_PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -215,7 +215,7 @@ def test_languages_of_several_schemas_have_rules_of_their_own():
 
 
 def test_every_lexeme_of_a_property_name_holds_its_colon():
-    # A key's lexeme must not be the beginning of another one's, so all of them end alike.
+    # A key's terminal must not be the beginning of another one's, so all of them end alike.
     language = json_schema(json.dumps(OPEN_PERSON))
     keys = [
         part for rule in language.rules.values() for part in terminals(rule) if "Text(text='\"name\": ')" in str(part)
@@ -229,7 +229,7 @@ def test_every_lexeme_of_a_property_name_holds_its_colon():
 def terminals(expression):
     if isinstance(expression, Terminal):
         yield expression
-    elif not isinstance(expression, Call):
+    elif not isinstance(expression, RuleCall):
         inner = getattr(expression, "items", None) or ([expression.item] if hasattr(expression, "item") else [])
         for part in inner:
             yield from terminals(part)

@@ -15,13 +15,13 @@ from tureen.grammar.expression import (
     ANYTHING,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -187,7 +187,7 @@ def test_what_is_nested_too_deep_or_calls_rules_is_refused():
     with pytest.raises(GrammarError, match="too deep"):
         encoded(deep)
     with pytest.raises(GrammarError, match="regular"):
-        encoded(Call("rule"))
+        encoded(RuleCall("rule"))
 
 
 def test_patterns_are_not_anchored_and_read_as_ecma_does():

@@ -1,4 +1,4 @@
-"""Structural tags: every string up to a length against a plain scanner, lexemes, every refusal."""
+"""Structural tags: every string up to a length against a plain scanner, terminals, every refusal."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def strings(alphabet, most):
 
 
 def assert_same(layout, oracle, alphabet, most):
-    """Also when a lexer takes of every lexeme as much as it can."""
+    """Also when a lexer takes of every terminal as much as it can."""
     language = language_of(layout)
     texts = list(strings(alphabet, most))
     wrong = [text for text in texts if matches(language, text) != bool(oracle(text))]
@@ -67,7 +67,7 @@ def assert_same(layout, oracle, alphabet, most):
 
 
 class Viable:
-    """Whether a text can be the beginning of what a lexeme of a language matches."""
+    """Whether a text can be the beginning of what a terminal of a language matches."""
 
     def __init__(self, language):
         rest = [language.start, *language.rules.values()]
@@ -91,7 +91,7 @@ class Viable:
 
 
 def greedy_matches(language, text, viable):
-    """As `matches`, where a lexeme does not end before a character that it could go on with."""
+    """As `matches`, where a terminal does not end before a character that it could go on with."""
 
     def ends(node, start):
         if not isinstance(node, Terminal):
@@ -309,10 +309,10 @@ def test_reasoning_then_json_keeps_the_lexemes_of_both():
     language = language_of(sequence(tag("<think>", ANY_TEXT, "</think>"), content))
     assert matches(language, '<think>1 < 2</thin</think>{"n": 12}')
     assert not matches(language, '<think>a</think>{"n": 12}</think>{"n": 12}')
-    assert len(lexemes(language)) > 3
+    assert len(terminals(language)) > 3
 
 
-def lexemes(language):
+def terminals(language):
     rest, found = [language.start, *language.rules.values()], []
     while rest:
         part = rest.pop()

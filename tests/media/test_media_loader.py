@@ -25,7 +25,7 @@ from tureen.errors import InvalidRequest, RequestFailed, StartupError, TureenErr
 from tureen.media import loader as loader_module
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
-from tureen.media.wire import Item, Reply
+from tureen.media.wire import DecodeReply, Item
 
 LEAKS = re.compile(r"0x[0-9a-f]{6,}|/usr/|/home/|/tmp/|File \"|Traceback|object at|secret")
 RNG = np.random.default_rng(3)
@@ -174,10 +174,10 @@ def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
 @pytest.mark.parametrize(
     "reply",
     [
-        b"", b"\xff" * 100, msgspec.msgpack.encode(Reply()), msgspec.msgpack.encode([[], None, 5, 6]),
+        b"", b"\xff" * 100, msgspec.msgpack.encode(DecodeReply()), msgspec.msgpack.encode([[], None, 5, 6]),
         msgspec.msgpack.encode({}),
         *(
-            msgspec.msgpack.encode(Reply((item,)))
+            msgspec.msgpack.encode(DecodeReply((item,)))
             for item in (
                 Item(bytes(16), (1, 2, 2, 4), 1, ()), Item(bytes(11), (1, 2, 2, 3), 1, ()),
                 Item(bytes(12), (-1, -2, 2, 3), 1, ()),
@@ -186,7 +186,7 @@ def test_a_process_that_was_taken_over_cannot_make_the_front_believe_it(studio):
                 Item(bytes(12), (1, 2, 2, 3), 1 << 40, ()), Item(bytes(12), (1 << 40, 1 << 40, 1, 3), 1, ()),
             )
         ),
-        msgspec.msgpack.encode(Reply((Item(bytes(12), (1, 2, 2, 3), 1, ()),) * 2)),
+        msgspec.msgpack.encode(DecodeReply((Item(bytes(12), (1, 2, 2, 3), 1, ()),) * 2)),
     ],
     ids=range(14),
 )  # fmt: skip

@@ -32,7 +32,7 @@ def model(request, tmp_path_factory):
 
 def make_engine(folder, *, page_size=4, max_total_tokens=512, budget=512, **options):
     config = Config(
-        device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=max_total_tokens, num_threads=2
+        device=DEVICE, dtype="float32", page_size=page_size, max_total_tokens=max_total_tokens, num_threads=1
     )
     runner = load_runner(folder_source(folder), config)
     return Engine(runner, make_byte_tokenizer(), eos_token_ids=(), token_budget=budget, **options)
@@ -75,7 +75,7 @@ def expected_states(oracle, token_ids):
 def test_hidden_states_of_prompt_and_output_equal_transformers(model, budget):
     folder, oracle = model
     tokens, states, _ = run(make_engine(folder, budget=budget), make_request(hidden_states="all"))
-    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS)
+    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS, draft=tokens["a"])
     expected = expected_states(oracle, [*PROMPT, *tokens["a"][:-1]])
     assert np.abs(np.stack(states["a"]) - expected).max() < CLOSE
 
@@ -135,7 +135,7 @@ def test_a_cached_prompt_still_gives_all_of_its_hidden_states(model):
 def test_embeddings_of_tokens_give_the_output_of_the_tokens(model, budget):
     folder, oracle = model
     tokens, _, usage = run(make_engine(folder, budget=budget), embedded(oracle))
-    assert tokens["e"] == greedy(oracle, list(PROMPT), NEW_TOKENS)
+    assert tokens["e"] == greedy(oracle, list(PROMPT), NEW_TOKENS, draft=tokens["e"])
     assert usage["e"].prompt_tokens == len(PROMPT)
 
 
@@ -158,7 +158,7 @@ def test_embeddings_are_never_cached(model):
         assert engine.stats().num_cached_pages == 0
     tokens, _, usage = run(engine, make_request())
     assert usage["a"].cached_tokens == 0
-    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS)
+    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS, draft=tokens["a"])
 
 
 def test_preempted_requests_with_embeddings_or_hidden_states_go_on_as_if_nothing_had_been(model):
@@ -173,7 +173,7 @@ def test_preempted_requests_with_embeddings_or_hidden_states_go_on_as_if_nothing
     tokens, states, _ = run(engine, *requests)
     assert engine.stats().total_preemptions > 0
     for name, prompt in zip(("e0", "h1", "e2"), prompts, strict=True):
-        assert tokens[name] == greedy(oracle, list(prompt), 40)
+        assert tokens[name] == greedy(oracle, list(prompt), 40, draft=tokens[name])
     for name, prompt in (("h1", prompts[1]), ("e2", prompts[2])):
         expected = expected_states(oracle, [*prompt, *tokens[name][:-1]])
         assert np.abs(np.stack(states[name]) - expected).max() < CLOSE
@@ -183,6 +183,6 @@ def test_requests_with_embeddings_share_a_batch_with_others(model):
     folder, oracle = model
     requests = [make_request(), embedded(oracle, prompt=PROMPT[3:17]), make_request("b", PROMPT[::-1])]
     tokens, _, _ = run(make_engine(folder, budget=16), *requests)
-    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS)
-    assert tokens["e"] == greedy(oracle, list(PROMPT[3:17]), NEW_TOKENS)
-    assert tokens["b"] == greedy(oracle, list(PROMPT[::-1]), NEW_TOKENS)
+    assert tokens["a"] == greedy(oracle, list(PROMPT), NEW_TOKENS, draft=tokens["a"])
+    assert tokens["e"] == greedy(oracle, list(PROMPT[3:17]), NEW_TOKENS, draft=tokens["e"])
+    assert tokens["b"] == greedy(oracle, list(PROMPT[::-1]), NEW_TOKENS, draft=tokens["b"])

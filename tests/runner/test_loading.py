@@ -33,7 +33,7 @@ def folder(original, tmp_path):
 
 def load(folder):
     return load_runner(
-        folder_source(folder), Config(device="cpu", dtype="float32", max_total_tokens=512, num_threads=2)
+        folder_source(folder), Config(device="cpu", dtype="float32", max_total_tokens=512, num_threads=1)
     )
 
 

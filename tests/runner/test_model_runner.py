@@ -34,7 +34,7 @@ def kernels(request, monkeypatch):
     return request.param
 
 
-DEFAULTS = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 2}
+DEFAULTS = {"device": DEVICE, "dtype": "float32", "max_total_tokens": 4096, "num_threads": 1}
 only_torch = pytest.mark.parametrize("kernels", ["torch"], indirect=True)
 
 

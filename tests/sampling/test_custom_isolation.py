@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from arithmetics import make_array, make_rows, make_sampler
+from patience import PATIENCE_S
 from test_custom_processors import VOCAB, another, applied, load, run_steps, sent, state, steps
 
 from tureen.errors import TooManyRequests, Unavailable
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.sampling import processor_pool
+from tureen.sampling import processor_messages, processor_pool
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 
@@ -83,7 +84,7 @@ def test_integers_of_any_size_reach_the_processor(processors):
 
 def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(processors, monkeypatch):
     assert only(processors, 10) == 10
-    start = processor_pool.Processor.start
+    start = processor_pool.RemoteProcessor.start
 
     def break_off(processor, logits, sequences, until_s):
         if len(sequences) == 2:
@@ -93,7 +94,7 @@ def test_a_step_that_breaks_off_leaves_no_reply_to_be_taken_for_the_next_one(pro
     other = sent("return logits")
     rows = [state(0, ONLY, params={"token_id": 11}), state(1, other), state(2, other)]
     with monkeypatch.context() as patch:
-        patch.setattr(processor_pool.Processor, "start", break_off)
+        patch.setattr(processor_pool.RemoteProcessor, "start", break_off)
         with pytest.raises(RuntimeError):
             steps(processors, rows, 1)
     assert [only(processors, token_id) for token_id in (20, 21, 22)] == [20, 21, 22]
@@ -129,13 +130,13 @@ def hanging(where, index):
 
 def test_many_that_hang_hold_up_a_step_no_longer_than_one(processors, monkeypatch):
     waited = []
-    finish = processor_pool.Processor.finish
+    finish = processor_pool.RemoteProcessor.finish
 
     def noting(processor, num_rows, until_s):
         waited.append(until_s)
         return finish(processor, num_rows, until_s)
 
-    monkeypatch.setattr(processor_pool.Processor, "finish", noting)
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "finish", noting)
     monkeypatch.setattr(processor_pool, "CALL_TIMEOUT_S", 1.0)
     [found] = steps(processors, [state(index, hanging("__call__", index)) for index in range(4)], 1)
     assert all("within" in row.error.message for row in found)
@@ -167,14 +168,14 @@ def test_the_processors_that_requests_need_stay_when_there_are_too_many(processo
 
 
 def test_code_whose_place_was_given_away_while_it_was_loaded_leaves_no_process(monkeypatch):
-    may_load, load = threading.Event(), processor_pool.Processor.load
+    may_load, load = threading.Event(), processor_pool.RemoteProcessor.load
 
     def load_late(processor, payload):
         assert may_load.wait(120)
         load(processor, payload)
 
     monkeypatch.setattr(processor_pool, "MAX_WORKERS", 1)
-    monkeypatch.setattr(processor_pool.Processor, "load", load_late)
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "load", load_late)
     pool = ProcessorPool(1, VOCAB)
     try:
         left = pool.acquire("alice", ONLY)
@@ -248,7 +249,7 @@ def test_numpy_and_printing_work_in_the_jail(processors, body):
     assert np.array_equal(make_array(logits), np.ones((1, VOCAB)))
 
 
-def test_a_worker_cannot_compute_on_when_its_call_is_over(processors):
+def test_a_worker_cannot_compute_on_when_its_call_is_over(processors, monkeypatch):
     body = """
 import os, signal
 from tureen.sampling import processor_messages as messages
@@ -266,19 +267,22 @@ while True: pass
 """
     one = state(0, sent(body))
     [lease] = load(processors, [one])
-    end = os.pidfd_open(lease.processor.worker.pid)
+    worker = lease.processor.worker
+    monkeypatch.setattr(worker, "limits", worker.limits._replace(cpu_s=1))
+    end = os.pidfd_open(worker.pid)
     run_steps(processors, [one], 1)
     assert select.select([end], [], [], 120)[0]  # at the limit of its processor time
     os.close(end)
     processors.pool.release(lease)
 
 
-def test_a_processor_that_is_used_for_long_gets_the_time_it_needs():
+def test_a_processor_that_is_used_for_long_gets_the_time_it_needs(monkeypatch):
+    monkeypatch.setattr(processor_messages, "LIMITS", processor_messages.LIMITS._replace(cpu_s=1))
     made = CustomProcessors({}, ProcessorPool(1, VOCAB))
-    body = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nreturn logits"
+    body = "import time\nend = time.process_time() + 0.25\nwhile time.process_time() < end: pass\nreturn logits"
     try:
-        found = steps(made, [state(0, sent(body))], 14)  # 7 s; 5 are allowed at first
-        assert [step[0].error for step in found] == [None] * 14
+        found = steps(made, [state(0, sent(body))], 10)  # 2.5 s; 2 are allowed at first
+        assert [step[0].error for step in found] == [None] * 10
     finally:
         made.close()
 
@@ -442,7 +446,7 @@ def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(po
     real_load, killed = processor_pool.Processor.load, []
 
     def kill_first(processor, payload):
-        processor.worker.begin(time.monotonic() + 120)
+        processor.worker.begin(time.monotonic() + PATIENCE_S)
         if len(killed) < number:
             killed.append(processor.worker.pid)
             kill(processor.worker)

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from tureen.sandbox import fork_server
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = {
-    "open": Limits(memory_bytes=64 << 20, cpu_s=1),
-    "sealed": Limits(memory_bytes=64 << 20, cpu_s=1, is_sealed=True),
+    "open": WorkerLimits(memory_bytes=64 << 20, cpu_s=1),
+    "sealed": WorkerLimits(memory_bytes=64 << 20, cpu_s=1, is_sealed=True),
 }
 
 

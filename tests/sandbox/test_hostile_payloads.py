@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tureen.logit_processor import CustomLogitProcessor
-from tureen.sampling.processor_pool import Batch, ProcessorError, ProcessorPool, Tracked, key_of
+from tureen.sampling.processor_pool import ProcessorBatch, ProcessorError, ProcessorPool, Tracked, key_of
 
 pytestmark = pytest.mark.usefixtures("patient_sandbox")
 
@@ -45,8 +45,8 @@ def payload(data: bytes) -> str:
     return json.dumps({"callable": data.hex()})
 
 
-def batch(text: str, logits: np.ndarray, number: int = 0, params: dict | None = None) -> Batch:
-    return Batch(key_of("", text), logits, [Tracked(number, params or {}, [1], [])])
+def batch(text: str, logits: np.ndarray, number: int = 0, params: dict | None = None) -> ProcessorBatch:
+    return ProcessorBatch(key_of("", text), logits, [Tracked(number, params or {}, [1], [])])
 
 
 def run(pool, text, logits, sequences=None):
@@ -54,7 +54,9 @@ def run(pool, text, logits, sequences=None):
     lease = pool.acquire("", text)
     assert lease.is_settled.wait(120)
     try:
-        [result] = pool.run([batch(text, logits) if sequences is None else Batch(lease.key, logits, sequences)])
+        [result] = pool.run(
+            [batch(text, logits) if sequences is None else ProcessorBatch(lease.key, logits, sequences)]
+        )
         return result
     finally:
         pool.release(lease)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -23,8 +24,8 @@ from sandbox_double import LIMITS
 from tureen.sandbox import budget as budget_module
 from tureen.sandbox import seccomp
 from tureen.sandbox.budget import MemoryBudget
-from tureen.sandbox.supervisor import Supervisor
-from tureen.sandbox.worker import Lost
+from tureen.sandbox.supervisor import Supervisor, is_stopped
+from tureen.sandbox.worker import OWN_BYTES, Lost
 
 DOUBLE = str(Path(__file__).with_name("sandbox_double.py"))
 PATIENCE_S = 120.0
@@ -172,6 +173,17 @@ def test_a_worker_that_ends_by_itself_is_not_ended_from_outside(running, text, m
     with a_worker(running) as worker:
         error = lost(worker, text)
         assert (error.is_outside, error.is_blameless) == (False, False)
+
+
+def test_a_worker_that_cannot_be_looked_at_for_want_of_descriptors_counts_as_running(running, monkeypatch):
+    with a_worker(running) as worker, monkeypatch.context() as patch:
+        patch.setattr("builtins.open", no_descriptor)
+        assert not is_stopped(worker.pid)
+        assert worker.memory_bytes == OWN_BYTES
+
+
+def no_descriptor(*_, **more):
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_what_the_server_ends_itself_is_not_ended_from_outside(running, patient):

@@ -9,7 +9,7 @@ from fake_engine import make_engine
 from tureen.engine.loop import Loop
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
-from tureen.types import Failed, Ready
+from tureen.types import EngineFailed, EngineReady
 
 TIMEOUT_S, GRACE_S = 20.0, 5.0
 
@@ -35,7 +35,7 @@ class SteppedHost:
         if fault == "ends":
             self.lose("it ended")
         elif fault not in (None, "slow"):
-            self.receive(Failed(fault, startup=True))
+            self.receive(EngineFailed(fault, startup=True))
         elif fault is None:
             self.begin()
 
@@ -43,7 +43,7 @@ class SteppedHost:
         """It is ready."""
         self.engine, info = self.world.factory()
         self.loop = Loop(self.engine, lambda _: [], self.unsaid.append)
-        self.receive(Ready(info))
+        self.receive(EngineReady(info))
         asyncio.get_running_loop().call_soon(self.restore)
 
     def restore(self):

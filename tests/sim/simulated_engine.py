@@ -17,7 +17,7 @@ from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
-from tureen.types import Close, EngineInfo, Failed, FromEngine, Ready, ToEngine
+from tureen.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, ToEngine
 
 WATCHDOG_S, FREEZE_GRACE_S = 30.0, 5.0
 
@@ -135,7 +135,7 @@ class SimulatedHost:
             self._note("does not start")
             if self._around.chance.random() < 0.5:
                 raise OSError(12, "Cannot allocate memory")
-            self._say(Failed("the model is not there any more", startup=True))
+            self._say(EngineFailed("the model is not there any more", startup=True))
             return
         self._running = asyncio.create_task(self._run())
 
@@ -179,7 +179,7 @@ class SimulatedHost:
 
         self.engine.step = timed_step  # type: ignore[method-assign]
         self.loop = Loop(self.engine, lambda _: [], self._held.append, lambda: around.loop.time() + self._ahead_s)
-        self._say(Ready(info))
+        self._say(EngineReady(info))
         try:
             while not self.loop._is_closed:
                 await self._turn()

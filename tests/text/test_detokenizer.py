@@ -214,6 +214,11 @@ def test_a_match_completed_before_stops_are_allowed_is_ignored_for_good():
     assert ("".join(taken), stop, count) == ("abcx", "ab", 6)
 
 
+def test_behind_an_ignored_match_the_very_next_character_may_begin_one_that_counts():
+    taken, stop, count = _run(SamplingParams(stop_regex=("aa|abc",)), [*b"aabc"], allowed_from=3)
+    assert ("".join(taken), stop, count) == ("a", "abc", 4)
+
+
 def test_a_match_begun_before_stops_are_allowed_counts_when_it_is_completed_after():
     taken, stop, _ = _run(SamplingParams(stop=("xyz",)), b"axyz", allowed_from=3)
     assert ("".join(taken), stop) == ("a", "xyz")

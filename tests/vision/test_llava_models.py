@@ -38,7 +38,7 @@ class Model(msgspec.Struct):
 
 def _make_config(**changes):
     return Config(
-        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=2, context_length=512, **changes
+        device=DEVICE, dtype="float32", page_size=4, max_total_tokens=2048, num_threads=1, context_length=512, **changes
     )
 
 

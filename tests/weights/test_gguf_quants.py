@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tureen.errors import StartupError
-from tureen.weights.gguf import ENCODINGS, Encoding
+from tureen.weights.gguf import ENCODINGS
 from tureen.weights.gguf_quants import CHUNK_VALUES, dequantize
+from tureen.weights.mapped import TensorEncoding
 
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
           "Q6_K": (208,)}  # fmt: skip
@@ -54,7 +55,7 @@ def test_tensors_of_several_chunks_have_no_seams(name):
 
 def test_an_unknown_encoding_is_named():
     with pytest.raises(StartupError, match="IQ2_XXS"):
-        dequantize(np.zeros(66, np.uint8), Encoding("IQ2_XXS", 256, 66), np.empty(256, np.float32))
+        dequantize(np.zeros(66, np.uint8), TensorEncoding("IQ2_XXS", 256, 66), np.empty(256, np.float32))
 
 
 def test_bytes_that_do_not_fit_the_values_are_refused():

@@ -1,4 +1,4 @@
-"""What a step computes, as tensors, and what an attention backend must offer. Imports no torch."""
+"""A step's input as tensors, and the interface of an attention backend. Imports no torch."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: S
     return ReferenceAttention(layers, keys, values)
 
 
-class Piece(NamedTuple):
+class QueryPiece(NamedTuple):
     """Consecutive queries of one row."""
 
     span: Span
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
         return self.span.start + self.begin + self.length
 
 
-class Group(NamedTuple):
+class QueryGroup(NamedTuple):
     """Pieces of similar shape, attended in one call."""
 
     tokens: (
@@ -76,7 +76,7 @@ class ReferenceAttention:
         for layer in dict.fromkeys(self._layers):
             self._tiles(layer)  # now rather than while somebody waits
         self._kv_slots = torch.empty(0, dtype=torch.int64)
-        self._groups: dict[tuple[int | None, int], list[Group]] = {}
+        self._groups: dict[tuple[int | None, int], list[QueryGroup]] = {}
 
     def plan(self, inputs: ModelInput) -> None:
         self._kv_slots = inputs.kv_slots
@@ -107,8 +107,8 @@ class ReferenceAttention:
         return tiles(layer.num_kv_heads, layer.head_dim, layer.softcap, self._dtype, self._device)
 
     def _group(
-        self, pieces: list[Piece], kind: tuple[int | None, int], sizes: Tiles, inputs: ModelInput, *, alone: bool
-    ) -> Group:
+        self, pieces: list[QueryPiece], kind: tuple[int | None, int], sizes: Tiles, inputs: ModelInput, *, alone: bool
+    ) -> QueryGroup:
         window, heads_per_kv = kind
         queries = max(piece.length for piece in pieces)
         ends = np.array([piece.num_keys for piece in pieces])
@@ -124,14 +124,14 @@ class ReferenceAttention:
         padded = sizes.padded_queries(heads_per_kv * queries)
         if queries > 1:
             mask = functional.pad(mask.repeat(1, heads_per_kv, 1), (0, 0, 0, padded - heads_per_kv * queries))
-        return Group(
+        return QueryGroup(
             None if in_order else torch.from_numpy(tokens.reshape(-1)).to(device),
             queries,
             torch.from_numpy(slots.reshape(-1)).to(device),
             mask[:, None].expand(-1, 1, padded, -1),
         )
 
-    def _key_slots(self, pieces: list[Piece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
+    def _key_slots(self, pieces: list[QueryPiece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
         """int64 [rows, width]: where positions first, first + 1, … of each row lie; beyond its end, its first key's."""
         size = self._page_size
         begin, end = first // size, -(-(first + width) // size)
@@ -149,16 +149,18 @@ def _kind(layer: LayerShape) -> tuple[int | None, int]:
     return layer.window, layer.num_heads // layer.num_kv_heads
 
 
-def _pieces(spans: Sequence[Span], most: int) -> list[Piece]:
+def _pieces(spans: Sequence[Span], most: int) -> list[QueryPiece]:
     most = min(most, QUERY_PIECE)
     return [
-        Piece(span, begin, min(most, span.length - begin)) for span in spans for begin in range(0, span.length, most)
+        QueryPiece(span, begin, min(most, span.length - begin))
+        for span in spans
+        for begin in range(0, span.length, most)
     ]
 
 
-def _split(pieces: list[Piece], heads_per_kv: int) -> list[list[Piece]]:
+def _split(pieces: list[QueryPiece], heads_per_kv: int) -> list[list[QueryPiece]]:
     """Pieces with about the same number of queries and of keys together, as many as the mask's size allows."""
-    buckets: dict[tuple[int, int], list[Piece]] = {}
+    buckets: dict[tuple[int, int], list[QueryPiece]] = {}
     for piece in pieces:
         buckets.setdefault((_power_of_two(piece.length), _power_of_two(max(LEAST_BUCKET, piece.num_keys))), []).append(
             piece
@@ -174,7 +176,7 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _first_key(pieces: list[Piece], window: int | None) -> int:
+def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
     """The first position gathered: a multiple of KEY_BLOCK that no query's window begins before."""
     if window is None:
         return 0
@@ -191,7 +193,7 @@ def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: 
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, group: Group, shape: LayerShape) -> Tensor:
+def _attend(q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: LayerShape) -> Tensor:
     """q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads sharing keys become queries."""
     rows, queries, kv_heads = group.mask.shape[0], group.queries, shape.num_kv_heads
     k = keys.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)

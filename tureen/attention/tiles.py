@@ -33,11 +33,12 @@ class Tiles(NamedTuple):
     block: int  # beyond those, its multiples
 
     def most_queries(self, heads: int) -> int:
-        """As many as fit, if so many heads share the keys."""
+        """Returns the number of queries that fit, if so many heads share the keys."""
         return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
 
     def padded_queries(self, number: int) -> int:
-        """Where more are needed than any size that agrees has, the operator is told."""
+        """Returns the padded number of queries. Where more are needed than any size that agrees has, the operator is
+        told."""
         if self.queries and number > self.queries[-1]:
             say_that_nothing_is_promised()
         return next((size for size in self.queries if size >= number), number)

@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tureen.bench.http import BenchError, Connection
-from tureen.bench.workloads import Job
+from tureen.bench.http import BenchError, ClientConnection
+from tureen.bench.workloads import BenchRequest
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What one stream event says. Counts are for the whole answer so far; None = this event does not tell."""
+    """The content of one stream event. Counts are for the whole answer so far; None = this event does not tell."""
 
     has_tokens: bool
     text: str = ""
@@ -22,19 +22,19 @@ class Event(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Backend(Protocol):
+class ServerKind(Protocol):
     """One kind of server."""
 
     path: str
     text_is_whole: bool  # an event's text is the answer so far; else what is new
 
-    def body(self, job: Job) -> bytes:
+    def body(self, job: BenchRequest) -> bytes:
         """The request: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the job's schema."""
 
     def read(self, data: bytes) -> Event:
         """One event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
 
-    async def prepare(self, connection: Connection) -> int | None:
+    async def prepare(self, connection: ClientConnection) -> int | None:
         """Learn what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
 
 
@@ -61,7 +61,7 @@ class Generate:
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_GenerateEvent)
 
-    def body(self, job: Job) -> bytes:
+    def body(self, job: BenchRequest) -> bytes:
         field = "text" if isinstance(job.prompt, str) else "input_ids"
         ending = {"ignore_eos": True} if job.schema is None else {"json_schema": job.schema}
         params = {"temperature": 0.0, "max_new_tokens": job.output_len} | ending
@@ -84,7 +84,7 @@ class Generate:
             forced_tokens=meta.forced_tokens,
         )
 
-    async def prepare(self, connection: Connection) -> int | None:
+    async def prepare(self, connection: ClientConnection) -> int | None:
         for path in ("/model_info", "/get_model_info"):
             found = (await _get(connection, path)).get("vocab_size")
             if isinstance(found, int):
@@ -123,7 +123,7 @@ class Completions:
         self._decoder = msgspec.json.Decoder(_CompletionsEvent)
         self._model = "default"
 
-    def body(self, job: Job) -> bytes:
+    def body(self, job: BenchRequest) -> bytes:
         ending: dict[str, Any] = {"ignore_eos": True}
         if job.schema is not None:
             schema = {"name": "answer", "schema": msgspec.Raw(job.schema.encode()), "strict": True}
@@ -151,7 +151,7 @@ class Completions:
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
         return Event(has_tokens, text, usage.completion_tokens, usage.prompt_tokens, cached)
 
-    async def prepare(self, connection: Connection) -> int | None:
+    async def prepare(self, connection: ClientConnection) -> int | None:
         entry = await _first_model(connection)
         self._model = str(entry.get("id", self._model))
         return _vocab_in_model_list(entry)
@@ -180,7 +180,7 @@ class LlamaCpp:
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_LlamaEvent)
 
-    def body(self, job: Job) -> bytes:
+    def body(self, job: BenchRequest) -> bytes:
         ending: dict[str, Any] = {"ignore_eos": True}
         if job.schema is not None:
             ending = {"json_schema": msgspec.Raw(job.schema.encode())}
@@ -205,11 +205,11 @@ class LlamaCpp:
         cached = event.timings.cache_n if event.timings else None
         return Event(has_tokens, event.content, event.tokens_predicted, event.tokens_evaluated, cached)
 
-    async def prepare(self, connection: Connection) -> int | None:
+    async def prepare(self, connection: ClientConnection) -> int | None:
         return _vocab_in_model_list(await _first_model(connection))
 
 
-BACKENDS: dict[str, type[Backend]] = {
+BACKENDS: dict[str, type[ServerKind]] = {
     "tureen": Generate,
     "sglang": Generate,
     "openai": Completions,
@@ -221,7 +221,7 @@ def _message(error: object) -> str:
     return msgspec.json.encode(error).decode()[:300] if error is not None else "an event without meta_info"
 
 
-async def _get(connection: Connection, path: str) -> dict[str, Any]:
+async def _get(connection: ClientConnection, path: str) -> dict[str, Any]:
     """The JSON object at `path`; empty when there is none."""
     status, body = await connection.request("GET", path)
     try:
@@ -231,7 +231,7 @@ async def _get(connection: Connection, path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-async def _first_model(connection: Connection) -> dict[str, Any]:
+async def _first_model(connection: ClientConnection) -> dict[str, Any]:
     entries = (await _get(connection, "/v1/models")).get("data") or [{}]
     return dict(entries[0])
 

@@ -134,7 +134,7 @@ def _measured(measured: list[Measured]) -> list[tuple[str, str]]:
 
 
 def _allowed(allowed: Allowed) -> list[tuple[str, str]]:
-    """What the default model cannot exceed."""
+    """Returns the speeds that the default model cannot exceed."""
     work = limits.DEFAULT_WORK
     size = work.bytes_per_token(limits.CONTEXT) / 1e6
     found = [("limits", f"of {work.model} here, if nothing but this took time:")]

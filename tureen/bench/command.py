@@ -177,7 +177,7 @@ def _starts(options: argparse.Namespace) -> dict[str, Any]:
 def _plan(options: argparse.Namespace) -> Any:
     session, report = (importlib.import_module(f"tureen.bench.{name}") for name in ("session", "report"))
     targets = [session.TargetSpec(**spec) for spec in target_specs(options)]
-    return session.Plan(
+    return session.BenchPlan(
         targets=targets,
         workloads=options.workload,
         rounds=options.rounds or (2 if len(targets) > 1 else 1),

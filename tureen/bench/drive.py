@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from tureen.bench.backends import Backend
-from tureen.bench.http import Address, BenchError, Connection, HttpError
-from tureen.bench.workloads import Job, Load
+from tureen.bench.backends import ServerKind
+from tureen.bench.http import Address, BenchError, ClientConnection, HttpError
+from tureen.bench.workloads import BenchRequest, OfferedLoad
 
 REQUEST_TIMEOUT_S = 600.0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One finished request. Times in seconds of one monotonic clock."""
 
     started_s: float
@@ -32,19 +32,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
 
-async def run_load(address: Address, backend: Backend, load: Load) -> list[Answer]:
+async def run_load(address: Address, backend: ServerKind, load: OfferedLoad) -> list[FinishedRequest]:
     """All answers, in the order of the jobs. Raises BenchError as soon as one is not what was asked for."""
     if load.arrivals_s is not None:
         return await _open_loop(address, backend, load, load.arrivals_s)
     return await _closed_loop(address, backend, load)
 
 
-async def _closed_loop(address: Address, backend: Backend, load: Load) -> list[Answer]:
-    answers: dict[int, Answer] = {}
+async def _closed_loop(address: Address, backend: ServerKind, load: OfferedLoad) -> list[FinishedRequest]:
+    answers: dict[int, FinishedRequest] = {}
     jobs = iter(enumerate(load.jobs))
 
     async def client() -> None:
-        connection = Connection(address)
+        connection = ClientConnection(address)
         try:
             for index, job in jobs:
                 answers[index] = await ask(connection, backend, job, may_refuse=load.may_refuse)
@@ -55,14 +55,16 @@ async def _closed_loop(address: Address, backend: Backend, load: Load) -> list[A
     return [answers[index] for index in range(len(load.jobs))]
 
 
-async def _open_loop(address: Address, backend: Backend, load: Load, arrivals_s: list[float]) -> list[Answer]:
-    answers: dict[int, Answer] = {}
-    idle: deque[Connection] = deque()
+async def _open_loop(
+    address: Address, backend: ServerKind, load: OfferedLoad, arrivals_s: list[float]
+) -> list[FinishedRequest]:
+    answers: dict[int, FinishedRequest] = {}
+    idle: deque[ClientConnection] = deque()
     start = time.perf_counter()
 
-    async def client(index: int, job: Job) -> None:
+    async def client(index: int, job: BenchRequest) -> None:
         await asyncio.sleep(start + arrivals_s[index] - time.perf_counter())
-        connection = idle.pop() if idle else Connection(address)
+        connection = idle.pop() if idle else ClientConnection(address)
         answers[index] = await ask(connection, backend, job, may_refuse=load.may_refuse)
         idle.append(connection)
 
@@ -84,7 +86,9 @@ async def _together(clients: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def ask(connection: Connection, backend: Backend, job: Job, *, may_refuse: bool = False) -> Answer:
+async def ask(
+    connection: ClientConnection, backend: ServerKind, job: BenchRequest, *, may_refuse: bool = False
+) -> FinishedRequest:
     """Stream one request and check its length. Raises BenchError naming what was wrong with the answer."""
     url = connection.address.url + backend.path
     body = backend.body(job)
@@ -94,7 +98,7 @@ async def ask(connection: Connection, backend: Backend, job: Job, *, may_refuse:
             return _checked(await _stream(connection, backend, body, started), job, url)
     except HttpError as error:
         if may_refuse and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            return Answer(
+            return FinishedRequest(
                 started_s=started,
                 token_times_s=[],
                 ended_s=time.perf_counter(),
@@ -111,7 +115,7 @@ async def ask(connection: Connection, backend: Backend, job: Job, *, may_refuse:
         raise BenchError(f"{url}: an event that is not this backend's: {error}; is --backend right?") from None
 
 
-async def _stream(connection: Connection, backend: Backend, body: bytes, started: float) -> Answer:
+async def _stream(connection: ClientConnection, backend: ServerKind, body: bytes, started: float) -> FinishedRequest:
     times: list[float] = []
     text = ""
     output_tokens = prompt_tokens = cached_tokens = forced_tokens = None
@@ -129,7 +133,7 @@ async def _stream(connection: Connection, backend: Backend, body: bytes, started
         cached_tokens = event.cached_tokens if event.cached_tokens is not None else cached_tokens
         forced_tokens = event.forced_tokens if event.forced_tokens is not None else forced_tokens
         text = event.text if backend.text_is_whole else text + event.text
-    return Answer(
+    return FinishedRequest(
         started_s=started,
         token_times_s=times,
         ended_s=time.perf_counter(),
@@ -141,7 +145,7 @@ async def _stream(connection: Connection, backend: Backend, body: bytes, started
     )
 
 
-def _checked(answer: Answer, job: Job, url: str) -> Answer:
+def _checked(answer: FinishedRequest, job: BenchRequest, url: str) -> FinishedRequest:
     """A server that computes another number of tokens is not doing the same work: no figure of it may be shown."""
     prompt_tokens = len(job.prompt) if isinstance(job.prompt, list) else max(1, answer.prompt_tokens)
     output_tokens = job.output_len if job.schema is None else max(1, min(answer.output_tokens, job.output_len))

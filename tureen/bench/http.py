@@ -31,7 +31,7 @@ class HttpError(Exception):
 
 
 class Address:
-    """Where a server listens. Raises BenchError for what is not a plain http URL."""
+    """The address of a server. Raises BenchError for what is not a plain http URL."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -48,7 +48,7 @@ class Address:
         self.headers = f"Host: {parts.netloc}\r\n" + (f"Authorization: Bearer {api_key}\r\n" if api_key else "")
 
 
-class Connection:
+class ClientConnection:
     """One keep-alive connection; one request at a time."""
 
     def __init__(self, address: Address) -> None:

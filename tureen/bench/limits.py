@@ -1,4 +1,4 @@
-"""What a machine allows: how fast it reads memory and multiplies, and the tokens a second that the default model can
+"""The limits of a machine: how fast it reads memory and multiplies, and the tokens a second that the default model can
 reach with that."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONE_CORE = 1.25
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decoder costs."""
+    """The work of a decoder: bytes read and multiplications."""
 
     model: str
     weight_bytes: int  # read for each token: layers and head
@@ -45,7 +45,7 @@ DEFAULT_WORK = Work(
     head_weights=49_152 * 576,
     attention=30 * 9 * 64,
 )
-"""Of the default model as it is published, with the settings that are the default."""
+"""The work of the default model as it is published, with default settings."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -73,14 +73,14 @@ def measure(kernels: ModuleType, threads: int) -> list[Measured]:
 
 
 def allowed(work: Work, measured: list[Measured]) -> Allowed:
-    """By the best of what was measured, whichever number of threads it was."""
+    """Returns the limits by the best measurement, whichever number of threads it had."""
     gb_s = max(one.read_gb_s for one in measured)
     gops = max(one.int8_gops for one in measured)
     return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), gops * 1e9 / work.operations_per_token(PROMPT))
 
 
 def scaling(one: float, all_threads: float) -> str:
-    """What more threads bring, in words."""
+    """Says in words how much more threads bring."""
     return f"{all_threads / one:.1f} times as much" if all_threads > one else "no more"
 
 

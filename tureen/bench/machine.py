@@ -62,7 +62,7 @@ def memory_reads() -> MemoryReads:
 
 
 def _read_with_numpy(threads: int, size: int, rounds: int) -> float:
-    """Where there are no native kernels; slower than what they reach."""
+    """Measures reading with numpy, where there are no native kernels; slower than what they reach."""
     arrays = [np.ones(size // threads // 8, dtype=np.int64) for _ in range(threads)]
     return max(_read_once(arrays) for _ in range(rounds))
 

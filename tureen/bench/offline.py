@@ -12,12 +12,12 @@ import msgspec
 import tureen
 from tureen.bench.http import BenchError
 from tureen.bench.machine import MemoryReads, memory_reads
-from tureen.bench.process import Memory, memory
+from tureen.bench.process import ProcessMemory, memory
 from tureen.bench.workloads import Dice, make_load, shapes
 
 
-class Engine(Protocol):
-    """What is used of `tureen.Engine`."""
+class OfflineGenerator(Protocol):
+    """The part of `tureen.Engine` that generates."""
 
     def generate(self, *, input_ids: list[list[int]], sampling_params: dict[str, Any]) -> list[dict[str, Any]]: ...
 
@@ -36,7 +36,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     output_tok_s: float
     total_tok_s: float
     cpu_s: float
-    memory_mib: Memory | None
+    memory_mib: ProcessMemory | None
     memory_reads: MemoryReads
 
 
@@ -77,7 +77,7 @@ def run_offline(
     return results
 
 
-def _timed(engine: Engine, name: str, prompts: list[list[int]], output_len: int) -> tuple[float, int]:
+def _timed(engine: OfflineGenerator, name: str, prompts: list[list[int]], output_len: int) -> tuple[float, int]:
     """Seconds for the batch and the engine's count of cached tokens."""
     params = {"temperature": 0.0, "max_new_tokens": output_len, "ignore_eos": True}
     started = time.perf_counter()

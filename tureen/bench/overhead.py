@@ -1,4 +1,4 @@
-"""What tureen itself adds to the model's time: the engine's Python a step, and the way over HTTP."""
+"""Measures the time that tureen itself adds to the model's: the engine's Python a step, and the way over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import uvloop
 
-from tureen.bench.http import Address, BenchError, Connection
+from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.report import Spread, spread
 from tureen.config import Config
 from tureen.engine.engine import Engine
@@ -38,7 +38,7 @@ WARM_UP = 50
 CAPACITY = Capacity(num_pages=4096, page_size=16, max_rows=64, vocab_size=49152, context_len=8192)
 
 
-class TimedRunner(FakeRunner):
+class TimedFakeRunner(FakeRunner):
     """Knows how long its own last step took: that is not the engine's time."""
 
     last_run_s = 0.0
@@ -71,7 +71,7 @@ def engine_overhead(tokenizer: Tokenizer) -> list[EngineOverhead]:
 
 
 def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
-    runner = TimedRunner(CAPACITY)
+    runner = TimedFakeRunner(CAPACITY)
     engine = Engine(runner, tokenizer, eos_token_ids=(), token_budget=512)
     dice = random.Random(running)
     for index in range(running):
@@ -102,7 +102,7 @@ async def _http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
     config = Config()
     server = Server(build_app(client, tokenizer, config), config, lambda: None)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    connection = Connection(Address(f"http://127.0.0.1:{listening.getsockname()[1]}"))
+    connection = ClientConnection(Address(f"http://127.0.0.1:{listening.getsockname()[1]}"))
     dice = random.Random(1)
     try:
         over_http, direct = [], []
@@ -125,7 +125,7 @@ async def _timed(work: Callable[[], Awaitable[None]]) -> float:
     return time.perf_counter() - start
 
 
-async def _ask_over_http(connection: Connection, dice: random.Random) -> None:
+async def _ask_over_http(connection: ClientConnection, dice: random.Random) -> None:
     request = make_request("", dice, output_len=1, prompt_len=8)
     params = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
     body = msgspec.json.encode({"input_ids": request.token_ids, "sampling_params": params})

@@ -22,13 +22,13 @@ from tureen.files import read_text
 CHUNK = 512  # tokens that see each other
 
 
-class Engine(Protocol):
-    """What is used of `tureen.Engine`."""
+class ScoringEngine(Protocol):
+    """The part of `tureen.Engine` that scores."""
 
     def generate(self, **fields: Any) -> Any: ...
 
 
-def token_logprobs(engine: Engine, token_ids: Sequence[int], *, chunk: int = CHUNK) -> list[float]:
+def token_logprobs(engine: ScoringEngine, token_ids: Sequence[int], *, chunk: int = CHUNK) -> list[float]:
     """Natural logarithm of each token's probability after those before it in its `chunk`; first ones have none."""
     prompts = [list(token_ids[start : start + chunk]) for start in range(0, len(token_ids) - 1, chunk)]
     answers = engine.generate(

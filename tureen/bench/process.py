@@ -14,7 +14,7 @@ from typing import IO
 
 import msgspec
 
-from tureen.bench.http import Address, BenchError, Connection
+from tureen.bench.http import Address, BenchError, ClientConnection
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LISTEN = "0A"
@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 60.0
 MIB = 1 << 20
 
 
-class Memory(msgspec.Struct, frozen=True):
+class ProcessMemory(msgspec.Struct, frozen=True):
     """MiB, summed over the processes. `private` counts a page shared by k processes as 1/k."""
 
     resident: float
@@ -69,7 +69,7 @@ def cpu_seconds(root: int | None) -> float | None:
     return sum(stat.cpu_s for stat in stats if stat) if any(stats) else None
 
 
-def memory(root: int | None) -> Memory | None:
+def memory(root: int | None) -> ProcessMemory | None:
     """Memory of a process and its descendants; None when there is no such process."""
     if root is None or read_stat(root) is None:
         return None
@@ -79,7 +79,7 @@ def memory(root: int | None) -> Memory | None:
         resident += status.get("VmRSS", 0) / 1024
         peak += status.get("VmHWM", 0) / 1024
         private += _kib_fields(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", 0) / 1024
-    return Memory(round(resident, 1), round(private, 1), round(peak, 1))
+    return ProcessMemory(round(resident, 1), round(private, 1), round(peak, 1))
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -118,7 +118,7 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
-class Server:
+class StartedServer:
     """A server that this program started; its output is kept to be shown when it fails."""
 
     def __init__(self, command: str) -> None:
@@ -149,7 +149,7 @@ class Server:
                     f"--start {self.command}: ended with status {self._process.returncode} "
                     f"before it was ready:\n{self._last_lines()}"
                 )
-            connection = Connection(address)
+            connection = ClientConnection(address)
             try:
                 status, _ = await connection.request("GET", "/health")
                 if status == 200:

@@ -1,4 +1,5 @@
-"""What this processor could run, by the flags that the system lists, beside what the native kernels run on it."""
+"""The instruction sets of this processor, by the flags that the system lists, beside what the native kernels run on
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-class Processor(msgspec.Struct, frozen=True):
+class ProcessorFeatures(msgspec.Struct, frozen=True):
     name: str
     flags: frozenset[str]
 
@@ -31,20 +32,22 @@ class Isa(msgspec.Struct, frozen=True):
     by_default: bool  # else only by its name
 
 
-def parse_cpuinfo(text: str) -> Processor:
+def parse_cpuinfo(text: str) -> ProcessorFeatures:
     """text: of /proc/cpuinfo, the first processor of which is described."""
     pairs = (line.partition(":") for line in text.strip().split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = fields.get("flags", fields.get("Features", ""))
     arm = f"implementer {fields.get('CPU implementer', '?')}, part {fields.get('CPU part', '?')}"
-    return Processor(fields.get("model name", arm if "CPU part" in fields else "unknown"), frozenset(flags.split()))
+    return ProcessorFeatures(
+        fields.get("model name", arm if "CPU part" in fields else "unknown"), frozenset(flags.split())
+    )
 
 
-def this_processor() -> Processor:
+def this_processor() -> ProcessorFeatures:
     return parse_cpuinfo(CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else "")
 
 
-def better(processor: Processor, kernels: ModuleType) -> list[str]:
+def better(processor: ProcessorFeatures, kernels: ModuleType) -> list[str]:
     """For each instruction set that is better than the one in use, best first: why it is not, and what to do."""
     built = {isa.name: isa for isa in (Isa(*found) for found in kernels.isas())}
     lines = []

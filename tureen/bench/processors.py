@@ -1,4 +1,4 @@
-"""What a custom logit processor adds to a step: one worker, one row."""
+"""Measures the time that a custom logit processor adds to a step: one worker, one row."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def processor_overhead() -> list[ProcessorOverhead]:
 
 
 def _arithmetic() -> Arithmetic:
-    """That of a server on the CPU, with one thread."""
+    """Returns the arithmetic of a server on the CPU, with one thread."""
     kernels = native.load()
     if kernels is not None:
         return NativeArithmetic(kernels.Pool(1))
@@ -108,7 +108,7 @@ def _stepper(
 
 
 def _payload(body: str) -> str:
-    """As a client's script would send it."""
+    """Returns the processor as a client's script would send it."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(HEAD + body, scope)  # noqa: S102 - the text above
     return str(scope["Mine"].to_str())

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import msgspec
 
-from tureen.bench.drive import Answer
+from tureen.bench.drive import FinishedRequest
 from tureen.bench.machine import MemoryReads
-from tureen.bench.process import Memory
+from tureen.bench.process import ProcessMemory
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
 
     ready_s: float
     first_token_s: float
-    memory_when_ready: Memory | None
-    memory_at_rest: Memory | None
+    memory_when_ready: ProcessMemory | None
+    memory_at_rest: ProcessMemory | None
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class Result(msgspec.Struct, kw_only=True):
     valid: float | None = None  # share of the answers that match their schema; None: nothing was asked of them
     server_cpu_s: float | None = None
     client_cpu_s: float | None = None
-    memory_mib: Memory | None = None
+    memory_mib: ProcessMemory | None = None
     memory_reads: MemoryReads | None = None  # of this machine, measured just before
 
 
@@ -85,16 +85,16 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(*(round(1000 * value, 3) for value in values))
 
 
-def ttft(answer: Answer) -> float:
+def ttft(answer: FinishedRequest) -> float:
     return answer.token_times_s[0] - answer.started_s
 
 
-def itl(answer: Answer) -> list[float]:
+def itl(answer: FinishedRequest) -> list[float]:
     """Gaps between events with tokens: what a reader waits."""
     return [later - earlier for earlier, later in pairwise(answer.token_times_s)]
 
 
-def keeps(answer: Answer, goals: Goals) -> bool:
+def keeps(answer: FinishedRequest, goals: Goals) -> bool:
     if answer.refused:
         return False
     decode_s = answer.token_times_s[-1] - answer.token_times_s[0]
@@ -103,7 +103,7 @@ def keeps(answer: Answer, goals: Goals) -> bool:
 
 
 def summarise(
-    answers: Sequence[Answer],
+    answers: Sequence[FinishedRequest],
     *,
     workload: str,
     target: str,

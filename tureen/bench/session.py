@@ -11,16 +11,25 @@ from collections.abc import Callable, Iterator
 import msgspec
 import uvloop
 
-from tureen.bench.backends import BACKENDS, Backend
+from tureen.bench.backends import BACKENDS, ServerKind
 from tureen.bench.drive import ask, run_load
-from tureen.bench.http import Address, BenchError, Connection
+from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.machine import memory_reads
-from tureen.bench.process import Server, cpu_seconds, listener, memory
+from tureen.bench.process import StartedServer, cpu_seconds, listener, memory
 from tureen.bench.report import ColdStart, Goals, Result, summarise, ttft
 from tureen.bench.structured import json_jobs, plain_jobs, share_valid
-from tureen.bench.workloads import MIXED_LOADS, Dice, Job, Load, Shape, make_load, mixed_jobs, shapes
+from tureen.bench.workloads import (
+    MIXED_LOADS,
+    BenchRequest,
+    Dice,
+    OfferedLoad,
+    TimedPass,
+    make_load,
+    mixed_jobs,
+    shapes,
+)
 
-WARM_UP = Shape(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
+WARM_UP = TimedPass(name="warm-up", prompt_len=32, output_len=8, requests=4, concurrency=2)
 MIXED_REQUESTS = {True: 16, False: 64}  # by --quick
 MIXED_CONCURRENCY = 64
 JSON_CONCURRENCY = (1, 16)
@@ -39,8 +48,8 @@ class TargetSpec(msgspec.Struct, frozen=True):
     pid: int | None = None
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as the command line says it. None = the workload's own value."""
+class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a run, as the command line has them. None = the workload's own value."""
 
     targets: list[TargetSpec]
     workloads: list[str]
@@ -59,15 +68,17 @@ class Outcome(msgspec.Struct):
     """Everything that was measured."""
 
     seed: int
-    plan: Plan
+    plan: BenchPlan
     cold_starts: dict[str, ColdStart] = {}
     results: list[Result] = []
 
 
-class Target:
+class TargetServer:
     """A server that answers."""
 
-    def __init__(self, spec: TargetSpec, backend: Backend, address: Address, vocab_size: int, pid: int | None) -> None:
+    def __init__(
+        self, spec: TargetSpec, backend: ServerKind, address: Address, vocab_size: int, pid: int | None
+    ) -> None:
         self.name = spec.name
         self.backend = backend
         self.address = address
@@ -75,7 +86,7 @@ class Target:
         self.pid = pid
 
 
-def run_plan(plan: Plan, say: Say) -> Outcome:
+def run_plan(plan: BenchPlan, say: Say) -> Outcome:
     """Measure; `say` gets a line about each pass as it ends. Raises BenchError. Started servers are always stopped."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
@@ -85,11 +96,11 @@ def run_plan(plan: Plan, say: Say) -> Outcome:
 
 
 class _Session:
-    def __init__(self, plan: Plan, say: Say) -> None:
+    def __init__(self, plan: BenchPlan, say: Say) -> None:
         self.plan = plan
         self.say = say
         self.outcome = Outcome(secrets.randbits(32) if plan.seed is None else plan.seed, _for_the_record(plan))
-        self.servers: list[Server] = []
+        self.servers: list[StartedServer] = []
 
     async def run(self) -> Outcome:
         task = asyncio.current_task()
@@ -105,12 +116,12 @@ class _Session:
                 server.stop()
         return self.outcome
 
-    async def _open(self, spec: TargetSpec) -> Target:
+    async def _open(self, spec: TargetSpec) -> TargetServer:
         address = Address(spec.url, api_key=self.plan.api_key)
         backend = BACKENDS[spec.backend]()
         server = await self._start(spec) if spec.start is not None else None
         ready_s = await server.ready(address) if server else 0.0
-        connection = Connection(address)
+        connection = ClientConnection(address)
         try:
             vocab_size = await backend.prepare(connection)
             vocab_size = self.plan.vocab_size or vocab_size
@@ -127,22 +138,22 @@ class _Session:
             connection.close()
         await run_load(address, backend, make_load(WARM_UP, dice))
         pid = spec.pid or (server.pid if server else listener(address.port) if _is_local(address) else None)
-        return Target(spec, backend, address, vocab_size, pid)
+        return TargetServer(spec, backend, address, vocab_size, pid)
 
-    async def _start(self, spec: TargetSpec) -> Server:
+    async def _start(self, spec: TargetSpec) -> StartedServer:
         if listener(Address(spec.url).port) is not None:
             raise BenchError(f"--start for {spec.name}: something listens on {spec.url} already")
-        self.servers.append(Server(spec.start or ""))
+        self.servers.append(StartedServer(spec.start or ""))
         return self.servers[-1]
 
-    async def _plain(self, targets: list[Target], workload: str) -> None:
+    async def _plain(self, targets: list[TargetServer], workload: str) -> None:
         plan = self.plan
         for shape in shapes(workload, quick=plan.quick, requests=plan.requests, concurrency=plan.concurrency):
             for number, target in self._turns(targets):
                 dice = self._dice(target, shape.name, number)
                 await self._pass(target, make_load(shape, dice, rate=plan.rate), number, plan.rate)
 
-    async def _mixed(self, targets: list[Target]) -> None:
+    async def _mixed(self, targets: list[TargetServer]) -> None:
         """Capacity first, then arrivals at shares of it; with --rate at that rate only."""
         plan = self.plan
         count = plan.requests or MIXED_REQUESTS[plan.quick]
@@ -151,11 +162,11 @@ class _Session:
             dice = self._dice(target, "mixed", number)
             rates = {"mixed-rate": plan.rate} if plan.rate else {}
             if not rates:
-                load = Load(name="mixed-capacity", jobs=mixed_jobs(dice, count), concurrency=concurrency)
+                load = OfferedLoad(name="mixed-capacity", jobs=mixed_jobs(dice, count), concurrency=concurrency)
                 capacity = (await self._pass(target, load, number)).request_s
                 rates = {f"mixed-{share:.0%}": share * capacity for share in MIXED_LOADS}
             for name, rate in rates.items():
-                load = Load(
+                load = OfferedLoad(
                     name=name,
                     jobs=mixed_jobs(dice, count),
                     concurrency=concurrency,
@@ -164,11 +175,11 @@ class _Session:
                 )
                 await self._pass(target, load, number, rate)
 
-    async def _json(self, targets: list[Target]) -> None:
+    async def _json(self, targets: list[TargetServer]) -> None:
         """Objects with schemas seen before, as many tokens without a schema, and objects with schemas never seen."""
         plan = self.plan
         for target in targets:
-            seen = Load(name="json-seen", jobs=json_jobs(self._dice(target, "json-seen"), 3), concurrency=1)
+            seen = OfferedLoad(name="json-seen", jobs=json_jobs(self._dice(target, "json-seen"), 3), concurrency=1)
             await run_load(target.address, target.backend, seen)
         for concurrency in (plan.concurrency,) if plan.concurrency else JSON_CONCURRENCY:
             name = f"json-{concurrency}"
@@ -182,13 +193,15 @@ class _Session:
                 jobs = json_jobs(self._dice(target, name, "new", number), count, are_new=True)
                 await self._json_pass(target, f"{name}-new", concurrency, jobs, number)
 
-    async def _json_pass(self, target: Target, name: str, concurrency: int, jobs: list[Job], number: int) -> Result:
+    async def _json_pass(
+        self, target: TargetServer, name: str, concurrency: int, jobs: list[BenchRequest], number: int
+    ) -> Result:
         rate = self.plan.rate
         arrivals = None if rate is None else self._dice(target, name, "arrivals", number).arrivals(len(jobs), rate)
-        load = Load(name=name, jobs=jobs, concurrency=concurrency, arrivals_s=arrivals)
+        load = OfferedLoad(name=name, jobs=jobs, concurrency=concurrency, arrivals_s=arrivals)
         return await self._pass(target, load, number, rate)
 
-    async def _pass(self, target: Target, load: Load, number: int, rate: float | None = None) -> Result:
+    async def _pass(self, target: TargetServer, load: OfferedLoad, number: int, rate: float | None = None) -> Result:
         reads = memory_reads()
         server_cpu, client_cpu = cpu_seconds(target.pid), time.process_time()
         answers = await run_load(target.address, target.backend, load)
@@ -213,21 +226,21 @@ class _Session:
         self.say(f"{result.workload} · {result.target} · {result.seconds:.1f} s · {result.total_tok_s:.0f} tok/s")
         return result
 
-    def _turns(self, targets: list[Target]) -> Iterator[tuple[int, Target]]:
+    def _turns(self, targets: list[TargetServer]) -> Iterator[tuple[int, TargetServer]]:
         """A B A B …: what changes with time on the machine then falls on all alike."""
         for number in range(self.plan.rounds):
             for target in targets:
                 yield number, target
 
-    def _dice(self, target: Target, *what: object) -> Dice:
+    def _dice(self, target: TargetServer, *what: object) -> Dice:
         return Dice(target.vocab_size, self.outcome.seed, target.name, *what)
 
 
 async def _first_request(
-    server: Server, ready_s: float, connection: Connection, backend: Backend, dice: Dice
+    server: StartedServer, ready_s: float, connection: ClientConnection, backend: ServerKind, dice: Dice
 ) -> ColdStart:
     when_ready = memory(server.pid)
-    answer = await ask(connection, backend, Job(dice.token_ids(WARM_UP.prompt_len), 1))
+    answer = await ask(connection, backend, BenchRequest(dice.token_ids(WARM_UP.prompt_len), 1))
     await asyncio.sleep(SETTLE_S)
     return ColdStart(
         ready_s=round(ready_s, 3),
@@ -237,8 +250,8 @@ async def _first_request(
     )
 
 
-def _for_the_record(plan: Plan) -> Plan:
-    """Without the key, and without this machine's folders in the commands."""
+def _for_the_record(plan: BenchPlan) -> BenchPlan:
+    """Returns the plan without the key, and without this machine's folders in the commands."""
     targets = [
         msgspec.structs.replace(
             spec, start=spec.start and " ".join(word.rsplit("/", 1)[-1] for word in spec.start.split())

@@ -19,11 +19,11 @@ import uvloop
 import tureen
 from tureen.bench.backends import BACKENDS
 from tureen.bench.drive import ask
-from tureen.bench.http import Address, BenchError, Connection
-from tureen.bench.process import Server, cpu_seconds, family, listener
+from tureen.bench.http import Address, BenchError, ClientConnection
+from tureen.bench.process import StartedServer, cpu_seconds, family, listener
 from tureen.bench.report import in_short, lay_out, ttft
-from tureen.bench.session import WARM_UP, Plan, TargetSpec
-from tureen.bench.workloads import Dice, Job
+from tureen.bench.session import WARM_UP, BenchPlan, TargetSpec
+from tureen.bench.workloads import BenchRequest, Dice
 from tureen.files import open_regular
 
 DROP = Path("/proc/sys/vm/drop_caches")
@@ -43,7 +43,7 @@ class Start(msgspec.Struct, kw_only=True):
     read_mib: float  # that its living processes had the system fetch from disk until then
 
 
-def run_starts(plan: Plan, cold: str | None, say: Say) -> list[Start]:
+def run_starts(plan: BenchPlan, cold: str | None, say: Say) -> list[Start]:
     """Start every target's command in turn, `plan.rounds` times, after a first time that does not count.
 
     cold: "evict" takes what the servers read out of the page cache before each start, "drop" takes all that is there.
@@ -60,7 +60,7 @@ def run_starts(plan: Plan, cold: str | None, say: Say) -> list[Start]:
 
 
 class _Starts:
-    def __init__(self, plan: Plan, cold: str | None, say: Say) -> None:
+    def __init__(self, plan: BenchPlan, cold: str | None, say: Say) -> None:
         self._plan = plan
         self._cold = cold
         self._say = say
@@ -89,7 +89,7 @@ class _Starts:
         address = Address(spec.url, api_key=self._plan.api_key)
         if listener(address.port) is not None:
             raise BenchError(f"--start for {spec.name}: something listens on {spec.url} already")
-        server = Server(spec.start or "")
+        server = StartedServer(spec.start or "")
         try:
             ready_s = await server.ready(address)
             cpu_s, read_mib = cpu_seconds(server.pid), _read_bytes(server.pid) / MIB
@@ -110,14 +110,14 @@ class _Starts:
         )
 
     async def _first_token(self, spec: TargetSpec, address: Address, number: int) -> float:
-        connection, backend = Connection(address), BACKENDS[spec.backend]()
+        connection, backend = ClientConnection(address), BACKENDS[spec.backend]()
         try:
             vocab_size = await backend.prepare(connection)
             vocab_size = self._plan.vocab_size or vocab_size
             if vocab_size is None:
                 raise BenchError(f"{spec.url} does not tell its vocabulary's size: give --vocab N")
             dice = Dice(vocab_size, self._seed, "start", spec.name, number)
-            return ttft(await ask(connection, backend, Job(dice.token_ids(WARM_UP.prompt_len), 1)))
+            return ttft(await ask(connection, backend, BenchRequest(dice.token_ids(WARM_UP.prompt_len), 1)))
         finally:
             connection.close()
 
@@ -143,7 +143,7 @@ def evict(file: Path) -> None:
 
 
 def _own_folders() -> list[Path]:
-    """Where this Python, its packages and tureen are: a server in Python maps little of what it reads."""
+    """Returns the folders of this Python, its packages and tureen: a server in Python maps little of what it reads."""
     paths = sysconfig.get_paths()
     return [Path(sys.prefix), Path(paths["stdlib"]), Path(tureen.__file__).parent]
 
@@ -155,7 +155,7 @@ def _files_below(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _mapped_files(root: int) -> set[Path]:
-    """What the processes have mapped: programs, libraries, models."""
+    """Returns the files that the processes have mapped: programs, libraries, models."""
     found = set()
     for pid in family(root):
         with contextlib.suppress(OSError):  # it has ended
@@ -167,7 +167,7 @@ def _mapped_files(root: int) -> set[Path]:
 
 
 def _read_bytes(root: int) -> int:
-    """From the disk, so far."""
+    """Returns the bytes read from the disk so far."""
     total = 0
     for pid in family(root):
         with contextlib.suppress(OSError):  # it has ended

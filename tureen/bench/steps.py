@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes with the real model: native code, the rest of the runner, the engine."""
+"""Divides the time of a decode step with the real model: native code, the rest of the runner, the engine."""
 
 from __future__ import annotations
 

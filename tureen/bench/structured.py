@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from tureen.bench.drive import Answer
+from tureen.bench.drive import FinishedRequest
 from tureen.bench.report import Result, in_short, lay_out
-from tureen.bench.workloads import Dice, Job
+from tureen.bench.workloads import BenchRequest, Dice
 
 OUTPUT_LEN = 160  # more than the longest object takes in the layout with the fewest spaces
 
@@ -61,23 +61,23 @@ ASKED = (
 )
 
 
-def json_jobs(dice: Dice, count: int, *, are_new: bool = False) -> list[Job]:
+def json_jobs(dice: Dice, count: int, *, are_new: bool = False) -> list[BenchRequest]:
     """Prompts with a number of their own, the schemas in turn; `are_new`: every schema is one of its own too."""
     jobs = []
     for index in range(count):
         serial = dice.random.randrange(10**5, 10**6)
         prompt, properties = ASKED[index % len(ASKED)]
         schema = _schema(properties, f"number {serial}" if are_new else None)
-        jobs.append(Job(prompt.format(serial), OUTPUT_LEN, schema))
+        jobs.append(BenchRequest(prompt.format(serial), OUTPUT_LEN, schema))
     return jobs
 
 
-def plain_jobs(dice: Dice, count: int, output_len: int) -> list[Job]:
+def plain_jobs(dice: Dice, count: int, output_len: int) -> list[BenchRequest]:
     """The same kind of prompts without a schema, each answer exactly so long."""
     return [msgspec.structs.replace(job, schema=None, output_len=output_len) for job in json_jobs(dice, count)]
 
 
-def share_valid(jobs: Sequence[Job], answers: Sequence[Answer]) -> float | None:
+def share_valid(jobs: Sequence[BenchRequest], answers: Sequence[FinishedRequest]) -> float | None:
     """Share of the answers to jobs with a schema that are JSON and match it; None where no job has one."""
     asked = [(job.schema, answer.text) for job, answer in zip(jobs, answers, strict=True) if job.schema is not None]
     if not asked:

@@ -1,4 +1,4 @@
-"""What is sent: prompts of random token ids with exact lengths, and how they arrive."""
+"""Workloads: prompts of random token ids with exact lengths, and how they arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIXED_OUTPUT = (64, 0.7, 4, 256)
 MIXED_LOADS = (0.5, 1.0, 3.0)  # shares of the capacity measured just before
 
 
-class Job(msgspec.Struct, frozen=True):
+class BenchRequest(msgspec.Struct, frozen=True):
     """One request: greedy, exactly `output_len` tokens long; with a schema the answer ends by itself, at most there."""
 
     prompt: list[int] | str
@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
     schema: str | None = None  # JSON schema that the answer has to match
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class TimedPass(msgspec.Struct, frozen=True, kw_only=True):
     """One timed pass of a workload. Lengths in tokens."""
 
     name: str
@@ -34,18 +34,18 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     common_len: int = 0
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs and their arrival: `concurrency` at a time, or (open loop) each at its own second after the start."""
 
     name: str
-    jobs: list[Job]
+    jobs: list[BenchRequest]
     concurrency: int
     arrivals_s: list[float] | None = None
     may_refuse: bool = False  # a 503 is an answer (overload), not a fault
 
 
-def _throughput(concurrency: int) -> Shape:
-    return Shape(
+def _throughput(concurrency: int) -> TimedPass:
+    return TimedPass(
         name=f"throughput-{concurrency}",
         prompt_len=128,
         output_len=128,
@@ -54,22 +54,24 @@ def _throughput(concurrency: int) -> Shape:
     )
 
 
-SHAPES: dict[str, tuple[Shape, ...]] = {
-    "single": (Shape(name="single", prompt_len=32, output_len=128, requests=7, concurrency=1),),
+SHAPES: dict[str, tuple[TimedPass, ...]] = {
+    "single": (TimedPass(name="single", prompt_len=32, output_len=128, requests=7, concurrency=1),),
     "prefill": (
-        Shape(name="prefill-512", prompt_len=512, output_len=1, requests=5, concurrency=1),
-        Shape(name="prefill-2048", prompt_len=2048, output_len=1, requests=5, concurrency=1),
+        TimedPass(name="prefill-512", prompt_len=512, output_len=1, requests=5, concurrency=1),
+        TimedPass(name="prefill-2048", prompt_len=2048, output_len=1, requests=5, concurrency=1),
     ),
     "throughput": (_throughput(16), _throughput(64)),
     "shared-prefix": (
-        Shape(name="shared-prefix", prompt_len=32, output_len=32, requests=32, concurrency=8, common_len=1024),
+        TimedPass(name="shared-prefix", prompt_len=32, output_len=32, requests=32, concurrency=8, common_len=1024),
     ),
-    "long": (Shape(name="long", prompt_len=7936, output_len=128, requests=2, concurrency=1),),
+    "long": (TimedPass(name="long", prompt_len=7936, output_len=128, requests=2, concurrency=1),),
 }
 OVER_HTTP = (*SHAPES, "mixed", "json")
 
 
-def shapes(workload: str, *, quick: bool, requests: int | None = None, concurrency: int | None = None) -> list[Shape]:
+def shapes(
+    workload: str, *, quick: bool, requests: int | None = None, concurrency: int | None = None
+) -> list[TimedPass]:
     """The passes of a workload as they will run. `quick` = about a quarter of the output and of the requests."""
     chosen = SHAPES[workload]
     if concurrency is not None:
@@ -85,7 +87,7 @@ def shapes(workload: str, *, quick: bool, requests: int | None = None, concurren
     return list(chosen)
 
 
-def _quick(shape: Shape) -> Shape:
+def _quick(shape: TimedPass) -> TimedPass:
     return msgspec.structs.replace(
         shape,
         output_len=max(1, shape.output_len // 4),
@@ -116,14 +118,14 @@ class Dice:
         return times[:count]
 
 
-def make_load(shape: Shape, dice: Dice, *, rate: float | None = None) -> Load:
+def make_load(shape: TimedPass, dice: Dice, *, rate: float | None = None) -> OfferedLoad:
     """Jobs of a shape; with `rate` they arrive by chance, `rate` a second on average, whatever is still running."""
     common = dice.token_ids(shape.common_len)
-    jobs = [Job(common + dice.token_ids(shape.prompt_len), shape.output_len) for _ in range(shape.requests)]
+    jobs = [BenchRequest(common + dice.token_ids(shape.prompt_len), shape.output_len) for _ in range(shape.requests)]
     arrivals = None if rate is None else dice.arrivals(len(jobs), rate)
-    return Load(name=shape.name, jobs=jobs, concurrency=shape.concurrency, arrivals_s=arrivals)
+    return OfferedLoad(name=shape.name, jobs=jobs, concurrency=shape.concurrency, arrivals_s=arrivals)
 
 
-def mixed_jobs(dice: Dice, count: int) -> list[Job]:
+def mixed_jobs(dice: Dice, count: int) -> list[BenchRequest]:
     """Prompts and outputs of lognormal length."""
-    return [Job(dice.token_ids(dice.length(*MIXED_PROMPT)), dice.length(*MIXED_OUTPUT)) for _ in range(count)]
+    return [BenchRequest(dice.token_ids(dice.length(*MIXED_PROMPT)), dice.length(*MIXED_OUTPUT)) for _ in range(count)]

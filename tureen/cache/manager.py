@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tureen.cache.pages import PagePool
-from tureen.cache.radix import Namespace, Node, RadixTree
+from tureen.cache.radix import Namespace, RadixNode, RadixTree
 
 
 class PageTable:
@@ -13,7 +13,7 @@ class PageTable:
 
     __slots__ = ("_as_tuple", "is_open", "is_public", "namespace", "nodes", "num_matched", "pages", "room")
 
-    def __init__(self, namespace: Namespace, nodes: list[Node], *, is_public: bool) -> None:
+    def __init__(self, namespace: Namespace, nodes: list[RadixNode], *, is_public: bool) -> None:
         self.namespace = namespace
         self.nodes = nodes  # the tree nodes of the first pages: found at first, published later
         self.num_matched = len(nodes)
@@ -57,12 +57,12 @@ class CacheManager:
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[Node]:
+    def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
         """The nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks nothing."""
         return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
 
     def open(
-        self, namespace: Namespace, nodes: list[Node], num_tokens: int, *, headroom: int, is_public: bool = True
+        self, namespace: Namespace, nodes: list[RadixNode], num_tokens: int, *, headroom: int, is_public: bool = True
     ) -> PageTable | None:
         """A page table that starts with the matched `nodes` and has pages for `num_tokens`.
 

@@ -18,16 +18,16 @@ Key = tuple[int | str, ...]
 """The token ids of a page; at the first level the namespace stands in front of them."""
 
 
-class Node:
+class RadixNode:
     """One computed page. Its holders are the page tables that use it; it is locked while there is one."""
 
     __slots__ = ("children", "key", "page", "parent")
 
-    def __init__(self, key: Key, page: int, parent: Node | None) -> None:
+    def __init__(self, key: Key, page: int, parent: RadixNode | None) -> None:
         self.key = key
         self.page = page
         self.parent = parent  # None: the root, or a node that was evicted or removed
-        self.children: dict[Key, Node] = {}
+        self.children: dict[Key, RadixNode] = {}
 
 
 class RadixTree:
@@ -39,18 +39,18 @@ class RadixTree:
 
     def __init__(self, pages: PagePool, page_size: int) -> None:
         self.page_size = page_size
-        self.root = Node((), -1, None)
+        self.root = RadixNode((), -1, None)
         self._pages = pages
-        self._idle: OrderedDict[Node, None] = OrderedDict()  # unlocked nodes; their order is the clock of the LRU
+        self._idle: OrderedDict[RadixNode, None] = OrderedDict()  # unlocked nodes; their order is the clock of the LRU
 
     @property
     def num_evictable(self) -> int:
         """Pages that only the tree holds."""
         return len(self._idle)
 
-    def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[Node]:
+    def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[RadixNode]:
         """The nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
-        found: list[Node] = []
+        found: list[RadixNode] = []
         node = self.root
         while len(found) < max_pages:
             child = node.children.get(self.key(namespace, token_ids, len(found)))
@@ -61,30 +61,30 @@ class RadixTree:
         return found
 
     def key(self, namespace: Namespace, token_ids: Sequence[int], index: int) -> Key:
-        """What the node of page number `index` of these tokens is filed under."""
+        """Returns the key under which the node of page number `index` of these tokens is filed."""
         chunk = tuple(token_ids[index * self.page_size : (index + 1) * self.page_size])
         return chunk if index else namespace + chunk
 
-    def insert(self, parent: Node, key: Key, page: int) -> Node:
+    def insert(self, parent: RadixNode, key: Key, page: int) -> RadixNode:
         """The node below `parent` with this key; made from `page` where there is none.
 
         `parent` is attached, and locked by the caller. A new node counts as locked by the caller, who holds `page`.
         """
         node = parent.children.get(key)
         if node is None:
-            node = parent.children[key] = Node(key, page, parent)
+            node = parent.children[key] = RadixNode(key, page, parent)
             self._pages.share(page)
         return node
 
-    def is_attached(self, node: Node) -> bool:
+    def is_attached(self, node: RadixNode) -> bool:
         return node.parent is not None or node is self.root
 
-    def lock(self, node: Node) -> None:
+    def lock(self, node: RadixNode) -> None:
         """One more holder. Its ancestors must be locked by the same holder, from the root down."""
         self._pages.share(node.page)
         self._idle.pop(node, None)
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: RadixNode) -> None:
         """One holder less, from the leaf up."""
         if self._pages.give_back(node.page) == 1 and node.parent is not None:
             self._idle[node] = None
@@ -94,7 +94,7 @@ class RadixTree:
         node, _ = self._idle.popitem(last=False)
         self.remove(node)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: RadixNode) -> None:
         """Forget a node and all below it: no one will find them again. Who holds their pages keeps them."""
         if node.parent is None:
             return
@@ -120,7 +120,7 @@ class RadixTree:
             holders[node.page] += 1
         return wrong
 
-    def _check_node(self, node: Node, holders: list[int]) -> list[str]:
+    def _check_node(self, node: RadixNode, holders: list[int]) -> list[str]:
         wrong = []
         parent = node.parent
         if parent is None or parent.children.get(node.key) is not node:
@@ -132,7 +132,7 @@ class RadixTree:
         return wrong
 
 
-def _walk(top: Node) -> Iterator[Node]:
+def _walk(top: RadixNode) -> Iterator[RadixNode]:
     """A node and all below it, parents first."""
     stack = [top]
     while stack:

@@ -11,15 +11,15 @@ MOUNTS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 62
 
 
-class Memory(NamedTuple):
+class GroupMemory(NamedTuple):
     """Bytes that may be used, and how many of them are."""
 
     limit: int
     used: int
 
 
-def memory() -> list[Memory]:
-    """Of each group around this process that has a limit: an outer one may be the tighter."""
+def memory() -> list[GroupMemory]:
+    """Returns the memory of each group around this process that has a limit: an outer one may be the tighter."""
     return [one for folder in _folders("memory") if (one := _memory_of(folder)) is not None]
 
 
@@ -28,7 +28,7 @@ def cpu_quotas() -> list[float]:
     return [one for folder in _folders("cpu") if (one := _quota_of(folder)) is not None]
 
 
-def _memory_of(folder: Path) -> Memory | None:
+def _memory_of(folder: Path) -> GroupMemory | None:
     names = ("memory.max", "memory.current", "inactive_file")
     if not (folder / names[0]).exists():
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -39,7 +39,7 @@ def _memory_of(folder: Path) -> Memory | None:
         return None
     if limit == "max" or int(limit) >= UNLIMITED:
         return None
-    return Memory(int(limit), max(0, int(used) - int(stat.get(names[2], 0))))  # files in memory give way
+    return GroupMemory(int(limit), max(0, int(used) - int(stat.get(names[2], 0))))  # files in memory give way
 
 
 def _quota_of(folder: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""What this machine's processors offer. No torch."""
+"""The processors of this machine. No torch."""
 
 from __future__ import annotations
 

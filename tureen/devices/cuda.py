@@ -1,4 +1,4 @@
-"""What the first CUDA device offers, as torch sees it."""
+"""The first CUDA device, as torch sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def is_available() -> bool:
 
 
 def why_not() -> str:
-    """Why it is not available."""
+    """Returns the reason why it is not available."""
     build = "has no CUDA support" if torch.version.cuda is None else "finds no usable GPU"
     return f"torch {torch.__version__} {build}"
 

@@ -73,7 +73,8 @@ class Adapters:
         return {name: loaded.path for name, loaded in self._loaded.items()}
 
     def number_of(self, name: str) -> int:
-        """Of the adapter of that name, or that was loaded from that path; of none for "". Raises NotFound."""
+        """Returns the number of the adapter of that name, or that was loaded from that path; 0, which is none, for "".
+        Raises NotFound."""
         if not name:
             return NO_ADAPTER
         by_path = (one for one in self._loaded.values() if one.path == name)

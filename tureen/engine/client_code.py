@@ -25,7 +25,7 @@ class ClientCode:
         self._waiting: dict[Sequence, None] = {}
 
     def __len__(self) -> int:
-        """Those whose code is not loaded yet."""
+        """The number of sequences whose code is not loaded yet."""
         return len(self._waiting)
 
     def __contains__(self, sequence: Sequence) -> bool:

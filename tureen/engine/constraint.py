@@ -1,4 +1,4 @@
-"""What a constrained sequence's output must match: its grammar, token by token."""
+"""The grammar that a constrained sequence's output must match, followed token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator does to a running engine: hold it up, empty its cache, exchange the model's weights, give its
+"""The operator's actions on a running engine: hold it up, empty its cache, exchange the model's weights, give its
 memory back for a while."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Control:
 
     @property
     def may_step(self) -> bool:
-        """What has not ended may go on."""
+        """Whether sequences that have not ended may go on."""
         return not self.is_paused and (not self._is_held or self._scheduler.num_begun > 0)
 
     def check_there(self, parts: Iterable[str] = PARTS) -> None:
@@ -89,7 +89,7 @@ class Control:
         self.is_paused = False
 
     def hold(self) -> int:
-        """Until `let_go` nobody new begins. Returns how many that have begun will go on until they end."""
+        """Lets no new sequence begin until `let_go`. Returns how many that have begun will go on until they end."""
         self._is_held = self._scheduler.is_held = True
         return 0 if self.is_paused else self._scheduler.num_begun
 

@@ -6,7 +6,7 @@ from tureen.types import NO_TOKEN, GenerateRequest
 
 
 class Embedded:
-    """What the runner must be told of one prompt beside its token ids."""
+    """The parts of one prompt that the runner needs beside its token ids: embeddings, of text or of pictures."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._given = request.embeds

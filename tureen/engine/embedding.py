@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tureen.engine import finish
 from tureen.engine.fairness import LeastServedFirst
-from tureen.engine.queue import FIRST_COME, Order, Schedule, WaitingQueue, first_come, priority_first
+from tureen.engine.queue import FIRST_COME, QueueOrder, Schedule, WaitingQueue, first_come, priority_first
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
 from tureen.log import get_logger
@@ -52,7 +52,7 @@ class EmbeddingEngine:
         self._max_queued = max_queued
         self._token_budget = token_budget
         rank = priority_first if schedule.by_priority else first_come
-        self._queue = WaitingQueue(rank, LeastServedFirst(rank) if schedule.policy == "fair" else Order())
+        self._queue = WaitingQueue(rank, LeastServedFirst(rank) if schedule.policy == "fair" else QueueOrder())
         self._waiting: dict[str, Sequence] = {}  # by id, what is in the queue
         self._ended: list[OutputDelta] = []  # that ended between two steps
         self._is_paused = False

@@ -22,10 +22,10 @@ SHARE = 0.8
 """Seconds of encoding for each second of steps while both have work: the time between tokens stays under twice."""
 
 KEPT_BYTES = 256 << 20
-"""Of embeddings that may be asked for again; and of those that wait for a place in a step."""
+"""Bytes of embeddings that may be asked for again; and of those that wait for a place in a step."""
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Of all requests that have not ended; each picture counts once, for they share its pixels."""
+"""Bytes of pixels of all requests that have not ended; each picture counts once, for they share its pixels."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
@@ -33,10 +33,10 @@ FAILED = RowError("request_failed", "its picture could not be encoded")
 log = get_logger("engine")
 
 Key = tuple[str, str]
-"""What separates the caches of clients, and the picture's digest."""
+"""The salt that separates the caches of clients, and the picture's digest."""
 
 
-class Encoding(Protocol):
+class PictureEncoder(Protocol):
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """See Runner.encode."""
 
@@ -49,7 +49,7 @@ class Current(NamedTuple):
     pieces: Iterator[bytes | None]
 
 
-class Ready(NamedTuple):
+class EncodedSequence(NamedTuple):
     """A sequence that waits no longer: it has all its embeddings, or here is why it never will."""
 
     sequence: Sequence
@@ -62,7 +62,7 @@ class Encoders:
     One picture is encoded after the other; which is next, `rank` says, the queue's own order.
     """
 
-    def __init__(self, runner: Encoding, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, runner: PictureEncoder, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
         self._num_found = 0  # in prompts, as far as there are embeddings for them
         self._num_encoded = 0
         self._runner = runner
@@ -93,8 +93,8 @@ class Encoders:
         """It waits no longer."""
         del self._waiting[sequence]
         if self._current is not None and self._current.sequence is sequence:
-            heir = next((one for one in self._waiting if self._current.key in _keys(one)), None)
-            self._current = None if heir is None else self._current._replace(sequence=heir)
+            successor = next((one for one in self._waiting if self._current.key in _keys(one)), None)
+            self._current = None if successor is None else self._current._replace(sequence=successor)
 
     def clear(self) -> None:
         """Forget what came of earlier pictures."""
@@ -109,7 +109,7 @@ class Encoders:
         if self._waiting:
             self._step_began_s = self._clock()
 
-    def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[Ready]:
+    def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[EncodedSequence]:
         """Encode for as long as the step that has just ended allows; one piece where there was none.
 
         Nothing while those that are `queued` hold much already. Returns who waits no longer.
@@ -120,7 +120,7 @@ class Encoders:
         self._credit_s = min(self._credit_s, 0.0) + SHARE * step_s if after_step else 0.0
         if after_step and _encoded_bytes(queued) > KEPT_BYTES:
             return []
-        found: list[Ready] = []
+        found: list[EncodedSequence] = []
         while self._waiting and (self._credit_s > 0 or not after_step):
             started_s = self._clock()
             found += self._advance()
@@ -131,7 +131,7 @@ class Encoders:
             self._credit_s -= spent_s
         return found
 
-    def _advance(self) -> list[Ready]:
+    def _advance(self) -> list[EncodedSequence]:
         """One piece of work."""
         current = self._current = self._current or self._begin()
         try:
@@ -140,7 +140,7 @@ class Encoders:
             log.exception("a picture of request %s could not be encoded", current.sequence.request.id)
             self._current = None
             del self._waiting[current.sequence]
-            return [Ready(current.sequence, FAILED)]
+            return [EncodedSequence(current.sequence, FAILED)]
         if embeddings is None:
             return []
         self._current = None
@@ -149,7 +149,7 @@ class Encoders:
         ready = [one for one in self._waiting if self._complete(one)]
         for one in ready:
             del self._waiting[one]
-        return [Ready(one) for one in ready]
+        return [EncodedSequence(one) for one in ready]
 
     def _begin(self) -> Current:
         sequence = min(self._waiting, key=self._rank)
@@ -159,7 +159,7 @@ class Encoders:
         return Current((sequence.request.cache_salt, item.digest), sequence, self._pieces(item))
 
     def _pieces(self, item: MediaItem) -> Iterator[bytes | None]:
-        """What `encode` raises at once comes with the first piece."""
+        """Encodes a picture piece by piece; an error that `encode` raises at once comes with the first piece."""
         yield from self._runner.encode(item)
 
     def _take_piece(self, current: Current) -> bytes | None:
@@ -221,6 +221,6 @@ def _keys(sequence: Sequence) -> list[Key]:
 
 
 def _encoded_bytes(sequences: Iterable[Sequence]) -> int:
-    """Of distinct embeddings that these hold."""
+    """Returns the bytes of the distinct embeddings that these sequences hold."""
     held = {id(one): len(one) for sequence in sequences if sequence.embedded for one in sequence.embedded.encoded}
     return sum(held.values())

@@ -19,7 +19,7 @@ from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
     LongestPrefixFirst,
-    Order,
+    QueueOrder,
     Schedule,
     WaitingQueue,
     first_come,
@@ -41,7 +41,7 @@ from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 log = get_logger("engine")
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
@@ -66,7 +66,7 @@ class Engine:
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
         longest = LongestPrefixFirst(partial(_cached_len, self.cache))
-        orders = {"fcfs": Order(), "lpm": longest, "fair": LeastServedFirst(rank)}
+        orders = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}
         queue = WaitingQueue(rank, orders[schedule.policy])
         self.scheduler = Scheduler(
             self.cache,
@@ -81,7 +81,7 @@ class Engine:
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._limits = Limits(context_len, capacity.vocab_size, max_queued)
+        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
@@ -208,7 +208,7 @@ class Engine:
         return self.cache.flush()
 
     def _begin(self, sequence: Sequence) -> None:
-        """What is known of its output before it runs is there: it lines up, or ends."""
+        """Lets a sequence line up, or end, once everything that it waited for is there."""
         if sequence not in self.preparing.replays:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from itertools import groupby
 
-from tureen.engine.queue import Order, Rank
+from tureen.engine.queue import QueueOrder, Rank
 from tureen.engine.sequence import Sequence
 
 PROMPT_COST = 1  # of a prompt token that had to be computed; counted when its request is admitted
@@ -16,8 +16,8 @@ OUTPUT_COST = 2  # of an output token, as in the paper
 WAIT_COST = 1000  # of a second that others waited for a client's code: about what they could have had in it
 
 
-class LeastServedFirst(Order):
-    """Of the clients that wait, the one that was served least comes first; a client's own requests, as ranked.
+class LeastServedFirst(QueueOrder):
+    """Serves first the client, among those that wait, that was served least; a client's own requests come as ranked.
 
     Priorities and preempted sequences, which were admitted before, come first as ever. While two clients wait, what
     they are served, over their weights, differs by at most twice the larger of what a prompt and what all that runs at

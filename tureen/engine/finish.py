@@ -11,7 +11,8 @@ from tureen.types import FinishReason
 def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
-    """Why the output ends after its newest token: stop string, end token, length, context end; None = it goes on.
+    """Decides whether the output ends after its newest token: stop string, end token, length, context end; None = it
+    goes on.
 
     `stop` is what the detokenizer matched, `end_token_id` the newest token if it is one that ends and now may.
     """

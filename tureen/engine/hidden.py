@@ -9,7 +9,8 @@ from tureen.types import HiddenStates
 
 
 class HiddenStateQueue:
-    """Of one sequence. Positions are computed in order; each is sent once, whatever is computed again later."""
+    """The hidden states that one sequence asked for. Positions are computed in order; each is sent once, whatever is
+    computed again later."""
 
     def __init__(self, wanted: HiddenStates, num_prompt: int, num_sent: int = 0) -> None:
         """num_sent: so many were sent by another engine."""
@@ -29,7 +30,8 @@ class HiddenStateQueue:
         return self._next if self._wanted in ("all", "pooled") else None
 
     def asked_from(self, start: int, end: int, *, reaches_end: bool) -> int | None:
-        """Of a row of positions start … end - 1, the index of the first asked for. `reaches_end`: it draws a token."""
+        """Returns, for a row of positions start … end - 1, the index of the first that is asked for. `reaches_end`: it
+        draws a token."""
         if self._wanted in ("all", "pooled") and self._next < end:
             return max(0, self._next - start)
         if self._wanted == "last" and reaches_end:
@@ -55,7 +57,8 @@ class HiddenStateQueue:
         return not self._was_taken
 
     def take(self, *, is_last: bool) -> tuple[bytes, ...]:
-        """What is there, once; where the last position alone is wanted, nothing before the sequence has ended."""
+        """Returns the states that are there, each once; where the last position alone is asked for, nothing before the
+        end."""
         if self._wanted == "last" and not is_last:
             return ()
         taken = tuple(self._ready)

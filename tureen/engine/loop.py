@@ -15,11 +15,11 @@ from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.types import (
     Abort,
-    Call,
     CallResult,
     Close,
+    ControlCall,
+    EngineFailed,
     EngineStats,
-    Failed,
     FromEngine,
     GenerateRequest,
     OutputDelta,
@@ -34,7 +34,7 @@ NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
 """A paused engine reports so often: it is not hung."""
 PREPARE_S = 0.0003
-"""So often an idle engine looks whether a grammar is compiled."""
+"""Seconds between two looks of an idle engine at whether a grammar is compiled."""
 
 HELPERS_S = 0.25
 """An idle engine looks as often whether a helper process is being replaced, where it has some."""
@@ -46,7 +46,7 @@ Publish = Callable[[FromEngine], None]
 
 
 class SteppedEngine(Protocol):
-    """What the loop asks of an engine."""
+    """The methods of an engine that the loop calls."""
 
     @property
     def has_work(self) -> bool: ...
@@ -85,7 +85,7 @@ class Loop:
         self._take = take
         self._publish = publish
         self._clock = clock
-        self._live: dict[str, Limits] = {}
+        self._live: dict[str, Deadlines] = {}
         self._soonest_s = math.inf  # no live request has a limit before
         self._pace = Pace()
         self._step_ms = 0.0
@@ -145,7 +145,7 @@ class Loop:
     def _fail(self, why: str) -> None:
         """End every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
-        self._publish(Failed(why))  # first: who hears of his request's end may ask at once how the engine is
+        self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
 
     def _handle(self, message: ToEngine) -> None:
@@ -155,7 +155,7 @@ class Loop:
             self._submit(message)
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id, message.reason)
-        elif isinstance(message, Call):
+        elif isinstance(message, ControlCall):
             self._call(message)
         elif isinstance(message, Close):
             self._close()
@@ -172,7 +172,7 @@ class Loop:
 
     def _add(self, request: GenerateRequest, arrived_s: float | None) -> None:
         now = self._clock()
-        limits = Limits.of(request, now if arrived_s is None else arrived_s)
+        limits = Deadlines.of(request, now if arrived_s is None else arrived_s)
         # others' prompts may come later, whenever they came
         before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
         wait_s = self._pace.seconds_for(one.num_prompt for one in before)
@@ -197,7 +197,7 @@ class Loop:
         stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
         self._publish(StepReport(deltas, stats))
 
-    def _call(self, message: Call) -> None:
+    def _call(self, message: ControlCall) -> None:
         try:
             value = msgspec.to_builtins(self._engine.call(message.op, **message.args))
         except TureenError as error:
@@ -231,8 +231,8 @@ class Loop:
         return num_tokens
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Until when a live request must have its first token, and its last; monotonic seconds."""
+class Deadlines(msgspec.Struct, frozen=True):
+    """The times by which a live request must have its first token, and its last; monotonic seconds."""
 
     num_prompt: int
     client: str = ""
@@ -241,7 +241,7 @@ class Limits(msgspec.Struct, frozen=True):
     has_output: bool = False
 
     @classmethod
-    def of(cls, request: GenerateRequest, arrived_s: float) -> Limits:
+    def of(cls, request: GenerateRequest, arrived_s: float) -> Deadlines:
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),
@@ -289,7 +289,7 @@ class Pace:
         return max(0.0, num_tokens / max(self._rates) - self._since_tokens_s)
 
     def _expected_s(self) -> float:
-        """As it was lately, were one more to end now."""
+        """Returns the seconds until the next request ends: as it was lately, were one more to end now."""
         seconds = sum(one for one, _ in self._ends)
         return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 

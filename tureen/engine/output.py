@@ -39,7 +39,7 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
 
 
 def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:
-    """What may be sent of the output and was not; None where that is nothing and the output goes on."""
+    """Returns the part of the output that may be sent and was not; None where there is none and the output goes on."""
     token_ids, logprobs = sequence.scores.take_output(sequence.token_ids)
     if not token_ids and reason is None:
         return None

@@ -1,4 +1,4 @@
-"""Where a sequence is between its arrival and the queue: what it needs is compiled, loaded, gone through, encoded."""
+"""Sequences between their arrival and the queue: what they need is compiled, loaded, replayed, encoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Preparing:
         self._context_len = context_len
 
     def __len__(self) -> int:
-        """Those that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
+        """The number of sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in
+        steps."""
         return len(self.grammars) + len(self.client_code) + len(self.replays)
 
     @property

@@ -36,7 +36,7 @@ def priority_first(sequence: Sequence) -> tuple[int, ...]:
     return -sequence.request.priority, not sequence.is_resuming, sequence.terms.number
 
 
-class Order:
+class QueueOrder:
     """In which order the scheduler tries ranked waiting sequences: as they are, unless a subclass knows better."""
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
@@ -53,10 +53,10 @@ class Order:
         """Code of its client made others wait so long."""
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
-        """So many more tokens of its output are sent."""
+        """Notes that so many more tokens of a sequence's output are sent."""
 
 
-class LongestPrefixFirst(Order):
+class LongestPrefixFirst(QueueOrder):
     """Among sequences that arrived close together (same 64), those with more cached tokens first.
 
     The window bounds how often a sequence is passed over, and how many prefixes are looked up in a step.
@@ -80,7 +80,7 @@ def _window(sequence: Sequence) -> tuple[Any, ...]:
 class WaitingQueue:
     """Waiting sequences, kept sorted by rank."""
 
-    def __init__(self, rank: Rank, order: Order) -> None:
+    def __init__(self, rank: Rank, order: QueueOrder) -> None:
         self._rank = rank
         self.order = order
         self.waiting: list[Sequence] = []  # to be changed by add and remove only

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tureen.cache.manager import CacheManager
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
-from tureen.engine.scheduler import Plan
+from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
 from tureen.grammar.masks import PendingMasks
@@ -29,8 +29,9 @@ class RowRunner:
         self._cache = cache
         self._num_failed_steps = 0  # in a row
 
-    def run(self, plan: Plan) -> tuple[RowOutput, ...]:
-        """What came of each row. Raises RequestFailed when the runner seems to be broken for good."""
+    def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
+        """Runs a step and returns the output of each row. Raises RequestFailed when the runner seems to be broken for
+        good."""
         try:
             outputs = self._run(plan)
         except Exception as error:  # noqa: BLE001 - whatever the runner raises ends requests, not the engine
@@ -66,7 +67,7 @@ class RowRunner:
             self._cache.close(table)
         return True
 
-    def _run(self, plan: Plan) -> tuple[RowOutput, ...]:
+    def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
         masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
@@ -78,13 +79,13 @@ class RowRunner:
 
     def _run_alone(self, sequence: Sequence, row: Row, is_new: bool) -> RowOutput:
         try:
-            return self._run(Plan([sequence], [row], [sequence] if is_new else []))[0]
+            return self._run(StepPlan([sequence], [row], [sequence] if is_new else []))[0]
         except Exception:  # this row's request fails, the others go on
             log.exception("request %s failed", sequence.request.id)
             return RowOutput(error=STEP_FAILED)
 
 
-def _explained(outputs: tuple[RowOutput, ...], plan: Plan, masks: PendingMasks) -> tuple[RowOutput, ...]:
+def _explained(outputs: tuple[RowOutput, ...], plan: StepPlan, masks: PendingMasks) -> tuple[RowOutput, ...]:
     """The same, where a mask could not be computed with the reason."""
     if not masks.failures:
         return outputs

@@ -1,4 +1,4 @@
-"""Which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
+"""Decides which sequences run in a step, and how many of their tokens: admit, advance, preempt."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
-from tureen.cache.radix import Node
+from tureen.cache.radix import RadixNode
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
 from tureen.errors import TureenError
 from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
-"""So many more tokens every running sequence must have room for before a preempted one comes back."""
+"""Tokens for which every running sequence must have room before a preempted one comes back."""
 
 
 Drafter = Callable[[Sequence, int], tuple[int, ...]]
 """Guesses which tokens come next of a sequence, at most so many. What it guesses changes no output, only its pace."""
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """A step: sequences, the row of each at the same index, and those of them that have just taken their slot."""
 
     sequences: list[Sequence]
@@ -69,9 +69,9 @@ class Scheduler:
         known = (*self.running, *self.queue.waiting)
         return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> StepPlan:
         """The next step's rows; none only when nothing waits or runs."""
-        plan = Plan([], [], [])
+        plan = StepPlan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
         resting = [] if self.rests is None else list(filter(self.rests, self.running))
@@ -94,7 +94,7 @@ class Scheduler:
             self._guess(plan, self.drafter)
         return plan
 
-    def _guess(self, plan: Plan, drafter: Drafter) -> None:
+    def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
         """Spend what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
@@ -138,7 +138,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
 
-    def _admit(self, plan: Plan, budget: int) -> None:
+    def _admit(self, plan: StepPlan, budget: int) -> None:
         """Waiting sequences in the queue's order, up to the first that does not fit; followers are passed over."""
         if not self._free_slots:
             return
@@ -177,7 +177,7 @@ class Scheduler:
             return sum(self._cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(self.running) + 1
 
-    def _find_leader(self, sequence: Sequence, nodes: list[Node]) -> tuple[PageTable, int] | None:
+    def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
         """A running sequence that is about to compute the very next page this one needs, and how far they agree."""
         size = self._cache.page_size
         index, last = len(nodes), sequence.max_reused // size

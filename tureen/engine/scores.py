@@ -38,7 +38,7 @@ class ScoreQueue:
         return self._next if self._next < self._end else None
 
     def start_again(self) -> bool:
-        """What of the prompt is asked for is computed by another model. False where that was sent already."""
+        """Starts the prompt's scores again, as another model computes them. False where they were sent already."""
         if self._start >= self._num_prompt - 1:  # nothing is
             return True
         self._next = self._start
@@ -53,13 +53,14 @@ class ScoreQueue:
             self._end = position
 
     def targets(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, tuple[int, ...]]:
-        """Of a row of positions start … end - 1, the index of the first that is scored, and the tokens that follow."""
+        """Returns, for a row of positions start … end - 1, the index of the first that is scored, and the tokens that
+        follow."""
         score_from = max(0, self._next - start)
         found = tuple(token_ids[start + score_from + 1 : min(end, self._end) + 1])
         return score_from if found else 0, found
 
     def add(self, scores: Sequence[PositionLogprobs]) -> None:
-        """Those of the next targets."""
+        """Adds the scores of the next targets."""
         num_prompt = max(0, self._num_prompt - 1 - self._next)
         self._prompt += scores[:num_prompt]
         self._output += scores[num_prompt:]
@@ -69,7 +70,7 @@ class ScoreQueue:
         self._output.append(score)
 
     def take_output(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
-        """Of prompt and output the output tokens that may be sent, with their log-probabilities where these are asked
+        """Returns the output tokens that may be sent, with their log-probabilities where these are asked
         for; each once."""
         start = self._num_prompt + self.num_sent
         if not self.is_wanted:
@@ -81,7 +82,7 @@ class ScoreQueue:
         return taken, scores
 
     def take_prompt(self) -> tuple[PositionLogprobs, ...]:
-        """Those of the prompt, all of them, once; nothing before all are there."""
+        """Returns the scores of the prompt, all of them, once; nothing before all are there."""
         if self._next < self._num_prompt - 1:
             return ()
         taken = tuple(self._prompt)

@@ -15,8 +15,8 @@ from tureen.text.detokenizer import Detokenizer
 from tureen.types import FinishReason, GenerateRequest, Usage
 
 
-class Terms(NamedTuple):
-    """What of a sequence is settled when it comes."""
+class SequenceTerms(NamedTuple):
+    """The settings of a sequence that are fixed when it comes."""
 
     number: int  # order of arrival
     num_prompt: int
@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def text_end(self) -> int | None:
-        """Where the text of the tokens that were sent ends, if others wait for their log-probabilities."""
+        """The end of the text of the tokens that were sent, if others wait for their log-probabilities."""
         num_sent = self.scores.num_sent
         if not self.scores.is_wanted or num_sent == self.num_output:
             return None
@@ -123,7 +123,8 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        """Of the output what is, or may be, sent: forced tokens that wait for their log-probabilities do not count."""
+        """The token counts of the output that is, or may be, sent: forced tokens that wait for their log-probabilities
+        do not count."""
         num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
         if self.scores.is_wanted:
             num_held = num_output - self.scores.num_sent
@@ -162,7 +163,7 @@ class Sequence:
         )
 
     def slot_state(self) -> SlotState:
-        """What the sampler must know to start, or to go on after a preemption."""
+        """Returns all that the sampler needs to start, or to go on after a preemption."""
         return SlotState(
             slot=self.slot,
             params=self.request.params,
@@ -197,9 +198,9 @@ class Sequence:
             self.hidden.add(output.hidden_states, self.num_computed)
 
 
-def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> Terms:
+def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:
     ignores_eos = request.params.ignore_eos and request.grammar is None
-    return Terms(
+    return SequenceTerms(
         number=number,
         num_prompt=len(request.token_ids),
         max_tokens=len(request.token_ids) + request.max_new_tokens,

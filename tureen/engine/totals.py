@@ -1,4 +1,4 @@
-"""What an engine has done so far, and its gauges."""
+"""Running totals of an engine, and its gauges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a grammar backend is: it compiles a language for one vocabulary, and says which tokens may come next."""
+"""The interface of a grammar backend: it compiles a language for one vocabulary, and says which tokens may come
+next."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ Encode = Callable[[str], list[int]]
 
 
 class Grammar(Protocol):
-    """Where one output stands in its language. Not thread-safe; a method that computes long releases the GIL."""
+    """The place of one output in its language. Not thread-safe; a method that computes long releases the GIL."""
 
     def fill_mask(self, mask: Mask) -> None:
         """Write the tokens that may come next, all words. EOS is among them exactly where the output may end here.
@@ -73,7 +74,7 @@ class Grammar(Protocol):
         """The output can only end here: it is accepted and nothing can follow."""
 
 
-class Compiled(Protocol):
+class CompiledGrammar(Protocol):
     """A language ready for one vocabulary, shared by any number of outputs. Immutable."""
 
     @property
@@ -84,12 +85,13 @@ class Compiled(Protocol):
 
 
 class Backend(Protocol):
-    """One library. A module of `tureen.grammar.backends` has `Backend(vocabulary, encode)`, which raises StartupError
-    with the exact line to type when the library is missing. No module imports torch."""
+    """Compiles languages with one library. Each module of `tureen.grammar.backends` has such a class, made with
+    (vocabulary, encode); it raises StartupError with the exact line to type when the library is missing. No module
+    imports torch."""
 
     def translate(self, language: Language) -> bytes:
         """Do what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
         enforce, naming the other backends that can."""
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> CompiledGrammar:
         """Make it ready. Raises GrammarError. Releases the GIL where it computes long."""

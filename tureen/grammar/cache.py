@@ -6,16 +6,16 @@ import math
 from collections import OrderedDict
 from typing import NamedTuple
 
-from tureen.grammar.base import Compiled, GrammarSpec
+from tureen.grammar.base import CompiledGrammar, GrammarSpec
 from tureen.grammar.orders import Failure
 
 OVERHEAD_BYTES = 1024
-"""Of an entry, on top of its texts and what the backend says it takes."""
+"""Bytes of an entry beside its texts and the size that the backend tells."""
 
-Result = Compiled | Failure
+Result = CompiledGrammar | Failure
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     result: Result
     num_bytes: int
     until_s: float
@@ -26,7 +26,7 @@ class Cache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[GrammarSpec, Entry] = OrderedDict()
+        self._entries: OrderedDict[GrammarSpec, CacheEntry] = OrderedDict()
         self.num_bytes = 0
 
     def get(self, spec: GrammarSpec, now_s: float) -> Result | None:
@@ -45,7 +45,7 @@ class Cache:
         num_bytes += OVERHEAD_BYTES + 4 * (len(spec.text) + len(spec.after))  # a character takes up to four bytes
         if num_bytes > self._max_bytes:
             return
-        self._entries[spec] = Entry(result, num_bytes, until_s)
+        self._entries[spec] = CacheEntry(result, num_bytes, until_s)
         self.num_bytes += num_bytes
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))

@@ -109,7 +109,7 @@ def intersection(one: Ranges, other: Ranges) -> Ranges:
 
 @cache
 def python_class(letter: str, ascii_only: bool) -> Ranges:
-    r"""What `\d`, `\w` or `\s` is for `re` in a str pattern."""
+    r"""Returns the characters that `\d`, `\w` or `\s` matches in a str pattern of `re`."""
     if ascii_only:
         return {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ASCII_SPACE}[letter]
     found = re.finditer(rf"\{letter}+", _all_characters())

@@ -25,7 +25,7 @@ from tureen.errors import echo
 from tureen.grammar.base import GrammarSpec
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
@@ -38,7 +38,7 @@ START_TIMEOUT_S = 20.0
 MAX_WAIT_S = 2.0  # for the checks of other outputs
 SLOW_KEEP_S = 60.0  # so long a constraint that no judge got done with is not judged again ...
 MAX_SLOW = 64  # ... and so many are remembered
-LIMITS = Limits(memory_bytes=512 << 20, cpu_s=30)  # beyond CHECK_TIMEOUT_S, should nobody be left to end it
+LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=30)  # beyond CHECK_TIMEOUT_S, should nobody be left to end it
 MAX_VALIDATORS = 32
 MAX_ATTEMPTS = 3  # where the judge is ended from outside, or the process that forks it
 
@@ -47,22 +47,22 @@ FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.RegexEngineFailure,
     jsonschema_rs.ValidationErrorKind.Referencing,
 )
-"""What the library reports as errors of the value, and are none."""
+"""Errors that the library reports of the value, and that are none."""
 
 
 class Unverified(Exception):
     """It cannot be told whether the output fits."""
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What the judging process says."""
+class CheckVerdict(msgspec.Struct, frozen=True, array_like=True):
+    """The verdict of the judging process."""
 
     complaint: str | None
     is_verified: bool = True
 
 
 def check(spec: GrammarSpec, text: str) -> str | None:
-    """What in a finished output does not fit; None when all does, or where no independent judge exists.
+    """Returns what in a finished output does not fit; None when all does, or where no independent judge exists.
 
     It names places and keywords, with pieces of the output: it is not for logs. Raises Unverified. Takes any time and
     memory that a schema asks for: `Checker` bounds it.
@@ -165,13 +165,13 @@ def program(_: bytes) -> Program:
     return Program(LIMITS, lambda _: lambda message: msgspec.msgpack.encode(_judge(*decoder.decode(message))))
 
 
-def _judge(spec: GrammarSpec, text: str) -> Verdict:
+def _judge(spec: GrammarSpec, text: str) -> CheckVerdict:
     try:
-        return Verdict(check(spec, text))
+        return CheckVerdict(check(spec, text))
     except Unverified as error:
-        return Verdict(str(error), is_verified=False)
+        return CheckVerdict(str(error), is_verified=False)
     except BaseException as error:  # noqa: BLE001 (a Rust library's panic is no Exception)
-        return Verdict(type(error).__name__, is_verified=False)
+        return CheckVerdict(type(error).__name__, is_verified=False)
 
 
 class Checker:
@@ -192,7 +192,7 @@ class Checker:
         self.supervisor.start()
 
     def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """What does not fit; None when all does, and also, but counted, when that could not be told in time."""
+        """Returns what does not fit; None when all does, and also, but counted, when that could not be told in time."""
         if not self._lock.acquire(timeout=MAX_WAIT_S):
             self.unverified += 1
             return None
@@ -227,16 +227,16 @@ class Checker:
         with self._lock:
             self._end_worker()
 
-    def _ask(self, spec: GrammarSpec, text: str) -> Verdict:
+    def _ask(self, spec: GrammarSpec, text: str) -> CheckVerdict:
         if self._is_closed:
-            return Verdict("closed", is_verified=False)
+            return CheckVerdict("closed", is_verified=False)
         if self._slow.get(spec, 0.0) > time.monotonic():
-            return Verdict("it took too long before", is_verified=False)
+            return CheckVerdict("it took too long before", is_verified=False)
         message = msgspec.msgpack.encode((spec, text))
         for _ in range(MAX_ATTEMPTS):
             try:
                 answer = self._ready_worker().call(message, timeout_s=CHECK_TIMEOUT_S)
-                return msgspec.msgpack.decode(answer, type=Verdict)
+                return msgspec.msgpack.decode(answer, type=CheckVerdict)
             except Lost as lost:
                 self._end_worker()
                 if lost.is_outside or lost.is_blameless:
@@ -246,7 +246,7 @@ class Checker:
             except msgspec.DecodeError:
                 self._end_worker()
             break
-        return Verdict("it took too long, or too much memory", is_verified=False)
+        return CheckVerdict("it took too long, or too much memory", is_verified=False)
 
     def _ready_worker(self) -> Worker:
         """The one that there is, where it still runs, or a new one. Raises Lost."""

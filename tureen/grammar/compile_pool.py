@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.orders import LIMITS, MAX_REPLY_BYTES, Reply, invalid_code
+from tureen.grammar.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
@@ -22,7 +22,7 @@ START_TIMEOUT_S = 120.0
 MAX_IDLE = 2
 MAX_GROWTH_BYTES = 64 << 20
 IDLE_S = 60.0
-"""So long a worker that nobody needs is kept; one stays for as long as the server."""
+"""Seconds for which a worker that nobody needs is kept; the last one stays for as long as the server."""
 
 LOWER_AFTER_S = 0.05
 """A worker that takes more processor time gets only what nobody else wants from then on; so does one that takes ..."""
@@ -46,7 +46,7 @@ class Task:
         self.is_over = False
         self.has_begun = False  # a worker was there for it
         self.is_blameless = self.is_outside = False
-        self.reply: Reply | None = None
+        self.reply: CompileReply | None = None
         self.is_ended = False  # nobody waits for it any more
         self._worker: Worker | None = None
 
@@ -177,7 +177,7 @@ class CompilePool:
                 self.supervisor.end(one)
 
 
-def _ask(worker: Worker, spec: bytes) -> tuple[Reply, bool]:
+def _ask(worker: Worker, spec: bytes) -> tuple[CompileReply, bool]:
     """The reply, and whether it was quick: else others go first from some moment on. Raises Lost, DecodeError."""
     start_s, start_cpu_s = time.monotonic(), worker.cpu_s
     worker.send(spec, until_s=start_s + LIMITS.cpu_s)
@@ -186,7 +186,7 @@ def _ask(worker: Worker, spec: bytes) -> tuple[Reply, bool]:
         is_quick = worker.cpu_s - start_cpu_s < LOWER_AFTER_S and time.monotonic() - start_s < MAX_QUICK_S
     if not is_quick:
         _lower(worker.pid)
-    return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=Reply), is_quick
+    return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=CompileReply), is_quick
 
 
 def _has_grown_little(worker: Worker, first_bytes: int) -> bool:
@@ -195,7 +195,7 @@ def _has_grown_little(worker: Worker, first_bytes: int) -> bool:
     return False
 
 
-def _is_sound(reply: Reply, spec: bytes) -> bool:
+def _is_sound(reply: CompileReply, spec: bytes) -> bool:
     """Whether the worker that says so can be used again."""
     return reply.failure is None or reply.failure.code == invalid_code(msgspec.msgpack.decode(spec, type=GrammarSpec))
 

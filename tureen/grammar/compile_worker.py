@@ -13,20 +13,20 @@ from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
-from tureen.grammar.orders import LIMITS, Reply, Setup, broken, invalid, too_complex
+from tureen.grammar.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
 Compile = Callable[[GrammarSpec], bytes]
-"""What the engine's backend is to load for a constraint. Raises GrammarError."""
+"""Compiles a constraint into the bytes that the engine's backend loads. Raises GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 
 
-def program(make_compile: Callable[[Setup], Compile], setup: bytes) -> Program:
-    compile_ = make_compile(msgspec.msgpack.decode(setup, type=Setup))
+def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> Program:
+    compile_ = make_compile(msgspec.msgpack.decode(setup, type=CompilerSetup))
 
     def handle(message: bytes) -> bytes:
         try:
@@ -41,7 +41,7 @@ def program(make_compile: Callable[[Setup], Compile], setup: bytes) -> Program:
     return Program(LIMITS, open_)
 
 
-def compile_with(setup: Setup) -> Compile:
+def compile_with(setup: CompilerSetup) -> Compile:
     """Make the backend."""
     backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
@@ -75,17 +75,17 @@ def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
     return made
 
 
-def _reply(compile_: Compile, spec: GrammarSpec) -> Reply:
+def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
     try:
-        return Reply(compile_(spec))
+        return CompileReply(compile_(spec))
     except GrammarError as error:
-        return Reply(failure=invalid(spec, error))
+        return CompileReply(failure=invalid(spec, error))
     except MemoryError:
-        return Reply(failure=too_complex(spec, f"it takes more than {LIMITS.memory_bytes >> 20} MiB of memory"))
+        return CompileReply(failure=too_complex(spec, f"it takes more than {LIMITS.memory_bytes >> 20} MiB of memory"))
     except RecursionError:
-        return Reply(failure=too_complex(spec, "it is nested too deeply"))
+        return CompileReply(failure=too_complex(spec, "it is nested too deeply"))
     except BaseException as error:  # noqa: BLE001 (a Rust library's panic is no Exception; none may pass for a crash)
-        return Reply(failure=broken(spec, error))
+        return CompileReply(failure=broken(spec, error))
 
 
 if __name__ == "__main__":

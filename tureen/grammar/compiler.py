@@ -14,11 +14,11 @@ import msgspec
 
 from tureen.grammar import orders
 from tureen.grammar.backends.registry import check_backend, find_backend
-from tureen.grammar.base import Backend, Compiled, Encode, GrammarSpec, Vocabulary
+from tureen.grammar.base import Backend, CompiledGrammar, Encode, GrammarSpec, Vocabulary
 from tureen.grammar.cache import Cache, Result
 from tureen.grammar.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.orders import Failure, Reply
+from tureen.grammar.orders import CompileReply, Failure
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -26,7 +26,7 @@ from tureen.sandbox.supervisor import Supervisor
 MAX_WAIT_S = 30.0  # in the queue, behind others
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
 MAX_SLOW = 4
-"""So many compiles of lowered priority may run beside the others: a slow one holds up no quick one."""
+"""The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
 
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
@@ -35,13 +35,13 @@ log = get_logger("grammar")
 
 
 class Compilation:
-    """What one request waits for."""
+    """The compilation that one request waits for."""
 
     __slots__ = ("compiled", "error", "spec")
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
-        self.compiled: Compiled | None = None
+        self.compiled: CompiledGrammar | None = None
         self.error: Failure | None = None
 
     @property
@@ -68,7 +68,7 @@ class CompilerStats(msgspec.Struct):
     pending: int = 0
 
 
-class Job:
+class CompileJob:
     """A constraint that is being compiled, for all who wait for it: queued, then a task, then loaded."""
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Job:
         self.num_replaced = num_replaced  # of fork servers, when it came
         self.source_bytes = 0
         self.task: Task | None = None
-        self.load: Future[Compiled] | None = None
+        self.load: Future[CompiledGrammar] | None = None
 
 
 class Compiler:
@@ -122,8 +122,8 @@ class Compiler:
         self._max_parallel = max_parallel
         self._cache = Cache(cache_bytes)
         self._budget: MemoryBudget | None = None
-        self._jobs: dict[GrammarSpec, Job] = {}
-        self._queue: deque[Job] = deque()
+        self._jobs: dict[GrammarSpec, CompileJob] = {}
+        self._queue: deque[CompileJob] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
         self._backend: Future[Backend] | None = None
@@ -161,7 +161,7 @@ class Compiler:
             job.waiters.append(compilation)
             return compilation
         try:
-            job = Job(spec, msgspec.msgpack.encode(spec), self._num_replaced)
+            job = CompileJob(spec, msgspec.msgpack.encode(spec), self._num_replaced)
         except UnicodeEncodeError:
             compilation.settle(
                 orders.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
@@ -216,7 +216,7 @@ class Compiler:
             self._pool = None
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _follow_task(self, job: Job, task: Task) -> None:
+    def _follow_task(self, job: CompileJob, task: Task) -> None:
         if not task.is_over:
             self._check_deadline(job)
         elif task.reply is not None:
@@ -233,7 +233,7 @@ class Compiler:
             else:
                 self._fail(job, _lost())
 
-    def _check_deadline(self, job: Job) -> bool:
+    def _check_deadline(self, job: CompileJob) -> bool:
         """True when it has passed: the job has failed."""
         if job.started_s is None or time.monotonic() - job.started_s <= self._timeout_s:
             return False
@@ -241,7 +241,7 @@ class Compiler:
         self._fail(job, _timeout(job.spec, self._timeout_s), KEEP_S)
         return True
 
-    def _take(self, job: Job, reply: Reply) -> None:
+    def _take(self, job: CompileJob, reply: CompileReply) -> None:
         if reply.failure is not None:
             keep_s = KEEP_S if reply.failure.status >= 500 else math.inf
             self._fail(job, reply.failure, keep_s)
@@ -250,11 +250,11 @@ class Compiler:
         job.source_bytes = len(reply.source)
         job.load = self._loader.submit(self._load, reply.source)
 
-    def _load(self, source: bytes) -> Compiled:
+    def _load(self, source: bytes) -> CompiledGrammar:
         assert self._backend is not None
         return self._backend.result().load(source)
 
-    def _follow_load(self, job: Job, load: Future[Compiled]) -> None:
+    def _follow_load(self, job: CompileJob, load: Future[CompiledGrammar]) -> None:
         if not load.done():
             self._check_deadline(job)
             return
@@ -267,13 +267,13 @@ class Compiler:
         else:
             self._fail(job, orders.broken(job.spec, error), KEEP_S)
 
-    def _fail(self, job: Job, failure: Failure, keep_s: float = 0.0) -> None:
+    def _fail(self, job: CompileJob, failure: Failure, keep_s: float = 0.0) -> None:
         if failure.status == 500:
             log.error(failure.message)
         self._stats.failures += 1
         self._settle(job, failure, 4 * len(failure.message), keep_s)
 
-    def _settle(self, job: Job, result: Result, num_bytes: int, keep_s: float) -> None:
+    def _settle(self, job: CompileJob, result: Result, num_bytes: int, keep_s: float) -> None:
         """`keep_s`: how long it is remembered."""
         now_s = time.monotonic()
         if job.started_s is not None:
@@ -285,13 +285,13 @@ class Compiler:
             self._cache.put(job.spec, result, num_bytes, now_s + keep_s)
         self._end(job)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: CompileJob) -> None:
         self._jobs.pop(job.spec)
         self._end_task(job)
         with contextlib.suppress(ValueError):
             self._queue.remove(job)
 
-    def _end_task(self, job: Job) -> None:
+    def _end_task(self, job: CompileJob) -> None:
         if job.task is not None:
             job.task.end()
         job.task = None
@@ -311,7 +311,7 @@ class Compiler:
         """The one that there is, or a new one."""
         if self._pool is None:
             vocabulary = self._make_vocabulary()
-            setup = msgspec.msgpack.encode(orders.Setup(self._backend_name, vocabulary))
+            setup = msgspec.msgpack.encode(orders.CompilerSetup(self._backend_name, vocabulary))
             # nobody waits for it before the first load
             self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from tureen.grammar.alphabet import alphabet_of
 from tureen.grammar.expression import (
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -20,6 +19,7 @@ from tureen.grammar.expression import (
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -35,7 +35,7 @@ from tureen.grammar.terms import (
     UNBOUNDED,
     WORD,
     WORD_CHARS,
-    Terms,
+    TermTable,
 )
 
 MAX_DEPTH = 200  # of an expression tree; three Python frames a level
@@ -56,11 +56,11 @@ def _parts(node: Expression) -> tuple[Expression, ...]:
 
 
 class Derivatives:
-    """Terms of some expressions, and what follows each character. Raises GrammarError where `Terms` does."""
+    """Terms of some expressions, and what follows each character. Raises GrammarError where `TermTable` does."""
 
     def __init__(self, *expressions: Expression) -> None:
         self.alphabet = alphabet_of(expressions)
-        self.terms = Terms(self.alphabet)
+        self.terms = TermTable(self.alphabet)
         self._expressions = expressions  # kept, as `_known` is by id
         self._known: dict[int, int] = {}
         self._moves: dict[int, Moves] = {}
@@ -85,7 +85,7 @@ class Derivatives:
                 return self.terms.one_of(self.alphabet.by_ranges[ranges])
             case Repeat(_, least, most):
                 return self.terms.repeat(parts[0], least, UNBOUNDED if most is None else most)
-            case Call(name):
+            case RuleCall(name):
                 raise GrammarError(f"only regular expressions can be compared or negated, and rule {name} is none")
         return self._joined(node, parts)
 

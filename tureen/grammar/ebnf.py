@@ -14,13 +14,13 @@ from tureen.grammar.expression import (
     ANY_CHAR,
     MAX_CODE_POINT,
     SURROGATES,
-    Call,
     Chars,
     Choice,
     Expression,
     GrammarError,
     Language,
     Repeat,
+    RuleCall,
     Text,
 )
 from tureen.grammar.regular import is_empty
@@ -85,7 +85,7 @@ class Token:
 
 
 @dataclass(slots=True)
-class Group:
+class OpenGroup:
     """Alternatives that are being read."""
 
     line: int
@@ -127,7 +127,7 @@ def ebnf(text: str) -> Language:
 
 
 @dataclass(slots=True)
-class Grammar:
+class WrittenRules:
     """The rules as they were written, by name, with the lines they start in and the lines of the first calls."""
 
     rules: dict[str, Expression] = field(default_factory=dict)
@@ -138,11 +138,11 @@ class Grammar:
 class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
-        self._grammar = Grammar()
+        self._grammar = WrittenRules()
         self._name = ""
-        self._groups: list[Group] = []
+        self._groups: list[OpenGroup] = []
 
-    def read(self) -> Grammar:
+    def read(self) -> WrittenRules:
         at = 0
         while at < len(self._tokens):
             token = self._tokens[at]
@@ -172,7 +172,7 @@ class _Parser:
             raise _error("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
         self._name = token.text
         lines[token.text] = token.line
-        self._groups = [Group(token.line)]
+        self._groups = [OpenGroup(token.line)]
 
     def _finish_rule(self) -> None:
         if not self._groups:
@@ -200,7 +200,7 @@ class _Parser:
             raise self._fault(
                 f"parentheses are nested more than {MAX_NESTING} deep", token.line, "make rules of the inner groups"
             )
-        self._groups.append(Group(token.line))
+        self._groups.append(OpenGroup(token.line))
 
     def _close(self, token: Token) -> None:
         if len(self._groups) == 1:
@@ -209,7 +209,7 @@ class _Parser:
         self._groups[-1].items.append(item)
         self._groups[-1].repeatable = True
 
-    def _repeat(self, group: Group, token: Token) -> None:
+    def _repeat(self, group: OpenGroup, token: Token) -> None:
         if not group.items:
             raise self._fault(f"nothing stands before {echo(token.text)}", token.line, "put what is repeated before it")
         if not group.repeatable:
@@ -249,7 +249,7 @@ class _Parser:
             return ANY_CHAR
         if token.kind == "name":
             self._grammar.calls.setdefault(token.text, (self._name, token.line))
-            return Call(token.text)
+            return RuleCall(token.text)
         raise self._fault(f"{echo(token.text)} is not expected", token.line, "write a rule as name ::= …")
 
     def _regex(self, token: Token) -> Expression:
@@ -262,7 +262,7 @@ class _Parser:
         raise self._fault("the regular expression matches nothing", token.line, "change or remove it")
 
     def _characters(self, token: Token) -> list[str]:
-        """Those of a literal or character class, between its signs."""
+        """Returns the characters of a literal or character class, between its signs."""
         return [character for character, _ in self._units(token)]
 
     def _units(self, token: Token) -> list[tuple[str, bool]]:
@@ -363,7 +363,7 @@ def _escape_hint(letter: str) -> str:
     return 'allowed are \\n \\r \\t \\\\ \\" \\] \\- \\^ \\xhh \\uhhhh \\Uhhhhhhhh'
 
 
-def _check_names(grammar: Grammar) -> None:
+def _check_names(grammar: WrittenRules) -> None:
     if ROOT not in grammar.rules:
         names = ", ".join(echo(name) for name in list(grammar.rules)[:5]) or "none"
         raise GrammarError(f"there is no rule 'root', where every output starts (rules: {names}); write root ::= …")
@@ -393,7 +393,7 @@ def _written_out(expression: Expression) -> int:
     return 1 + sum(_written_out(part) for part in parts(expression))
 
 
-def _left_recursion(names: list[str], grammar: Grammar) -> str:
+def _left_recursion(names: list[str], grammar: WrittenRules) -> str:
     shown = " -> ".join([*names[:8], *(["…"] if len(names) > 8 else []), names[0]])
     name = names[0]
     return (

@@ -1,4 +1,5 @@
-"""What an expression matches at its edges: the empty string, one character, what begins or ends with some character."""
+"""The edges of the strings that an expression matches: the empty string, one character, what begins or ends with some
+character."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -20,6 +20,7 @@ from tureen.grammar.expression import (
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -103,12 +104,12 @@ def _chain_matches_char(items: tuple[Expression, ...], char: str) -> bool:
 
 
 def beginning(node: Expression, ranges: Ranges) -> Expression:
-    """What it matches that begins with one of these characters."""
+    """Returns an expression of the matches that begin with one of these characters."""
     return _at_edge(node, ranges, True)
 
 
 def ending(node: Expression, ranges: Ranges) -> Expression:
-    """What it matches that ends with one of these characters."""
+    """Returns an expression of the matches that end with one of these characters."""
     return _at_edge(node, ranges, False)
 
 
@@ -133,7 +134,7 @@ def _at_edge(node: Expression, ranges: Ranges, is_first: bool) -> Expression:
             return Both(_at_edge(first, ranges, is_first), second)
         case Terminal(item):
             return _at_edge(item, ranges, is_first)
-        case Call(name):
+        case RuleCall(name):
             raise GrammarError(f"rule {name} is not regular")
     return _intersected(node, ranges, is_first)
 

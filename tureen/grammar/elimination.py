@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tureen.grammar.alphabet import Ranges, alphabet_of, merged
 from tureen.grammar.expression import EMPTY as EMPTY_TEXT
 from tureen.grammar.expression import Chain, Chars, Choice, Expression, GrammarError, Repeat, Text
-from tureen.grammar.terms import CHAIN, CHOICE, EMPTY, NOTHING, REPEAT, SET, UNBOUNDED, Terms
+from tureen.grammar.terms import CHAIN, CHOICE, EMPTY, NOTHING, REPEAT, SET, UNBOUNDED, TermTable
 
 DEPTH_STEP = 8  # levels of nesting that count as equally deep
 MAX_DEPTH = 100  # of the expression made
@@ -30,7 +30,7 @@ class Elimination:
     def __init__(self, moves: list[dict[int, Ranges]], accepting: Iterable[int], max_nodes: int) -> None:
         """`moves`: by state and target the characters. The start is state 0; some state accepts."""
         alphabet = alphabet_of(Chars(ranges) for row in moves for ranges in row.values())
-        self._terms = Terms(alphabet)
+        self._terms = TermTable(alphabet)
         self._sizes: dict[int, tuple[int, int]] = {EMPTY: (1, 1)}
         self._max_nodes = max_nodes
         self._work = 0

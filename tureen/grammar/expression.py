@@ -56,7 +56,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """What matches both. Both must be regular."""
+    """Matches the strings that both expressions match. Both must be regular."""
 
     first: Expression
     second: Expression
@@ -73,20 +73,20 @@ class Not:
 class Terminal:
     """A regular `item` that may be matched greedily: what can follow it never begins as the rest of a longer match.
 
-    It changes nothing in the language; a backend with a lexer makes one lexeme of it.
+    It changes nothing in the language; a backend with a lexer makes one terminal of it.
     """
 
     item: Expression
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What the rule of this name matches. An expression without calls is regular."""
+class RuleCall:
+    """Matches what the rule of this name matches. An expression without calls is regular."""
 
     name: str
 
 
-Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | Call
+Expression: TypeAlias = Text | Chars | Chain | Choice | Repeat | Both | Not | Terminal | RuleCall
 
 EMPTY = Text("")
 NOTHING = Choice(())
@@ -96,7 +96,7 @@ ANYTHING = Repeat(ANY_CHAR)
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What the whole output must match: `start`, which may call the rules by name."""
+    """The language that the whole output must be in: `start`, which may call the rules by name."""
 
     start: Expression
     rules: Mapping[str, Expression] = field(default_factory=dict)

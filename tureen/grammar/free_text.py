@@ -49,7 +49,7 @@ def free_of(strings: Sequence[str], most: int | None = None) -> Expression:
 
 
 def to_the_end(text: Expression) -> Expression:
-    """A regular text after which the output ends: one lexeme, as nothing follows, which is never empty."""
+    """A regular text after which the output ends: one terminal, as nothing follows, which is never empty."""
     return Choice((EMPTY, Terminal(Both(text, SOMETHING)))) if can_be_empty(text) else Terminal(text)
 
 

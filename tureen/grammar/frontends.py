@@ -58,7 +58,7 @@ def _language(spec: GrammarSpec) -> Language:
 
 
 def _whole(expression: Expression) -> Expression:
-    """What is regular is one lexeme, as nothing follows."""
+    """Makes a regular expression a single terminal, as nothing follows it."""
     return expression if any(calls(expression)) else to_the_end(expression)
 
 

@@ -47,13 +47,13 @@ class PendingMasks:
         self._failures = failures
 
     def wait(self) -> Mapping[int, Sequence[Mask]]:
-        """By slot, a mask for each token that may be drawn. A mask that could not be computed allows nothing."""
+        """Returns, by slot, a mask for each token that may be drawn. One that could not be computed allows nothing."""
         self._failures.result()
         return self._masks
 
     @property
     def failures(self) -> Mapping[int, str]:
-        """Of slots whose mask could not be computed: why. Waits."""
+        """Returns, for each slot whose mask could not be computed, the reason. Waits."""
         return self._failures.result()
 
 

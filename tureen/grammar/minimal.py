@@ -1,4 +1,4 @@
-"""Which states of a deterministic automaton are equal."""
+"""Finds the equal states of a deterministic automaton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine and the workers that compile its constraints say to each other."""
+"""The messages between the engine and the workers that compile its constraints."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import msgspec
 
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
-LIMITS = Limits(memory_bytes=1 << 30, cpu_s=600)
-"""Of a worker that compiles. Its processor time is bounded by the engine, which ends it at the deadline."""
+LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)
+"""The limits of a worker that compiles. Its processor time is bounded by the engine, which ends it at the deadline."""
 
 MAX_REPLY_BYTES = 64 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """What the fork server is started with."""
+class CompilerSetup(msgspec.Struct, frozen=True, array_like=True):
+    """The settings that the fork server is started with."""
 
     backend: str
     vocabulary: Vocabulary
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why there is no grammar: what the client is answered."""
+    """The reason why there is no grammar: the client gets it as the answer."""
 
     status: int
     code: str
     message: str
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker answers to a GrammarSpec: what to load, or why there is nothing."""
+class CompileReply(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's answer to a GrammarSpec: the bytes to load, or the reason why there are none."""
 
     source: bytes = b""
     failure: Failure | None = None

@@ -1,4 +1,4 @@
-"""Parts of a language put together, with lexemes kept only as long as a lexer cannot be wrong about where it is."""
+"""Parts of a language put together, with terminals kept only as long as a lexer cannot be wrong about where it is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tureen.grammar.rules import can_be_empty, chain, choice, holding, reachable
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """An expression whose lexemes may be kept if it is certain where it begins."""
+class TerminalPiece:
+    """An expression whose terminals may be kept if it is certain where it begins."""
 
     expression: Expression
     starts: tuple[str, ...] | None = None  # each of its texts begins with one of these; None: not known
@@ -21,12 +21,12 @@ class Piece:
     """No text of it begins another one, save where one of these characters follows; None: not known."""
 
 
-NO_PIECE = Piece(EMPTY, ("",), "")
+NO_PIECE = TerminalPiece(EMPTY, ("",), "")
 
 
-def fixed(text: str, piece: Piece = NO_PIECE) -> Piece:
+def fixed(text: str, piece: TerminalPiece = NO_PIECE) -> TerminalPiece:
     """A fixed text before it."""
-    return Piece(chain((Text(text), piece.expression)), (text,), piece.goes_on) if text else piece
+    return TerminalPiece(chain((Text(text), piece.expression)), (text,), piece.goes_on) if text else piece
 
 
 def apart(texts: Sequence[str]) -> bool:
@@ -41,45 +41,51 @@ class Assembly:
     def __init__(self) -> None:
         self.rules: dict[str, Expression] = {}
 
-    def without_lexemes(self, piece: Piece) -> Piece:
+    def without_terminals(self, piece: TerminalPiece) -> TerminalPiece:
         """The same language."""
         for name, rule in reachable(piece.expression, self.rules).items():
             self.rules[name] = unmarked(rule)
-        return Piece(unmarked(piece.expression))
+        return TerminalPiece(unmarked(piece.expression))
 
-    def can_be_empty(self, piece: Piece) -> bool:
+    def can_be_empty(self, piece: TerminalPiece) -> bool:
         """The empty string is one of its texts."""
         return can_be_empty(piece.expression, holding(reachable(piece.expression, self.rules), can_be_empty))
 
-    def joined(self, pieces: Iterable[Piece]) -> Piece:
-        """One after the other: no lexemes from the first of them on whose end is not certain."""
+    def joined(self, pieces: Iterable[TerminalPiece]) -> TerminalPiece:
+        """One after the other: no terminals from the first of them on whose end is not certain."""
         made = [piece for piece in pieces if piece is not NO_PIECE]
         for at in range(len(made) - 1):
             if not _end_is_certain(made[at], made[at + 1]):
-                made[at:] = [self.without_lexemes(piece) for piece in made[at:]]
+                made[at:] = [self.without_terminals(piece) for piece in made[at:]]
                 break
         if len(made) < 2:
             return made[0] if made else NO_PIECE
-        return Piece(chain(piece.expression for piece in made), made[0].starts, made[-1].goes_on)
+        return TerminalPiece(chain(piece.expression for piece in made), made[0].starts, made[-1].goes_on)
 
-    def either(self, pieces: Sequence[Piece]) -> Piece:
-        """Any of them: no lexemes if it does not show in their first characters which one it is."""
+    def either(self, pieces: Sequence[TerminalPiece]) -> TerminalPiece:
+        """Any of them: no terminals if it does not show in their first characters which one it is."""
         if len(pieces) == 1:
             return pieces[0]
         known = [start for piece in pieces for start in piece.starts or ()]
         starts = None if any(piece.starts is None for piece in pieces) else tuple(known)
         if starts is None or not apart(starts):
-            pieces = [self.without_lexemes(piece) for piece in pieces]
+            pieces = [self.without_terminals(piece) for piece in pieces]
         goes_on = [piece.goes_on for piece in pieces if piece.goes_on is not None]
         certain = len(goes_on) == len(pieces)
-        return Piece(choice(piece.expression for piece in pieces), starts, "".join(goes_on) if certain else None)
+        return TerminalPiece(
+            choice(piece.expression for piece in pieces), starts, "".join(goes_on) if certain else None
+        )
 
-    def ended(self, piece: Piece, ends: Sequence[str]) -> Piece:
+    def ended(self, piece: TerminalPiece, ends: Sequence[str]) -> TerminalPiece:
         """One of these fixed texts after it; nothing if there are none."""
-        return self.joined((piece, Piece(any_of(ends), tuple(ends), "" if apart(ends) else None))) if ends else piece
+        return (
+            self.joined((piece, TerminalPiece(any_of(ends), tuple(ends), "" if apart(ends) else None)))
+            if ends
+            else piece
+        )
 
 
-def _end_is_certain(first: Piece, second: Piece) -> bool:
+def _end_is_certain(first: TerminalPiece, second: TerminalPiece) -> bool:
     if not first.goes_on:
         return first.goes_on is not None
     return second.starts is not None and not any(start == "" or start[0] in first.goes_on for start in second.starts)

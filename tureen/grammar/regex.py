@@ -34,12 +34,12 @@ from tureen.grammar.regex_classes import Flavour
 from tureen.grammar.regex_syntax import (
     ASSERTING,
     Alternatives,
+    Concatenation,
     Guarded,
     Look,
     Mark,
     Node,
-    Parser,
-    Sequence,
+    PatternParser,
     Times,
     alternatives,
     unmarked,
@@ -59,12 +59,12 @@ def parse(pattern: str, *, flavour: Flavour) -> Expression:
 
     Raises GrammarError for what is no pattern, is not regular or not supported, with the position.
     """
-    return Resolver(pattern, flavour).language((Parser(pattern, flavour).pattern(),), "")
+    return Resolver(pattern, flavour).language((PatternParser(pattern, flavour).pattern(),), "")
 
 
 def search(pattern: str, *, flavour: Flavour) -> Expression:
     """The texts in which the pattern is found somewhere, as JSON Schema wants it. Raises GrammarError like `parse`."""
-    node = Parser(pattern, flavour).pattern()
+    node = PatternParser(pattern, flavour).pattern()
     branches = list(node.items) if isinstance(node, Alternatives) else [node]
     plain: list[Node] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
     branches = [alternatives(plain), *(branch for branch in branches if isinstance(branch, ASSERTING))]
@@ -129,7 +129,7 @@ class Resolver:
             return self._after(chain(plain), items[len(plain) :], before)
         rest = items[1:]
         match items[0]:
-            case Sequence(parts):
+            case Concatenation(parts):
                 return self.language((*parts, *rest), before)
             case Alternatives(parts):
                 return either(self.language((part, *rest), before) for part in parts)
@@ -208,7 +208,7 @@ def _asked(items: tuple[Node, ...]) -> Iterator[Ranges]:
                     yield NEWLINE if kind == "line start" else ()
                 elif word:
                     yield word
-            case Sequence(parts):
+            case Concatenation(parts):
                 yield from _asked(parts)
             case Alternatives(parts):
                 for part in parts:

@@ -36,7 +36,7 @@ ECMA_PROPERTY = re.compile(r"([pP])\{(?:(?:gc|General_Category)=)?([A-Za-z_]+)\}
 ECMA_SETS = {"Any": ANY_CHAR.ranges, "ASCII": ((0, 127),)}
 
 
-class Source:
+class PatternSource:
     """A pattern and how far it is read. Positions in messages count characters from 0."""
 
     def __init__(self, pattern: str, flavour: Flavour) -> None:
@@ -67,8 +67,9 @@ class Source:
         return found
 
 
-def escape(source: Source, in_class: bool, flags: int) -> int | Ranges:
-    """What follows a backslash: the code point it stands for, or a set of characters. No assertion is known here."""
+def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
+    """Reads what follows a backslash: the code point it stands for, or a set of characters. No assertion is known
+    here."""
     letter = source.peek()
     if not letter:
         source.refuse("the backslash at the end escapes nothing")
@@ -84,7 +85,7 @@ def escape(source: Source, in_class: bool, flags: int) -> int | Ranges:
     return _python_escape(source, in_class) if source.is_python else _ecma_escape(source)
 
 
-def _shorthand(source: Source, letter: str, flags: int) -> Ranges:
+def _shorthand(source: PatternSource, letter: str, flags: int) -> Ranges:
     if source.is_python:
         found = python_class(letter.lower(), bool(flags & ASCII))
     else:
@@ -92,7 +93,7 @@ def _shorthand(source: Source, letter: str, flags: int) -> Ranges:
     return found if letter.islower() else complement(found)
 
 
-def _python_escape(source: Source, in_class: bool) -> int:
+def _python_escape(source: PatternSource, in_class: bool) -> int:
     start = source.at
     if found := source.match(PYTHON_CLASS_OCTAL if in_class else PYTHON_OCTAL):
         value = int(found[0], 8)
@@ -118,7 +119,7 @@ def _python_escape(source: Source, in_class: bool) -> int:
     return _identity(source)
 
 
-def _ecma_escape(source: Source) -> int | Ranges:
+def _ecma_escape(source: PatternSource) -> int | Ranges:
     start = source.at
     if found := source.match(ECMA_PAIR):
         return 0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00
@@ -141,7 +142,7 @@ def _ecma_escape(source: Source) -> int | Ranges:
     return _identity(source)
 
 
-def _identity(source: Source) -> int:
+def _identity(source: PatternSource) -> int:
     """Any other character stands for itself, if it is no letter or digit."""
     char = source.peek()
     if char.isascii() and char.isalnum():
@@ -151,7 +152,7 @@ def _identity(source: Source) -> int:
     return ord(char)
 
 
-def bracketed(source: Source, flags: int) -> Ranges:
+def bracketed(source: PatternSource, flags: int) -> Ranges:
     """The class whose "[" has been read."""
     start = source.at - 1
     negated = source.take("^")
@@ -169,7 +170,7 @@ def bracketed(source: Source, flags: int) -> Ranges:
     return ranges
 
 
-def _class_range(source: Source, flags: int) -> list[tuple[int, int]]:
+def _class_range(source: PatternSource, flags: int) -> list[tuple[int, int]]:
     """One character, set or range of a class."""
     start = source.at
     first = _class_atom(source, flags)
@@ -184,7 +185,7 @@ def _class_range(source: Source, flags: int) -> list[tuple[int, int]]:
     return [*_spans(first), (ord("-"), ord("-")), *_spans(last)]
 
 
-def _class_atom(source: Source, flags: int) -> int | Ranges:
+def _class_atom(source: PatternSource, flags: int) -> int | Ranges:
     if source.take("\\"):
         return escape(source, True, flags)
     char = source.peek()

@@ -31,7 +31,7 @@ from tureen.grammar.expression import (
     Repeat,
     Text,
 )
-from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, Source, bracketed, escape
+from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, PatternSource, bracketed, escape
 
 MAX_PATTERN = 64 * 1024  # characters
 MAX_DEPTH = 50  # groups in each other
@@ -68,13 +68,13 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What follows begins with `item`, or does not."""
+    """Asserts that the text that follows begins with `item`, or does not."""
 
     item: Node
     negative: bool
 
 
-class Sequence(msgspec.Struct, frozen=True):
+class Concatenation(msgspec.Struct, frozen=True):
     """One after the other, assertions among them."""
 
     items: tuple[Node, ...]
@@ -103,8 +103,8 @@ class Guarded(msgspec.Struct, frozen=True):
     most: int | None
 
 
-Node: TypeAlias = Expression | Mark | Look | Sequence | Alternatives | Times | Guarded
-ASSERTING = (Mark, Look, Sequence, Alternatives, Times, Guarded)
+Node: TypeAlias = Expression | Mark | Look | Concatenation | Alternatives | Times | Guarded
+ASSERTING = (Mark, Look, Concatenation, Alternatives, Times, Guarded)
 
 
 def sequence(items: list[Node]) -> Node:
@@ -121,7 +121,7 @@ def sequence(items: list[Node]) -> Node:
     pure = [item for item in joined if not isinstance(item, ASSERTING)]
     if len(pure) == len(joined):
         return chain(pure)
-    return Sequence(tuple(joined)) if len(joined) > 1 else joined[0]
+    return Concatenation(tuple(joined)) if len(joined) > 1 else joined[0]
 
 
 def _narrowed(look: Look, item: Node) -> Expression | None:
@@ -158,7 +158,7 @@ def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
     match node:
         case Mark(kind):
             return NOTHING if kind in kinds else node
-        case Sequence(items):
+        case Concatenation(items):
             return sequence([without(item, kinds) for item in items])
         case Alternatives(items):
             return alternatives([without(item, kinds) for item in items])
@@ -173,7 +173,7 @@ def unmarked(node: Node) -> Expression:
     match node:
         case Mark() | Look():
             return EMPTY
-        case Sequence(items):
+        case Concatenation(items):
             return chain(unmarked(item) for item in items)
         case Alternatives(items):
             return either(unmarked(item) for item in items)
@@ -189,7 +189,7 @@ def marks(node: Node) -> set[str]:
             return {kind}
         case Look() | Guarded():
             return {"lookahead"}
-        case Sequence(items) | Alternatives(items):
+        case Concatenation(items) | Alternatives(items):
             return {kind for item in items for kind in marks(item)}
         case Times(item):
             return marks(item)
@@ -201,7 +201,7 @@ def written(node: Node) -> int:
     match node:
         case Text(text):
             return len(text)
-        case Chain(items) | Choice(items) | Sequence(items) | Alternatives(items):
+        case Chain(items) | Choice(items) | Concatenation(items) | Alternatives(items):
             return sum(written(item) for item in items)
         case Repeat(item, least, most) | Times(item, least, most) | Guarded(_, item, least, most):
             return written(item) * max(least if most is None else most, 1)
@@ -210,11 +210,11 @@ def written(node: Node) -> int:
     return 1
 
 
-class Parser:
+class PatternParser:
     """Recursive descent over one pattern."""
 
     def __init__(self, pattern: str, flavour: Flavour) -> None:
-        self.source = Source(pattern, flavour)
+        self.source = PatternSource(pattern, flavour)
         self.flags = 0
         self.depth = 0
         self.names: set[str] = set()
@@ -266,7 +266,7 @@ class Parser:
         return alternatives(branches)
 
     def _branch(self) -> Node:
-        """Until the next "|" or ")" of this level, or the end."""
+        """Reads until the next "|" or ")" of this level, or the end."""
         atoms: list[Node] = []
         repeated = False
         while (char := self.source.peek()) and char not in "|)":
@@ -316,7 +316,7 @@ class Parser:
             return item if least and most != 0 else EMPTY
         if most == 1:
             return item if least else alternatives([item, EMPTY])
-        if isinstance(item, Sequence) and isinstance(look := item.items[0], Look) and len(item.items) == 2:
+        if isinstance(item, Concatenation) and isinstance(look := item.items[0], Look) and len(item.items) == 2:
             repeated = unmarked(item.items[1])
             if _char_set(repeated) is not None and marks(look.item) <= {"end", "final", "line end"}:
                 return Guarded(look, repeated, least, most)
@@ -330,7 +330,8 @@ class Parser:
         return Times(item, least, most)
 
     def _atoms(self) -> list[Node]:
-        """What comes next and is no repeat: a run of characters, of which the last can be repeated, or one item."""
+        """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
+        item."""
         source = self.source
         if found := source.match(PLAIN):
             return self._literal(found[0])

@@ -1,4 +1,4 @@
-"""What can be asked of regular languages, and their finite automata.
+"""Questions about regular languages, and their finite automata.
 
 An expression here is a tree without calls. Every function raises GrammarError when a tree has a call, is nested too
 deep or takes too much work.
@@ -16,7 +16,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -25,6 +24,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -242,9 +242,9 @@ def rules_of(machine: Automaton, prefix: str) -> Language:
         options: list[Expression] = [EMPTY] if accepting else []
         for target, ranges in _by_target(machine, state).items():
             is_last = machine.accepting[target] and not machine.moves[target]
-            options.append(Chars(ranges) if is_last else Chain((Chars(ranges), Call(f"{prefix}{target}"))))
+            options.append(Chars(ranges) if is_last else Chain((Chars(ranges), RuleCall(f"{prefix}{target}"))))
         rules[f"{prefix}{state}"] = options[0] if len(options) == 1 else Choice(tuple(options))
-    return Language(Call(f"{prefix}0"), rules)
+    return Language(RuleCall(f"{prefix}0"), rules)
 
 
 def expression_of(machine: Automaton, max_nodes: int = MAX_NODES) -> Expression:

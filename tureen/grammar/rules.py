@@ -10,7 +10,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -19,6 +18,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -37,7 +37,7 @@ MAX_REWRITTEN = 100_000
 
 
 def parts(expression: Expression) -> tuple[Expression, ...]:
-    """What an expression is directly made of."""
+    """Returns the expressions that an expression is directly made of."""
     match expression:
         case Chain(items) | Choice(items):
             return items
@@ -53,7 +53,7 @@ def calls(expression: Expression) -> Iterator[str]:
     rest = [expression]
     while rest:
         part = rest.pop()
-        if isinstance(part, Call):
+        if isinstance(part, RuleCall):
             yield part.name
         rest.extend(parts(part))
 
@@ -87,7 +87,7 @@ def repeat(item: Expression, least: int, most: int | None) -> Expression:
 def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expression:
     """The expression with another one in the place of every call."""
     match expression:
-        case Call(name):
+        case RuleCall(name):
             return call(name)
         case Chain(items):
             return chain(replaced(item, call) for item in items)
@@ -101,7 +101,7 @@ def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expre
 
 
 def unmarked(expression: Expression) -> Expression:
-    """The same language without lexemes."""
+    """The same language without terminals."""
     match expression:
         case Terminal(item):
             return unmarked(item)
@@ -131,7 +131,7 @@ def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = froz
     match expression:
         case Text(text):
             return not text
-        case Call(name):
+        case RuleCall(name):
             return name in empty
         case Chain(items):
             return all(can_be_empty(item, empty) for item in items)
@@ -151,7 +151,7 @@ def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = froz
 def can_end(expression: Expression, ending: set[str]) -> bool:
     """Some string matches, where one does for exactly these rules. Of Both and Not it is taken for granted."""
     match expression:
-        case Call(name):
+        case RuleCall(name):
             return name in ending
         case Chars(ranges):
             return bool(ranges)
@@ -186,7 +186,7 @@ def holding(rules: Rules, test: Callable[[Expression, set[str]], bool]) -> set[s
 def left_calls(expression: Expression, empty: set[str]) -> list[str]:
     """The rules that can be called before any character is matched."""
     match expression:
-        case Call(name):
+        case RuleCall(name):
             return [name]
         case Chain(items):
             names: list[str] = []
@@ -226,19 +226,19 @@ def simplified(start: str, rules: Rules) -> Language:
 
     Rules without recursion become one regular expression where it is not too large. Every rule must be able to end.
     """
-    needed = reachable(Call(start), rules)
+    needed = reachable(RuleCall(start), rules)
     full = _Full(needed)
-    needed = reachable(Call(start), full.rewritten())
+    needed = reachable(RuleCall(start), full.rewritten())
     ending = holding(needed, can_end)
     dead = needed.keys() - ending
     if dead:
-        pruned = {n: replaced(rule, lambda m: NOTHING if m in dead else Call(m)) for n, rule in needed.items()}
-        needed = reachable(Call(start), pruned)
+        pruned = {n: replaced(rule, lambda m: NOTHING if m in dead else RuleCall(m)) for n, rule in needed.items()}
+        needed = reachable(RuleCall(start), pruned)
     if cycle({name: list(calls(rule)) for name, rule in needed.items()}) is None:
         regular = _inlined(start, needed)
         if regular is not None:
             return Language(regular)
-    return Language(Call(start), needed)
+    return Language(RuleCall(start), needed)
 
 
 def _inlined(start: str, rules: Rules) -> Expression | None:
@@ -263,7 +263,7 @@ def _inlined(start: str, rules: Rules) -> Expression | None:
 
 def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """How many parts an expression has, and how deep they are nested, where these are the calls' own."""
-    if isinstance(expression, Call):
+    if isinstance(expression, RuleCall):
         return of_calls[expression.name]
     inner = [_extent(part, of_calls) for part in parts(expression)]
     return 1 + sum(size for size, _ in inner), 1 + max((depth for _, depth in inner), default=0)
@@ -305,8 +305,8 @@ class _Full:
         if not self._is_empty(expression):
             return self._rewrite(expression)
         match expression:
-            case Call(name):
-                return Call(self._full_name(name))
+            case RuleCall(name):
+                return RuleCall(self._full_name(name))
             case Choice(items):
                 return choice(self._full(item) for item in items)
             case Chain(items):

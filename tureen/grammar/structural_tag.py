@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.ebnf import ebnf
-from tureen.grammar.expression import EMPTY, Call, Expression, GrammarError, Language, Repeat, Terminal
+from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
-from tureen.grammar.pieces import Assembly, Piece, apart, fixed
+from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
 from tureen.grammar.schema.language import json_schema
@@ -25,7 +25,7 @@ MAX_CHARS = 2_000
 MAX_TIMES = 2_000
 MAX_FORMATS = 2_000
 MAX_TRIGGERS = 200
-MAX_STATES = 500  # of an automaton that is only made to find a lexeme
+MAX_STATES = 500  # of an automaton that is only made to find a terminal
 
 JSON_STARTS = tuple('{["-0123456789tfn')
 NUMBER_GOES_ON = "0123456789.eE+-"
@@ -42,8 +42,8 @@ UNSUPPORTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a format stands."""
+class FormatPlace:
+    """The place of a format in its tag."""
 
     path: str
     depth: int = 0
@@ -51,22 +51,22 @@ class Place:
     stops: tuple[str, ...] | None = None
     """One of these follows and belongs to what the format becomes; none: something else; None: the output ends."""
 
-    def inner(self, path: str) -> Place:
-        """Of a part that more follows."""
-        return Place(f"{self.path}.{path}", self.depth + 1, self.ends, ())
+    def inner(self, path: str) -> FormatPlace:
+        """Returns the place of a part that more follows."""
+        return FormatPlace(f"{self.path}.{path}", self.depth + 1, self.ends, ())
 
-    def last(self, path: str) -> Place:
-        """Of a part that stands at the end of it."""
+    def last(self, path: str) -> FormatPlace:
+        """Returns the place of a part that stands at the end of it."""
         return replace(self, path=f"{self.path}.{path}", depth=self.depth + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
     begin: str
-    rest: Piece  # content and end
+    rest: TerminalPiece  # content and end
     path: str
 
-    def after(self, length: int) -> Piece:
+    def after(self, length: int) -> TerminalPiece:
         """The tag without the first characters of its begin."""
         return fixed(self.begin[length:], self.rest)
 
@@ -84,7 +84,7 @@ class _Builder:
         self.assembly = Assembly()
         self._languages = 0
         self._formats = 0
-        self._makers: dict[str, Callable[[dict[str, Any], Place], Piece]] = {
+        self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
             "grammar": self._grammar,
@@ -101,15 +101,15 @@ class _Builder:
             "tags_with_separator": self._tags_with_separator,
         }
 
-    def whole(self, value: Any) -> Piece:
+    def whole(self, value: Any) -> TerminalPiece:
         keys(value, "structural_tag", ("type", "format"))
         _check_type(value)
-        return self._format(value["format"], Place("structural_tag.format"))
+        return self._format(value["format"], FormatPlace("structural_tag.format"))
 
-    def legacy(self, value: Any) -> Piece:
+    def legacy(self, value: Any) -> TerminalPiece:
         keys(value, "structural_tag", ("structures", "triggers"), ("type",))
         _check_type(value)
-        place = Place("structural_tag")
+        place = FormatPlace("structural_tag")
         tags: list[Tag] = []
         for at, item in enumerate(listed(value["structures"], "structural_tag.structures")):
             path = f"structural_tag.structures[{at}]"
@@ -121,7 +121,7 @@ class _Builder:
         triggers = strings(value["triggers"], "structural_tag.triggers")
         return triggered(self.assembly, tags, triggers, (), {}, place)
 
-    def _format(self, value: Any, place: Place) -> Piece:
+    def _format(self, value: Any, place: FormatPlace) -> TerminalPiece:
         if not isinstance(value, dict):
             raise GrammarError(f"{place.path} must be an object with a type, got {echo(value)}")
         if place.depth > MAX_NESTING:
@@ -136,11 +136,11 @@ class _Builder:
             raise GrammarError(f"{place.path}.type {echo(name)} is not supported; {UNSUPPORTED[name]}")
         raise GrammarError(f"{place.path}.type must be one of {', '.join(self._makers)}, got {echo(name)}")
 
-    def _const_string(self, value: dict[str, Any], place: Place) -> Piece:
+    def _const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "value"))
         return self._ended(fixed(string(value["value"], f"{place.path}.value")), place)
 
-    def _json_schema(self, value: dict[str, Any], place: Place) -> Piece:
+    def _json_schema(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         optional = ("style", "any_order", "max_whitespace_cnt", "excludes")
         keys(value, place.path, ("type", "json_schema"), optional)
         for name, allowed in (("style", ("json",)), ("any_order", (False,)), ("excludes", ([],))):
@@ -156,24 +156,24 @@ class _Builder:
             raise GrammarError(f"{place.path}.json_schema must be a schema, got {echo(schema)}")
         return self._ended(self._schema(json.dumps(schema), f"{place.path}.json_schema"), place)
 
-    def _schema(self, schema: str, path: str) -> Piece:
+    def _schema(self, schema: str, path: str) -> TerminalPiece:
         language = _at(path, lambda: json_schema(schema, self._prefix()))
         self.assembly.rules.update(language.rules)
-        return Piece(language.start, JSON_STARTS, NUMBER_GOES_ON)
+        return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 
-    def _grammar(self, value: dict[str, Any], place: Place) -> Piece:
+    def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))
         text = string(value["grammar"], f"{place.path}.grammar")
         language = _at(f"{place.path}.grammar", lambda: ebnf(text))
         prefix = self._prefix()
 
-        def renamed(name: str) -> Call:
-            return Call(prefix + name)
+        def renamed(name: str) -> RuleCall:
+            return RuleCall(prefix + name)
 
         self.assembly.rules.update({prefix + name: replaced(rule, renamed) for name, rule in language.rules.items()})
         return self._set(replaced(language.start, renamed), place)
 
-    def _regex(self, value: dict[str, Any], place: Place) -> Piece:
+    def _regex(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "pattern"))
         path = f"{place.path}.pattern"
         pattern = string(value["pattern"], path)
@@ -182,18 +182,18 @@ class _Builder:
             raise GrammarError(f"{path} matches nothing: {echo(pattern)}; change it")
         return self._set(expression, place)
 
-    def _set(self, expression: Expression, place: Place) -> Piece:
-        """What has no lexemes of its own: it becomes one if it shows where its text ends."""
+    def _set(self, expression: Expression, place: FormatPlace) -> TerminalPiece:
+        """Makes an expression without terminals of its own one terminal, if it shows where its text ends."""
         if any(calls(expression)):
-            return self._ended(Piece(expression), place)
+            return self._ended(TerminalPiece(expression), place)
         if place.stops is None:
-            return Piece(to_the_end(expression))
+            return TerminalPiece(to_the_end(expression))
         whole = chain((expression, any_of(place.stops))) if place.stops else expression
         if can_be_empty(whole) or _can_go_on(whole):
-            return Piece(whole)
-        return Piece(Terminal(whole), None, "")
+            return TerminalPiece(whole)
+        return TerminalPiece(Terminal(whole), None, "")
 
-    def _any_text(self, value: dict[str, Any], place: Place) -> Piece:
+    def _any_text(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("excludes", "max_chars", "max_tokens"))
         if value.get("max_tokens") is not None:
             raise GrammarError(f"{place.path}.max_tokens is not supported; use max_chars")
@@ -202,37 +202,37 @@ class _Builder:
         if most is not None:
             most = integer(most, f"{place.path}.max_chars", MAX_CHARS)
         if place.stops:
-            return Piece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
+            return TerminalPiece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
         free = free_of((*excludes, *place.ends), most)
-        return Piece(to_the_end(free)) if place.stops is None else Piece(free)
+        return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
 
-    def _sequence(self, value: dict[str, Any], place: Place) -> Piece:
+    def _sequence(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "elements"))
         elements = listed(value["elements"], f"{place.path}.elements")
         pieces = [self._format(item, place.inner(f"elements[{at}]")) for at, item in enumerate(elements[:-1])]
         pieces.append(self._format(elements[-1], place.last(f"elements[{len(elements) - 1}]")))
         return self.assembly.joined(pieces)
 
-    def _or(self, value: dict[str, Any], place: Place) -> Piece:
+    def _or(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "elements"))
         elements = listed(value["elements"], f"{place.path}.elements")
         return self.assembly.either(
             [self._format(item, place.last(f"elements[{at}]")) for at, item in enumerate(elements)]
         )
 
-    def _optional(self, value: dict[str, Any], place: Place) -> Piece:
+    def _optional(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "content"))
         return self._times(value, place, 0, 1)
 
-    def _plus(self, value: dict[str, Any], place: Place) -> Piece:
+    def _plus(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "content"))
         return self._times(value, place, 1, None)
 
-    def _star(self, value: dict[str, Any], place: Place) -> Piece:
+    def _star(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "content"))
         return self._times(value, place, 0, None)
 
-    def _repeat(self, value: dict[str, Any], place: Place) -> Piece:
+    def _repeat(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "content", "min", "max"))
         least = integer(value["min"], f"{place.path}.min", MAX_TIMES)
         most = None if value["max"] == -1 else integer(value["max"], f"{place.path}.max", MAX_TIMES)
@@ -240,16 +240,16 @@ class _Builder:
             raise GrammarError(f"{place.path}.max must be at least min ({least}) or -1, got {most}")
         return self._times(value, place, least, most)
 
-    def _times(self, value: dict[str, Any], place: Place, least: int, most: int | None) -> Piece:
-        content = self.assembly.without_lexemes(self._format(value["content"], place.inner("content")))
+    def _times(self, value: dict[str, Any], place: FormatPlace, least: int, most: int | None) -> TerminalPiece:
+        content = self.assembly.without_terminals(self._format(value["content"], place.inner("content")))
         if any(calls(content.expression)) and self.assembly.can_be_empty(content):
             raise GrammarError(f"{place.path}.content can be empty, which cannot be repeated; make it match something")
-        return self._ended(Piece(repeat(content.expression, least, most)), place)
+        return self._ended(TerminalPiece(repeat(content.expression, least, most)), place)
 
-    def _tag(self, value: dict[str, Any], place: Place) -> Piece:
+    def _tag(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         return self._read_tag(value, place).after(0)
 
-    def _read_tag(self, value: Any, place: Place) -> Tag:
+    def _read_tag(self, value: Any, place: FormatPlace) -> Tag:
         keys(value, place.path, ("begin", "content", "end"), ("type",))
         if value.get("type", "tag") != "tag":
             raise GrammarError(f"{place.path}.type must be 'tag', got {echo(value['type'])}")
@@ -261,36 +261,36 @@ class _Builder:
             ends = (end,) if end else ()
         if not ends:
             return Tag(begin, self._format(value["content"], place.last("content")), place.path)
-        content = self._format(value["content"], Place(f"{place.path}.content", place.depth + 1, ends, ends))
+        content = self._format(value["content"], FormatPlace(f"{place.path}.content", place.depth + 1, ends, ends))
         return Tag(begin, self._ended(content, place), place.path)
 
-    def _triggered_tags(self, value: dict[str, Any], place: Place) -> Piece:
+    def _triggered_tags(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "triggers", "tags"), ("at_least_one", "stop_after_first", "excludes"))
         triggers = strings(value["triggers"], f"{place.path}.triggers")
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         tags = self._read_tags(value, place)
         return triggered(self.assembly, tags, triggers, excludes, value, place)
 
-    def _read_tags(self, value: dict[str, Any], place: Place) -> list[Tag]:
+    def _read_tags(self, value: dict[str, Any], place: FormatPlace) -> list[Tag]:
         tags = listed(value["tags"], f"{place.path}.tags")
         return [self._read_tag(item, place.inner(f"tags[{at}]")) for at, item in enumerate(tags)]
 
-    def _tags_with_separator(self, value: dict[str, Any], place: Place) -> Piece:
+    def _tags_with_separator(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "tags", "separator"), ("at_least_one", "stop_after_first"))
         separator = string(value["separator"], f"{place.path}.separator")
         at_least_one, stop_after_first = _bounds(value, place.path)
         first = self.assembly.either([tag.after(0) for tag in self._read_tags(value, place)])
         more = fixed(separator, first)
         list_ = repeat(more.expression, 0, 0 if stop_after_first else None)
-        whole = Piece(chain((first.expression, list_)), first.starts, "")
+        whole = TerminalPiece(chain((first.expression, list_)), first.starts, "")
         if not at_least_one:
-            whole = Piece(choice((EMPTY, whole.expression)), None, "")
+            whole = TerminalPiece(choice((EMPTY, whole.expression)), None, "")
         what_follows = (*(first.starts or ("",)), *(more.starts or ("",)), *(place.stops or ()))
         if place.stops == () or first.goes_on != "" or not apart(sorted(set(what_follows))):
-            whole = self.assembly.without_lexemes(whole)
+            whole = self.assembly.without_terminals(whole)
         return self._ended(whole, place)
 
-    def _ended(self, piece: Piece, place: Place) -> Piece:
+    def _ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
         return self.assembly.ended(piece, place.stops or ())
 
     def _prefix(self) -> str:
@@ -304,8 +304,8 @@ def triggered(
     triggers: Sequence[str],
     excludes: Sequence[str],
     value: dict[str, Any],
-    place: Place,
-) -> Piece:
+    place: FormatPlace,
+) -> TerminalPiece:
     """Free text; where one of the triggers is complete, a tag that begins with it must go on.
 
     With `at_least_one` the text begins with a tag.
@@ -313,27 +313,27 @@ def triggered(
     at_least_one, stop_after_first = _bounds(value, place.path)
     _check_triggers(tags, triggers, excludes, place)
     stops = (*triggers, *place.ends)
-    dispatched: list[Piece] = []
+    dispatched: list[TerminalPiece] = []
     for trigger in triggers:
         bodies = [tag.after(len(trigger)) for tag in tags if tag.begin.startswith(trigger)]
-        head = Piece(up_to((trigger,), stops, never=excludes), None, "")
+        head = TerminalPiece(up_to((trigger,), stops, never=excludes), None, "")
         dispatched.append(assembly.joined((head, assembly.either(bodies))))
-    tagged = Piece(choice(piece.expression for piece in dispatched), None, "")
-    text = Piece(_free_end(triggers, excludes, place), None, "" if place.stops else None)
+    tagged = TerminalPiece(choice(piece.expression for piece in dispatched), None, "")
+    text = TerminalPiece(_free_end(triggers, excludes, place), None, "" if place.stops else None)
     if stop_after_first:
         tagged = assembly.ended(tagged, place.stops or ())
-        whole = Piece(choice((text.expression, tagged.expression)), None, text.goes_on)
+        whole = TerminalPiece(choice((text.expression, tagged.expression)), None, text.goes_on)
     else:
-        whole = Piece(chain((Repeat(tagged.expression), text.expression)), None, text.goes_on)
+        whole = TerminalPiece(chain((Repeat(tagged.expression), text.expression)), None, text.goes_on)
     if place.stops == () or any(piece.goes_on != "" for piece in dispatched):
-        whole = assembly.without_lexemes(whole)
+        whole = assembly.without_terminals(whole)
     if not at_least_one:
         return whole
     first = assembly.either([tag.after(0) for tag in tags])
     return assembly.ended(first, place.stops or ()) if stop_after_first else assembly.joined((first, whole))
 
 
-def _free_end(triggers: Sequence[str], excludes: Sequence[str], place: Place) -> Expression:
+def _free_end(triggers: Sequence[str], excludes: Sequence[str], place: FormatPlace) -> Expression:
     """The free text after the last tag, with what ends it."""
     if place.stops:
         return up_to(place.stops, (*triggers, *place.ends), free_of(excludes))
@@ -341,7 +341,7 @@ def _free_end(triggers: Sequence[str], excludes: Sequence[str], place: Place) ->
     return to_the_end(free) if place.stops is None else free
 
 
-def _check_triggers(tags: Sequence[Tag], triggers: Sequence[str], excludes: Sequence[str], place: Place) -> None:
+def _check_triggers(tags: Sequence[Tag], triggers: Sequence[str], excludes: Sequence[str], place: FormatPlace) -> None:
     if len(triggers) > MAX_TRIGGERS:
         raise GrammarError(f"{place.path}.triggers has too many: {len(triggers)}; at most {MAX_TRIGGERS}")
     for at, trigger in enumerate(triggers):
@@ -358,7 +358,9 @@ def _check_triggers(tags: Sequence[Tag], triggers: Sequence[str], excludes: Sequ
             )
 
 
-def _check_trigger(name: str, trigger: str, triggers: Sequence[str], excludes: Sequence[str], place: Place) -> None:
+def _check_trigger(
+    name: str, trigger: str, triggers: Sequence[str], excludes: Sequence[str], place: FormatPlace
+) -> None:
     for other in triggers:
         if other != trigger and other in trigger:
             raise GrammarError(f"{name} holds the trigger {echo(other)}, which always comes first; remove one")

@@ -15,11 +15,11 @@ MAX_WORK = 400_000  # parts of terms built for one question: about a second
 UNBOUNDED = 10**18  # `most` of a repeat without end, and the length of the longest string where there is none
 WORD_CHARS = 32  # a longer text is cut up, so that its suffixes stay small
 
-EMPTY, NOTHING, ANY, ANYTHING = 0, 1, 2, 3  # the terms every `Terms` begins with
+EMPTY, NOTHING, ANY, ANYTHING = 0, 1, 2, 3  # the terms every `TermTable` begins with
 WORD, SET, CHAIN, CHOICE, REPEAT, BOTH, NOT = range(7)
 
 
-class Terms:
+class TermTable:
     """Terms by number, equal ones once; for many an expression of the same language it is the same term.
 
     Without Both and Not only NOTHING is the empty language. Every method raises GrammarError when the work of all calls
@@ -218,7 +218,7 @@ class Terms:
         return {term for term in terms if self._lengths[term][0] < min(open_ended)} | {kept}
 
     def both(self, terms: Iterable[int]) -> int:
-        """What all of them match."""
+        """Returns the term that matches what all of them match."""
         wanted: set[int] = set()
         for term in terms:
             if self.keys[term][0] == BOTH:
@@ -257,7 +257,7 @@ class Terms:
         return others | {run} if run != ANYTHING else others
 
     def complement(self, term: int) -> int:
-        """What it does not match."""
+        """Returns the term that matches what it does not match."""
         key = self.keys[term]
         if key[0] == NOT:
             return key[1]

@@ -40,7 +40,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def unpack(weight: Tensor) -> Tensor:
-    """What `pack` was given: a copy, or the tensor itself."""
+    """Returns the tensor that was packed: a copy, or the tensor itself."""
     return weight.to_dense() if weight.is_mkldnn else weight
 
 

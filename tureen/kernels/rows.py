@@ -24,7 +24,8 @@ log = get_logger("kernels")
 
 
 def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of these sizes the most that give every one of `rows` the same bits, among any others and at any place.
+    """Returns the largest set of these sizes that gives each of `rows` the same bits, among any others and at any
+    place.
 
     rows: a few that differ. Empty when not even the same computation gives the same bits twice; the operator is told.
     """
@@ -70,7 +71,7 @@ def say_that_nothing_is_promised() -> None:
 
 
 def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor | None:
-    """What becomes of each row in pieces of that size; None where that depends on its place, or changes.
+    """Computes each row in pieces of that size; None where the result depends on its place, or changes.
 
     Each row stands at each place, and is computed twice or more.
     """

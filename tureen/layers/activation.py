@@ -30,7 +30,7 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 GATED: dict[str, Function] = {"silu": silu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
-"""By the name in a model's config."""
+"""Gated activations by the name in a model's config."""
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from tureen.layers.rotary import rotate
 
 
 class Step(NamedTuple):
-    """What the layers of one forward pass share."""
+    """The values that the layers of one forward pass share."""
 
     attention: AttentionBackend
     rope: tuple[tuple[Tensor, Tensor], ...]  # per table: cos and sin of this step's tokens
@@ -67,7 +67,7 @@ class Attention:
             yield from self._qk_norm[1].weights(f"{prefix}k_norm")
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Those that adapters may change, each with the prefix of its weights' names."""
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         yield prefix, self._qkv
         yield prefix, self._out
 

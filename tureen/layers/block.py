@@ -47,7 +47,7 @@ class Block:
         yield from self._mlp.weights(f"{prefix}mlp.")
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Those that adapters may change, each with the prefix of its weights' names."""
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         yield from self._attention.linears(f"{prefix}self_attn.")
         yield from self._mlp.linears(f"{prefix}mlp.")
 

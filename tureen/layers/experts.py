@@ -56,7 +56,7 @@ class ExpertsMLP:
             yield from gate.weights(prefix)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Those that adapters may change, each with the prefix of its weights' names."""
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         if self._shared is not None:
             yield from self._shared[0].linears(f"{prefix}shared_expert.")
 

@@ -27,7 +27,7 @@ class GatedMLP:
         yield from self._down.weights(prefix)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Those that adapters may change, each with the prefix of its weights' names."""
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         yield prefix, self._gate_up
         yield prefix, self._down
 

@@ -60,7 +60,7 @@ TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\
 
 
 class Factors(NamedTuple):
-    """What an adapter adds to one linear layer."""
+    """The two factors of the matrix that an adapter adds to one linear layer."""
 
     down: NDArray[np.float32]  # [rank, inputs]
     up: NDArray[np.float32]  # [outputs, rank], scaled
@@ -70,7 +70,7 @@ Adapter = Mapping[str, Factors]
 """Module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj) -> its factors."""
 
 
-class Part(NamedTuple):
+class ModuleTensors(NamedTuple):
     """The tensors of one module of the file."""
 
     down: TensorInfo
@@ -170,7 +170,7 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
 
 def _part(
     module: str, pair: Mapping[str, TensorInfo], config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> Part:
+) -> ModuleTensors:
     if len(pair) != 2:
         raise _fault(f"has only one of lora_A and lora_B of {echo(module)}")
     (rank, inputs), (outputs, up_rank) = pair["A"].shape, pair["B"].shape
@@ -186,7 +186,7 @@ def _part(
             f"is for another model: its {echo(module)} has {inputs} inputs and {outputs} outputs, here there are "
             f"{wanted[0]} and {wanted[1]}"
         )
-    return Part(pair["A"], pair["B"], _scale(module, rank, config), places)
+    return ModuleTensors(pair["A"], pair["B"], _scale(module, rank, config), places)
 
 
 def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
@@ -227,8 +227,8 @@ def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return len(shapes.get(f"{name}.weight", ())) == 2 and ".layers." in name and not is_routed
 
 
-def _factors(file: SafetensorsFile, part: Part) -> Adapter:
-    """By the model's own matrices."""
+def _factors(file: SafetensorsFile, part: ModuleTensors) -> Adapter:
+    """Returns the factors by the model's own matrices."""
     down, up = (
         to_float32(Stored(info.name, info.shape, info.encoding.name, file.raw(info))) for info in (part.down, part.up)
     )

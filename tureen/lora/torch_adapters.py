@@ -13,15 +13,15 @@ from tureen.layers.linear import Linear
 from tureen.lora.adapter import Adapter
 
 
-class Group(NamedTuple):
+class AdapterTokens(NamedTuple):
     """Tokens of a step that use the same adapter."""
 
     number: int
     tokens: Tensor  # int64 [tokens]
 
 
-class Piece(NamedTuple):
-    """What an adapter adds to some of a layer's outputs. The factors come from `pack`."""
+class AdapterFactors(NamedTuple):
+    """The factors of the matrix that an adapter adds to some of a layer's outputs. They come from `pack`."""
 
     down: Tensor  # [rank, inputs]
     up: Tensor  # [outputs, rank]
@@ -29,11 +29,11 @@ class Piece(NamedTuple):
 
 
 class LayerAdapters:
-    """What the loaded adapters add to one linear layer."""
+    """Adds the products of the loaded adapters to one linear layer's outputs."""
 
     def __init__(self, step: StepAdapters) -> None:
         self._step = step
-        self.pieces: dict[int, list[Piece]] = {}  # by adapter
+        self.pieces: dict[int, list[AdapterFactors]] = {}  # by adapter
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
         """x [tokens, inputs]; out [tokens, outputs] is changed in place."""
@@ -50,7 +50,7 @@ class StepAdapters:
 
     def __init__(self, linears: Iterable[tuple[str, Linear]]) -> None:
         """linears: prefix of their weights' names, and the layer."""
-        self.groups: tuple[Group, ...] = ()
+        self.groups: tuple[AdapterTokens, ...] = ()
         self._places: dict[str, tuple[LayerAdapters, Linear, int]] = {}  # module -> its layer, and its first output
         for prefix, linear in linears:
             linear.adapters = adapters = LayerAdapters(self)
@@ -64,7 +64,7 @@ class StepAdapters:
         for module, factors in adapter.items():
             layer, linear, first = self._places[module]
             down, up = (torch.tensor(factor, dtype=linear.dtype, device=linear.weight.device) for factor in factors)
-            layer.pieces.setdefault(number, []).append(Piece(kernel.pack(down), kernel.pack(up), first))
+            layer.pieces.setdefault(number, []).append(AdapterFactors(kernel.pack(down), kernel.pack(up), first))
 
     def unload(self, number: int) -> None:
         for layer, _, _ in self._places.values():
@@ -76,4 +76,4 @@ class StepAdapters:
         for token, number in enumerate(numbers):
             if number:
                 tokens.setdefault(number, []).append(token)
-        self.groups = tuple(Group(number, torch.tensor(own, device=device)) for number, own in tokens.items())
+        self.groups = tuple(AdapterTokens(number, torch.tensor(own, device=device)) for number, own in tokens.items())

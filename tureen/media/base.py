@@ -1,4 +1,5 @@
-"""What a family of multi-modal models does with pictures before its encoder sees them. Pillow and numpy, no torch."""
+"""The interface of a family of multi-modal models: it prepares pictures for the model's encoder. Pillow and numpy, no
+torch."""
 
 from __future__ import annotations
 

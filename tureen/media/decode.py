@@ -15,7 +15,7 @@ from tureen.media.truncation import is_whole
 MAX_PIXELS = 64 << 20
 MAX_SIDE = 32_768
 MAX_RATIO = 200
-"""Of the longer side to the shorter one, which families enlarge to hundreds of pixels."""
+"""The largest ratio of the longer side to the shorter one, which families enlarge to hundreds of pixels."""
 
 DAMAGED = "is damaged or incomplete"
 ORIENTATION = 0x0112  # EXIF
@@ -29,14 +29,14 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 UNREADABLE = (SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error)
-"""What Pillow raises for metadata that are none."""
+"""Exceptions that Pillow raises for broken metadata."""
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 """Pillow looks too, wherever it allocates something of a picture's size."""
 
 
 class Refused(Exception):
-    """Why it is not taken, in words for the client."""
+    """A picture is not taken; the message is for the client."""
 
 
 def kind_of(data: bytes) -> str | None:

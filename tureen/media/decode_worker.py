@@ -22,16 +22,16 @@ from tureen.media.base import Family, Modality, Prepared
 from tureen.media.decode import MAX_PIXELS, ORIENTATION, Refused, decode
 from tureen.media.families import find_family
 from tureen.media.references import MAX_BYTES
-from tureen.media.wire import LIMITS, SIZE, Item, Job, Refusal, Reply, Setup
+from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
 
 MAX_PROMPT_PIXELS = 2 * MAX_PIXELS
 
 PRELOADED = (JpegImagePlugin, MpoImagePlugin, TiffImagePlugin)
-"""That Pillow loads when it first meets a file that needs them: workers open no files."""
+"""Plug-ins that Pillow would load when it first meets a file that needs them: workers open no files."""
 
-_job = msgspec.msgpack.Decoder(Job)
+_job = msgspec.msgpack.Decoder(DecodeJob)
 
 
 class At(Exception):
@@ -42,8 +42,8 @@ class At(Exception):
         self.index = index
 
 
-def program(make_family: Callable[[Setup], Family], setup: bytes) -> Program:
-    family = make_family(msgspec.msgpack.decode(setup, type=Setup))
+def program(make_family: Callable[[DecoderSetup], Family], setup: bytes) -> Program:
+    family = make_family(msgspec.msgpack.decode(setup, type=DecoderSetup))
     warm_up(family)
     return Program(LIMITS, lambda _: partial(_handle, family))
 
@@ -59,7 +59,7 @@ def _handle(family: Family, message: bytes) -> bytes:
     return msgspec.msgpack.encode(decode_all(family, job, sources))
 
 
-def family_of(setup: Setup) -> Family:
+def family_of(setup: DecoderSetup) -> Family:
     return find_family(msgspec.json.decode(setup.hf), msgspec.json.decode(setup.preprocessor))
 
 
@@ -78,25 +78,25 @@ def warm_up(family: Family) -> None:
     family.prepare([picture], "image")
 
 
-def decode_all(family: Family, job: Job, sources: Sequence[bytes]) -> Reply:
+def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> DecodeReply:
     """Decode and prepare."""
     try:
         modality: Modality = job.modality  # type: ignore[assignment]
         prepared = family.prepare(_pictures(job, sources), modality)
-        return Reply(tuple(map(_item, prepared)))
+        return DecodeReply(tuple(map(_item, prepared)))
     except At as fault:
-        return Reply(refusal=Refusal(str(fault), fault.index))
+        return DecodeReply(refusal=Refusal(str(fault), fault.index))
     except TureenError as error:
-        return Reply(refusal=Refusal(error.message))
+        return DecodeReply(refusal=Refusal(error.message))
     except MemoryError:
-        return Reply(
+        return DecodeReply(
             refusal=Refusal(f"takes more than {LIMITS.memory_bytes >> 20} MiB of memory to decode; make it smaller")
         )
     except Exception as error:  # noqa: BLE001 - a fault of ours: its words may hold what a client sent
-        return Reply(refusal=Refusal(f"could not be prepared: internal error ({_place(error)})", is_ours=True))
+        return DecodeReply(refusal=Refusal(f"could not be prepared: internal error ({_place(error)})", is_ours=True))
 
 
-def _pictures(job: Job, sources: Sequence[bytes]) -> list[Image.Image]:
+def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
     """Raises At, MemoryError."""
     found: list[Image.Image] = []
     num_pixels = 0

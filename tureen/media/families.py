@@ -1,4 +1,4 @@
-"""Which family of multi-modal models a checkpoint belongs to."""
+"""Finds the family of multi-modal models that a checkpoint belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tureen.registry import declared
 
 
 def find_family(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Family:
-    """Of config.json and preprocessor_config.json. Raises StartupError naming what is known, or a key at fault."""
+    """Returns the family for config.json and preprocessor_config.json. Raises StartupError naming what is known, or a
+    key at fault."""
     known = declared("tureen.media", "MODEL_TYPES")
     model_type = str(hf.get("model_type", ""))
     if model_type not in known:

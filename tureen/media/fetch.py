@@ -35,15 +35,16 @@ URL = re.compile(r"(https?)://([a-z0-9._-]+)(?::(80|443))?(/[!-\[\]-~]*|\?[!-\[\
 
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")))
-"""What some versions of Python take for global: protocol assignments, tunnels that hold another address, examples."""
+"""Networks that some versions of Python take for global: protocol assignments, tunnels that hold another address,
+examples."""
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 Connect = Callable[[str, int, ssl.SSLContext | None, str], Awaitable[Connection]]
 
 
-class Target(NamedTuple):
-    """What a URL says."""
+class FetchTarget(NamedTuple):
+    """The parts of a URL."""
 
     is_tls: bool
     host: str
@@ -51,12 +52,12 @@ class Target(NamedTuple):
     path: str  # with the query
 
 
-class Failed(Exception):
-    """Why there is no picture, in words for the client."""
+class FetchFailed(Exception):
+    """A picture could not be fetched; the message is for the client."""
 
 
-class Answer:
-    """What has come of an HTTP answer so far: the protocol of httptools' parser."""
+class HttpAnswer:
+    """The part of an HTTP answer that has come so far: the protocol of httptools' parser."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -91,7 +92,7 @@ def check_domains(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def parse_url(url: str, domains: frozenset[str], field: str) -> Target:
+def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
     """Raises Forbidden."""
     found = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
     if found is None:
@@ -110,7 +111,7 @@ def parse_url(url: str, domains: frozenset[str], field: str) -> Target:
             code="media_url_forbidden",
         )
     path = found[4] or "/"
-    return Target(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
+    return FetchTarget(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
 
 
 def is_public(address: str) -> bool:
@@ -159,7 +160,7 @@ class Fetcher:
                 return await self._get(target, await self._addresses(target, field))
         except TimeoutError:
             fault = f"it was not there within {TIMEOUT_S:g} s"
-        except Failed as error:
+        except FetchFailed as error:
             fault = str(error)
         except ssl.SSLError:
             fault = "TLS with its host fails: its certificate is not valid for this name, or it speaks something else"
@@ -167,7 +168,7 @@ class Fetcher:
             fault = "its host cannot be reached"
         raise InvalidRequest(f"{field} could not be fetched: {fault}", field=field, code="media_fetch_failed")
 
-    async def _addresses(self, target: Target, field: str) -> list[str]:
+    async def _addresses(self, target: FetchTarget, field: str) -> list[str]:
         addresses = await self._resolve(target.host, target.port)
         if not all(map(is_public, addresses)):
             raise Forbidden(
@@ -177,7 +178,7 @@ class Fetcher:
             )
         return addresses[:MAX_ADDRESSES]
 
-    async def _get(self, target: Target, addresses: list[str]) -> bytes:
+    async def _get(self, target: FetchTarget, addresses: list[str]) -> bytes:
         """Raises OSError, Failed."""
         reader, writer = await self._dial(target, addresses)
         try:
@@ -186,7 +187,7 @@ class Fetcher:
         finally:
             writer.transport.abort()
 
-    async def _dial(self, target: Target, addresses: list[str]) -> Connection:
+    async def _dial(self, target: FetchTarget, addresses: list[str]) -> Connection:
         """The first address that takes the connection. Raises OSError."""
         fault = OSError("no address")
         for address in addresses:
@@ -198,14 +199,14 @@ class Fetcher:
 
 
 async def _body(reader: asyncio.StreamReader) -> bytes:
-    """Of an HTTP answer. Raises OSError, Failed as soon as it cannot become a picture."""
-    answer = Answer()
+    """Reads the body of an HTTP answer. Raises OSError, FetchFailed as soon as it cannot become a picture."""
+    answer = HttpAnswer()
     parser = httptools.HttpResponseParser(answer)
     received = 0
     while not answer.is_complete:
         data = await reader.read(CHUNK_BYTES)
         if not data and (answer.has_length or not answer.num_heads):
-            raise Failed("its host closed the connection too early")
+            raise FetchFailed("its host closed the connection too early")
         if not data:
             break
         received += len(data)
@@ -213,28 +214,28 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not answer.is_complete:
-                raise Failed("its host answers with what is no HTTP") from None
+                raise FetchFailed("its host answers with what is no HTTP") from None
         if answer.num_heads:
             _check_head(parser.get_status_code(), answer)
         if len(answer.body) > MAX_BYTES:
-            raise Failed(f"it has more than {MAX_BYTES >> 20} MiB")
+            raise FetchFailed(f"it has more than {MAX_BYTES >> 20} MiB")
         if received > MAX_HEAD_BYTES + 2 * len(answer.body):
-            raise Failed("its host sends too much besides the picture")
+            raise FetchFailed("its host sends too much besides the picture")
     return bytes(answer.body)
 
 
-def _check_head(status: int, answer: Answer) -> None:
+def _check_head(status: int, answer: HttpAnswer) -> None:
     if 300 <= status < 400:
-        raise Failed(f"its host redirects (HTTP {status}), which is not followed")
+        raise FetchFailed(f"its host redirects (HTTP {status}), which is not followed")
     if status != 200:
-        raise Failed(f"its host answers with HTTP {status}")
+        raise FetchFailed(f"its host answers with HTTP {status}")
     if answer.num_heads > 1:
-        raise Failed("its host answers with more than the picture")
+        raise FetchFailed("its host answers with more than the picture")
     if answer.is_compressed:
-        raise Failed("its host compresses it, although it was asked not to")
+        raise FetchFailed("its host compresses it, although it was asked not to")
 
 
-def _request(target: Target) -> bytes:
+def _request(target: FetchTarget) -> bytes:
     default = PORTS["https" if target.is_tls else "http"]
     host = target.host if target.port == default else f"{target.host}:{target.port}"
     lines = (

@@ -1,4 +1,4 @@
-"""From the strings of `image_data` and `video_data` to pixels as the model's encoder takes them.
+"""Loads the pictures that `image_data` and `video_data` name, as pixels for the model's encoder.
 
 The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
 (decode_worker.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
@@ -24,14 +24,14 @@ from tureen.media.families import find_family
 from tureen.media.fetch import Fetcher
 from tureen.media.files import read_below
 from tureen.media.references import MAX_BYTES, Inline, Reference, Remote, parse_reference
-from tureen.media.wire import LIMITS, SIZE, Item, Job, Refusal, Reply, Setup
+from tureen.media.wire import LIMITS, SIZE, DecodeJob, DecodeReply, DecoderSetup, Item, Refusal
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost
 
 PROGRAM = ("-m", "tureen.media.decode_worker")
 MAX_REFERENCES = 64
 MAX_PROMPT_BYTES = 64 << 20
-"""Of all pictures of a prompt together, as they are stored."""
+"""Bytes of all pictures of a prompt together, as they are stored."""
 
 MAX_DECODES = 2
 MAX_FETCHES = 8
@@ -45,10 +45,10 @@ MAX_MESSAGE_CHARS = 400
 MAX_ATTEMPTS = 3  # a fork server that ends is none of the client's doing, nor is one end from outside
 START_TIMEOUT_S = 60.0
 
-_reply = msgspec.msgpack.Decoder(Reply)
+_reply = msgspec.msgpack.Decoder(DecodeReply)
 
 
-class Source(NamedTuple):
+class PictureSource(NamedTuple):
     """A picture as it is stored, or that in base64."""
 
     data: bytes
@@ -68,7 +68,7 @@ class MediaLoader:
     ) -> None:
         """config.json and preprocessor_config.json of the model; see files.media_root. Raises StartupError."""
         self.family = find_family(hf, preprocessor)
-        setup = msgspec.msgpack.encode(Setup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
+        setup = msgspec.msgpack.encode(DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
         self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)
         self._root = media_path
         self._fetcher = Fetcher(allowed_domains)
@@ -119,9 +119,9 @@ class MediaLoader:
         if modality == "video" and self.family.video_placeholder is None:
             raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
 
-    async def _gather(self, references: Sequence[Reference], names: Sequence[str], field: str) -> list[Source]:
+    async def _gather(self, references: Sequence[Reference], names: Sequence[str], field: str) -> list[PictureSource]:
         """All that a prompt refers to. Raises InvalidRequest, Forbidden."""
-        sources: list[Source] = []
+        sources: list[PictureSource] = []
         room = MAX_PROMPT_BYTES
         try:
             async with asyncio.timeout(MAX_GATHER_S):
@@ -144,19 +144,19 @@ class MediaLoader:
             ) from None
         return sources
 
-    async def _obtain(self, reference: Reference, name: str) -> Source:
+    async def _obtain(self, reference: Reference, name: str) -> PictureSource:
         if isinstance(reference, Inline):
-            return Source(reference.base64.encode("ascii", "replace"), is_base64=True)
+            return PictureSource(reference.base64.encode("ascii", "replace"), is_base64=True)
         if isinstance(reference, Remote):
-            return Source(await self._fetcher.fetch(reference.url, name), is_base64=False)
+            return PictureSource(await self._fetcher.fetch(reference.url, name), is_base64=False)
         data = None if self._root is None else await asyncio.to_thread(read_below, self._root, reference.name)
         if data is None:
             raise Forbidden(_no_file(name, has_root=self._root is not None), field=name, code="local_media_disabled")
-        return Source(data, is_base64=False)
+        return PictureSource(data, is_base64=False)
 
-    async def _decode(self, sources: Sequence[Source], modality: Modality, field: str) -> list[Prepared]:
+    async def _decode(self, sources: Sequence[PictureSource], modality: Modality, field: str) -> list[Prepared]:
         job = msgspec.msgpack.encode(
-            Job(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
+            DecodeJob(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
         )
         parts = (SIZE.pack(len(job)), job, *(one.data for one in sources))
         ask = partial(self._ask, parts)
@@ -233,11 +233,11 @@ def _no_file(name: str, *, has_root: bool) -> str:
 
 
 def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> list[Prepared]:
-    """What a reply says. Raises InvalidRequest, RequestFailed."""
+    """Returns the prepared pictures of a reply, checked. Raises InvalidRequest, RequestFailed."""
     try:
         reply = _reply.decode(data)
     except msgspec.DecodeError:
-        reply = Reply()
+        reply = DecodeReply()
     if reply.refusal is not None:
         raise _refused(reply.refusal, field, num_sources)
     if len(reply.items) != (1 if modality == "video" else num_sources) or not all(map(_is_sound, reply.items)):

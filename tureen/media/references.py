@@ -1,4 +1,4 @@
-"""What the strings in `image_data` and `video_data` are. Nothing is opened, fetched or decoded here.
+"""Classifies the strings in `image_data` and `video_data`. Nothing is opened, fetched or decoded here.
 
 The first rule that fits decides:
 
@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from tureen.errors import Forbidden, InvalidRequest, echo
 
 MAX_BYTES = 20 << 20
-"""Of one picture or film, as it is stored."""
+"""Bytes of one picture or film, as it is stored."""
 
 MAX_BASE64_CHARS = 28 << 20
 """Room for MAX_BYTES with line breaks."""
@@ -113,7 +113,7 @@ def _remote(text: str, scheme: str, field: str) -> Remote:
 
 
 def _file_name(text: str) -> str:
-    """Of a file: URL. What is cut off is of a name that is too long anyway."""
+    """Returns the file name of a file: URL. A name that is too long anyway may be cut off."""
     path = text[: 3 * (MAX_NAME_CHARS + MAX_HEAD_CHARS)]
     found = FILE_URL.match(path)
     return unquote(path[found.end() :] if found else path)

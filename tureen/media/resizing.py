@@ -138,7 +138,7 @@ def _in_proportion(picture: Image, short_side: int) -> tuple[int, int]:
 
 
 def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """What is missing at the edges is black."""
+    """Crops the middle; missing edges become black."""
     height, width = size
     missing = [max(0, wanted - there) for wanted, there in zip(size, pixels.shape, strict=False)]
     if any(missing):

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of the tiles after the first; each row has one more at its end."""
+        """The number of tokens of the tiles after the first; each row has one more at its end."""
         return self.new_height * (self.new_width + 1)
 
 

@@ -45,12 +45,12 @@ def _is_whole_gif(data: bytes) -> bool:
 
 
 def _behind_pieces(data: bytes, at: int) -> int:
-    """Where the pieces end of which an extension or a frame consists."""
+    """Returns the position behind the pieces of which an extension or a frame consists."""
     while data[at]:
         at += 1 + data[at]
     return at + 1
 
 
 def _table_size(packed: int) -> int:
-    """Of the colours that these flags announce, in bytes."""
+    """Returns the bytes of the colour table that these flags announce."""
     return 3 << (packed & 7) + 1 if packed & 0x80 else 0

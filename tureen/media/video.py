@@ -20,7 +20,7 @@ except ImportError:  # the extra `video`
     av = None
 
 MAX_FRAMES = 32
-"""That are taken of a film."""
+"""The largest number of frames that are taken of a film."""
 
 MAX_STORED_FRAMES = 10_000
 MAX_DECODED_PIXELS = 1 << 30
@@ -30,7 +30,8 @@ CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4"})
 
 
 def sampled(count: int) -> list[int]:
-    """Which of so many frames are taken: the first, the last and evenly between them; all where they are few."""
+    """Returns the indices of the frames that are taken of so many: the first, the last and evenly between them; all
+    where they are few."""
     taken = min(count, MAX_FRAMES)
     return [int(index) for index in np.linspace(0, count - 1, taken)]
 

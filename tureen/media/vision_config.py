@@ -1,4 +1,5 @@
-"""What sees in a LLaVA (arXiv:2304.08485) is made of, read from config.json: a vision transformer and a projector.
+"""The description of a LLaVA's vision side (arXiv:2304.08485), read from config.json: a vision transformer and a
+projector.
 
 It stands here because the number of a picture's tokens follows from it. No torch.
 """
@@ -99,11 +100,11 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_newline: bool  # a learnt embedding ends each row of a picture
 
     def num_features(self, height: int, width: int) -> int:
-        """Of a picture, or a tile of one, of so many pixels."""
+        """Returns the number of features of a picture, or of a tile, of so many pixels."""
         return self.tower.num_patches(height, width) + self.tower.has_class_token - self.drops_first
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """As `TowerConfig.weights`, of all; hidden_size: the language model's."""
+        """Returns the shapes of all weights, like `TowerConfig.weights`; hidden_size: the language model's."""
         found = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
         inputs = self.tower.hidden_size * len(self.feature_layers)
         for name, size in (("projector.fc1", inputs), ("projector.fc2", hidden_size)):
@@ -118,7 +119,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
 def parse_vision(
     hf: Mapping[str, Any], default_tower: Mapping[str, Any], *, layer: int, strategy: str, has_newline: bool
 ) -> VisionConfig:
-    """From config.json; what is given here holds where it is silent. Raises StartupError naming the key at fault."""
+    """Reads config.json; the arguments hold where it is silent. Raises StartupError naming the key at fault."""
     config = Settings("config.json", hf)
     tower, depth = _tower(Settings("config.json: vision_config", config.get("vision_config", default_tower)))
     layers = _feature_layers(config, layer, depth)

@@ -1,4 +1,4 @@
-"""What the front and the workers that decode say to each other. These are not trusted: the front checks all of it."""
+"""The messages between the front and the workers that decode. Workers are not trusted: the front checks all of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 
 import msgspec
 
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
-LIMITS = Limits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
-"""Of a worker, for all pictures of a prompt. One that waits longer than that does not compute."""
+LIMITS = WorkerLimits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
+"""The limits of a worker, for all pictures of a prompt. One that waits longer than that does not compute."""
 
 SIZE = struct.Struct("<I")
 """A message to a worker: the length of the Job, the Job, the bytes of its pictures."""
@@ -17,14 +17,14 @@ SIZE = struct.Struct("<I")
 MAX_REPLY_BYTES = 256 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """What the fork server is started with, as JSON objects."""
+class DecoderSetup(msgspec.Struct, frozen=True, array_like=True):
+    """The settings that the fork server is started with, as JSON objects."""
 
     hf: bytes  # config.json
     preprocessor: bytes  # preprocessor_config.json
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """The pictures of one prompt. Their bytes come after it."""
 
     modality: str
@@ -42,13 +42,13 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """Why there is nothing: what the client is answered."""
+    """The reason why there is no picture: the client gets it as the answer."""
 
     message: str  # to be continued from the field's name
     index: int | None = None  # of the picture at fault
     is_ours: bool = False  # nothing that the client sent is to blame
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class DecodeReply(msgspec.Struct, frozen=True, array_like=True):
     items: tuple[Item, ...] = ()
     refusal: Refusal | None = None

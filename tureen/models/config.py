@@ -1,4 +1,5 @@
-"""What a decoder is made of, read from the dictionary that Hugging Face checkpoints keep in config.json. No torch."""
+"""The description of a decoder, read from the dictionary that Hugging Face checkpoints keep in config.json. No
+torch."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_norms(self) -> tuple[str, ...]:
-        """What checkpoints call a layer's norms, in the order in which they are applied."""
+        """The names of a layer's norms in checkpoints, in the order in which they are applied."""
         mlp = ("pre_feedforward", "post_feedforward") if self.post_norms else ()
         return tuple(f"{name}_layernorm" for name in ("input", "post_attention", *mlp))
 
@@ -131,7 +132,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def common(hf: Mapping[str, Any]) -> ModelConfig:
-    """What all architectures read alike: no bias, no window, one rope. Raises StartupError naming the key at fault."""
+    """Reads the settings that all architectures share: no bias, no window, one rope. Raises StartupError naming the key
+    at fault."""
     num_heads, hidden_size = integer(hf, "num_attention_heads"), integer(hf, "hidden_size")
     num_kv_heads = integer(hf, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -171,7 +173,7 @@ def integer(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 
 def number(hf: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """As `integer`, for any positive number."""
+    """Reads a key like `integer`, for any positive number."""
     value = hf.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
@@ -180,7 +182,7 @@ def number(hf: Mapping[str, Any], key: str, default: float | None = None) -> flo
 
 
 def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
-    """As `integer`, for any that is not negative."""
+    """Reads a key like `integer`, for any integer that is not negative."""
     value = hf.get(key)
     value = default if value is None else value
     if type(value) is not int or value < 0:
@@ -189,7 +191,7 @@ def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """By their newer or their older name; {} where there are none."""
+    """Returns the rope's settings, by their newer or their older name; {} where there are none."""
     key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
     found = hf.get(key) or {}
     if not isinstance(found, Mapping):
@@ -214,7 +216,7 @@ def sparse_layers(hf: Mapping[str, Any], num_layers: int, experts: Experts) -> t
 
 
 def optional_number(hf: Mapping[str, Any], key: str) -> float | None:
-    """As `number`; None where the key is missing or null."""
+    """Reads a key like `number`; None where the key is missing or null."""
     return None if hf.get(key) is None else number(hf, key)
 
 

@@ -56,7 +56,8 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _ropes(hf: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers with a window and of those without. Scaling concerns the latter alone, unless given for each."""
+    """Returns the ropes of layers with a window and of layers without. Scaling concerns the latter alone, unless given
+    for each."""
     parameters = rope_parameters(hf)
     if "full_attention" in parameters or "sliding_attention" in parameters:
         local = rope_parameters({"rope_parameters": parameters.get("sliding_attention")})

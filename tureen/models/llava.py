@@ -13,7 +13,7 @@ ARCHITECTURES = ("LlavaForConditionalGeneration",)
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the text model inside. Raises StartupError."""
+    """Returns the config of the text model inside. Raises StartupError."""
     return multimodal.text_config(hf, "llama", ties_if_text_does=True)
 
 

@@ -1,4 +1,4 @@
-"""What models that see have in common: a text model inside, whose config is a part of theirs."""
+"""Models that see: each has a text model inside, whose config is a part of its own."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tureen.models.config import ModelConfig, common, rope_parameters, sliding_w
 ARCHITECTURES = ("Phi3ForCausalLM",)
 
 OLD_ROPES = ("su", "yarn")
-"""What published configs call longrope."""
+"""Older names of longrope in published configs."""
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:

@@ -25,7 +25,7 @@ TEXT_DEFAULTS = {
         "max_window_layers": 28,
     },
 }
-"""By model_type: what the text_config of a larger model means by leaving a key out."""
+"""Values, by model_type, of keys that the text_config of a larger model leaves out."""
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:

@@ -31,7 +31,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _turning(hf: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Which layers rotate q and k."""
+    """Returns for each layer whether it rotates q and k."""
     given = hf.get("no_rope_layers")
     if given is None:
         every = integer(hf, "no_rope_layer_interval", 4)

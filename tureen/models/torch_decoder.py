@@ -77,7 +77,7 @@ class DecoderModel:
         yield "lm_head", self._head
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
-        """Those that adapters may change, each with the prefix of its weights' names."""
+        """Yields the layers that adapters may change, each with the prefix of its weights' names."""
         for index, block in enumerate(self._blocks):
             yield from block.linears(f"model.layers.{index}.")
 
@@ -107,7 +107,7 @@ def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
 
 
 def _ropes(config: ModelConfig) -> list[RopeConfig]:
-    """Those that differ."""
+    """Returns the different ropes of the model's layers, each once."""
     return [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
 
 

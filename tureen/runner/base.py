@@ -1,4 +1,4 @@
-"""What the engine asks of a runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
+"""The contract between engine and runner. Plain integers, no torch: a plan can be sent to another rank as it is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a row failed. `message` is for the client; "" = only the code is known."""
+    """The reason why a row failed. `message` is for the client; "" = only the code is known."""
 
     code: str
     message: str = ""

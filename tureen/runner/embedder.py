@@ -30,16 +30,18 @@ SHARED = 10_000_000_000
 """Floating-point operations of a text from which on the CPU's threads share it: for less, they wait for each other."""
 
 
-class Place(NamedTuple):
+class EmbedderPlace(NamedTuple):
     device: str  # as torch writes it: cpu, cuda:0
     dtype: str
     num_threads: int
 
 
-class Embedder:
+class ModelEmbedder:
     """See `engine/embedding.py`. A text is computed alone, so that no number depends on what else is asked for."""
 
-    def __init__(self, model: TorchBert, config: BertConfig, pooling: Pooling, max_tokens: int, place: Place) -> None:
+    def __init__(
+        self, model: TorchBert, config: BertConfig, pooling: Pooling, max_tokens: int, place: EmbedderPlace
+    ) -> None:
         self.config = config
         self.pooling = pooling
         self.max_tokens = max_tokens
@@ -72,7 +74,7 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Embedder:
+def load_embedder(source: ModelSource, config: Config, progress: Progress) -> ModelEmbedder:
     """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     _refuse_settings(config)
     device = resolve_device(config.device, config.num_threads)
@@ -81,10 +83,10 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Em
     sentence = read_sentence_config(source.path)
     max_tokens = _max_tokens(config, sentence, shape.num_positions)
     wanted = shape.weights()
-    place = Place(device.name, str(dtype).removeprefix("torch."), device.num_threads)
+    place = EmbedderPlace(device.name, str(dtype).removeprefix("torch."), device.num_threads)
     loading.require_memory(sum(map(math.prod, wanted.values())) * dtype.itemsize, place.dtype, device)
     weights = {name: tensor.to(place.device, dtype) for name, tensor in _read(source, wanted, progress)}
-    return Embedder(TorchBert(shape, weights), shape, sentence.pooling, max_tokens, place)
+    return ModelEmbedder(TorchBert(shape, weights), shape, sentence.pooling, max_tokens, place)
 
 
 def _max_tokens(config: Config, sentence: SentenceConfig, num_positions: int) -> int:

@@ -43,7 +43,7 @@ class TapeForward:
 
     @property
     def threads(self) -> int:
-        """That shared the last step."""
+        """The number of threads that shared the last step."""
         shared: int = self._tape.threads
         return shared
 

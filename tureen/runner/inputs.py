@@ -31,7 +31,7 @@ def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput
 
 
 def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which tokens of the step are given as embeddings, and these; see ModelInput."""
+    """Returns the places of the step's tokens that come as embeddings, and these embeddings; see ModelInput."""
     places: list[np.ndarray] = []
     values: list[np.ndarray] = []
     for row, span in zip(batch.rows, spans, strict=True):

@@ -19,7 +19,7 @@ log = get_logger("runner")
 def plan_capacity(
     config: Config, model: ModelConfig, *, token_bytes: int, weight_bytes: int, device: DeviceInfo
 ) -> Capacity:
-    """What a runner can hold beside its weights, which take `weight_bytes` of the memory that is free now.
+    """Computes how much a runner can hold beside its weights, which take `weight_bytes` of the memory that is free now.
 
     token_bytes: K and V of one token in all layers. The context is no longer than the pool.
     Raises StartupError when the settings cannot be met, with the numbers and the settings to change.

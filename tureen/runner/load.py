@@ -60,7 +60,8 @@ def _attention_fault(config: Config) -> str:
 
 
 def _native_fault(config: Config, device: DeviceInfo) -> str:
-    """Why the native kernels cannot be used; empty when they can. Raises StartupError when they are there but fail."""
+    """Returns the reason why the native kernels cannot be used; empty when they can. Raises StartupError when they are
+    there but fail."""
     if device.type != "cpu":
         return f"they run on a CPU, not on {device.name}; use --device cpu"
     if config.dtype == "float16":

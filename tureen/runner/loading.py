@@ -1,4 +1,4 @@
-"""From a model's files to the weights that its decoder wants, checked. No torch."""
+"""Reads a model's files into the weights that its decoder needs, checked. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DUMMY_DEVIATION = 0.02
 
 
 def describe(hf: Mapping[str, Any]) -> ModelConfig:
-    """What `model_config(source)` says of the decoder. Raises StartupError naming what is not understood."""
+    """Reads a checkpoint's config into the description of its decoder. Raises StartupError naming what is not
+    understood."""
     module, text = _decoder_of(hf)
     config: ModelConfig = module.parse(text)
     return config
@@ -73,7 +74,7 @@ def weights(
 
 
 def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
-    """Those of the weights found that the config wants, each once; values of norms are what multiplies.
+    """Yields the weights that the config needs, each once; values of norms are the factors themselves.
 
     Raises StartupError naming weights that are missing, unknown or misshapen: the missing ones after the last.
     """
@@ -112,7 +113,7 @@ def _renamed(found: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]
 
 
 def our_name(name: str, hf: Mapping[str, Any]) -> str:
-    """What `ModelConfig.weights` calls the weight of a checkpoint."""
+    """Returns the name in `ModelConfig.weights` of a checkpoint's weight."""
     return _replaced(local_name(name), _renames(hf))
 
 

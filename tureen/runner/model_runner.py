@@ -29,7 +29,7 @@ from tureen.runner.base import (
 )
 from tureen.runner.encoder import Encoder
 from tureen.runner.forward import Forward, ForwardOutput
-from tureen.runner.parts import Parts, Tag
+from tureen.runner.parts import ForwardParts, Tag
 from tureen.runner.trace import Profiler, TraceOptions
 from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors, load_registered
@@ -52,7 +52,7 @@ class ModelRunner:
         sampler: Sampler,
         capacity: Capacity,
         model: ModelConfig,
-        parts: Parts | None = None,
+        parts: ForwardParts | None = None,
     ) -> None:
         """parts: of the forward pass, where they can be exchanged."""
         self._forward = forward  # None while a part of it is away
@@ -214,7 +214,7 @@ class ModelRunner:
         parts.resume(tags)
         self._assemble(parts)
 
-    def _assemble(self, parts: Parts) -> None:
+    def _assemble(self, parts: ForwardParts) -> None:
         """The forward pass of the parts that are there."""
         forward = parts.assemble()
         if forward is not None:
@@ -224,12 +224,12 @@ class ModelRunner:
         parts.trim()
 
     def _weight(self, name: str, truncate_size: int) -> list[Any]:
-        """See Parts.value. The weights must be there."""
+        """See ForwardParts.value. The weights must be there."""
         if self._parts is None:
             raise _cannot("give out weights")
         return self._parts.value(name, truncate_size)
 
-    def _exchangeable(self, *tags: Tag) -> Parts:
+    def _exchangeable(self, *tags: Tag) -> ForwardParts:
         """Raises InvalidRequest for a model of which these cannot be exchanged, Conflict while a profile is taken of
         them."""
         if self._profiler.trace is not None:

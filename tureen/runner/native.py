@@ -24,7 +24,7 @@ from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
 from tureen.runner.packed_copy import LEAST_BYTES, PackedCopy, Planned
-from tureen.runner.parts import Parts
+from tureen.runner.parts import ForwardParts
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import Stored, to_float32
@@ -83,7 +83,7 @@ class NativeKit:
         return weights
 
     def _planned(self, source: ModelSource, config: Config) -> tuple[list[Planned], int]:
-        """What `plan_weights` says, once of what is loaded first."""
+        """Returns the plan of the weights and their bytes; worked out once for what is loaded first."""
         first, self._first_plan = self._first_plan, None
         return first or plan_weights(self._kernels, source, config, self.model, self._device)
 
@@ -118,7 +118,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     plan = plan_weights(kernels, source, config, model, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
-    parts = Parts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
+    parts = ForwardParts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 
@@ -136,7 +136,7 @@ def plan_weights(
 
 
 def _token_bytes(kernels: ModuleType, num_layers: int, shape: tuple[int, int, int, str]) -> int:
-    """What a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
+    """Returns the bytes that a token takes in the KV cache. shape: page size, kv heads, head_dim, dtype."""
     if shape[0] % BLOCK:
         log.warning("--page-size %d: a multiple of %d wastes no memory of the KV cache", shape[0], BLOCK)
     try:
@@ -178,7 +178,7 @@ def _is_copied(config: Config, weight_bytes: int) -> bool:
 
 
 def _format_of(stored: Stored, config: Config) -> str:
-    """What a matrix is packed as."""
+    """Returns the format in which a matrix is packed."""
     if stored.name.endswith(ROUTERS):
         return "F32"
     if config.quantization == "int8":

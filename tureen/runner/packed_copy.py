@@ -50,14 +50,14 @@ class Planned(NamedTuple):
     format: str
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CopyHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: str
     weights: list[Planned]
     checksums: list[int]
 
 
 class _Unusable(Exception):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
 
 class PackedCopy:
@@ -124,7 +124,7 @@ class PackedCopy:
         return np.empty(one.shape, np.float32)
 
     def _write(self, folder: Path, data: Sequence[NDArray[np.uint8]]) -> None:
-        header = _Header(self._origin, self._weights, [_checksum(one) for one in data])
+        header = _CopyHeader(self._origin, self._weights, [_checksum(one) for one in data])
         text = msgspec.json.encode(header)
         head = MAGIC + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little") + text
         *offsets, end = _offsets(len(head), data)
@@ -179,7 +179,7 @@ def _open_own(path: Path) -> io.BufferedReader:
     return file
 
 
-def _read_header(file: BinaryIO) -> tuple[_Header, int]:
+def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
     """The header, and where it ends."""
     fixed = file.read(len(MAGIC) + 12)
     if len(fixed) < len(MAGIC) + 12 or not fixed.startswith(MAGIC):
@@ -189,7 +189,7 @@ def _read_header(file: BinaryIO) -> tuple[_Header, int]:
     if len(text) != length or zlib.crc32(text) != checksum:
         raise _Unusable("its header is damaged")
     try:
-        return msgspec.json.decode(text, type=_Header), len(fixed) + length
+        return msgspec.json.decode(text, type=_CopyHeader), len(fixed) + length
     except msgspec.MsgspecError:
         raise _Unusable("its header is damaged") from None
 
@@ -201,7 +201,7 @@ def _bytes_of(weight: Any) -> NDArray[np.uint8]:
 
 
 def _offsets(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
-    """Where each begins after the `start` bytes of the header, and where the file ends."""
+    """Yields the offset at which each array begins after the `start` bytes of the header, and the end of the file."""
     for one in data:
         start = -(-start // ALIGNMENT) * ALIGNMENT
         yield start
@@ -226,7 +226,7 @@ def _checksum(data: NDArray[np.uint8]) -> int:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What killed processes left behind."""
+    """Removes the files that killed processes left behind."""
     for part in folder.glob(f".*{PART}"):
         with suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > STALE_SECONDS:

@@ -26,7 +26,7 @@ MAX_NUMBERS = 1 << 18
 log = get_logger("runner")
 
 
-class Kit(Protocol):
+class ForwardFactory(Protocol):
     """Makes the parts of forward passes of one kind, for models of one shape."""
 
     model: ModelConfig
@@ -40,24 +40,24 @@ class Kit(Protocol):
     def assemble(self, weights: Any, cache: Any) -> Forward: ...
 
     def value(self, weights: Any, name: str) -> NDArray[np.float32]:
-        """Of a weight in `model.weights()`, as it is computed with."""
+        """Returns the value of a weight in `model.weights()`, as it is computed with."""
 
     def trim(self) -> None:
         """Give memory that was freed back to the system."""
 
 
 class Served(NamedTuple):
-    """What the weights were read from."""
+    """The checkpoint that the weights were read from."""
 
     source: ModelSource
     config: Config
     files: tuple[tuple[str, int, int], ...]  # name, bytes, time of the last change
 
 
-class Parts:
+class ForwardParts:
     """Makes the forward pass of one runner, again whenever its parts have changed."""
 
-    def __init__(self, kit: Kit, source: ModelSource, config: Config) -> None:
+    def __init__(self, kit: ForwardFactory, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
         self._kit = kit
         self._config = config
@@ -97,7 +97,7 @@ class Parts:
         self._served, self._hf = served, hf
 
     def release(self, tags: Collection[Tag]) -> None:
-        """What `assemble` made must not be used, or held, any more."""
+        """Frees what `assemble` made: it must not be used, or held, any more."""
         if "weights" in tags:
             self._weights = None
         if "kv_cache" in tags:
@@ -159,7 +159,8 @@ class Parts:
 
 
 def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[str]:
-    """Which of the model's weights stand in the checkpoint's weight of that name, one after another; none: unknown."""
+    """Returns the model's weights that stand in the checkpoint's weight of that name, one after another; none:
+    unknown."""
     if name == "lm_head.weight" and model.tie_embeddings:
         return ["model.embed_tokens.weight"]
     *before, module, kind = ["", *name.rsplit(".", 2)][-3:]
@@ -188,7 +189,7 @@ def _check_same(served: ModelConfig, other: ModelConfig) -> None:
 
 
 def _refused(source: ModelSource, error: StartupError) -> InvalidRequest:
-    """What the client hears: where the files lie is in the log only."""
+    """Returns the error for the client: where the files lie is in the log only."""
     log.warning("weights not loaded: %s", error.message)
     message = error.message
     for path in (source.path, source.path.resolve(), source.path.resolve().parent):

@@ -29,7 +29,7 @@ from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler
-from tureen.runner.parts import Parts
+from tureen.runner.parts import ForwardParts
 from tureen.runner.torch_trace import TorchTrace
 from tureen.runner.trace import TraceOptions
 from tureen.sampling.torch_arithmetic import TorchArithmetic
@@ -147,7 +147,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
     kit = TorchKit(device, dtype, shape, capacity, _find_attention(config, shape, device, dtype), progress)
-    parts = Parts(kit, source, config)
+    parts = ForwardParts(kit, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 

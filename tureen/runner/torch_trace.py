@@ -1,4 +1,4 @@
-"""What torch's own profiler records of the steps that run: each operation, on the GPU each kernel."""
+"""Traces by torch's own profiler: each operation of the steps that run, on the GPU each kernel."""
 
 from __future__ import annotations
 

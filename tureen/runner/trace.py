@@ -26,7 +26,7 @@ log = get_logger("runner")
 
 
 class TraceOptions(NamedTuple):
-    """What is to be recorded beside the steps; none of it unless a client asks."""
+    """The things to record beside the steps; none of them unless a client asks."""
 
     activities: tuple[str, ...] = ()  # CPU, GPU; none: what there is
     with_stack: bool = False
@@ -37,7 +37,7 @@ class Trace(Protocol):
     """Called in one thread."""
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
-        """What runs in it is recorded."""
+        """Records what runs inside the context."""
 
     def write(self, file: BinaryIO) -> None:
         """The end. Raises OSError."""

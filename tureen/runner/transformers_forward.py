@@ -43,8 +43,8 @@ HARMLESS = frozenset(
 PROBE = 4  # tokens of the run that shows what a model's layers look like
 
 
-class Seen(NamedTuple):
-    """What a layer's attention was called with."""
+class AttentionCall(NamedTuple):
+    """The arguments with which a layer's attention was called."""
 
     shape: LayerShape
     unknown: tuple[str, ...]  # what this attention does not do
@@ -57,7 +57,7 @@ class TransformersForward:
         self.dtype = str(dtype).removeprefix("torch.")
         self.device_name = device.name
         self.attention: AttentionBackend | None = None  # None: only look at what it is asked for
-        self.seen: dict[int, Seen] = {}  # by layer
+        self.seen: dict[int, AttentionCall] = {}  # by layer
         self._model = model
         self._page_size = page_size
         self._device = torch.device(device.name)
@@ -79,7 +79,7 @@ class TransformersForward:
                 unknown += ("values of another size than keys",)
             if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
                 unknown += ("tokens that see later ones",)
-            self.seen[layer] = Seen(shape, unknown)
+            self.seen[layer] = AttentionCall(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
         q, k, v = (vectors[0].transpose(0, 1) for vectors in (q, k, v))
         return self.attention.forward(q, k, v, layer).view(1, *q.shape[:2], -1), None
@@ -267,7 +267,7 @@ def _has_window(text: Any) -> bool:
 
 
 def _describe(hf: Any, layer: LayerShape) -> ModelConfig:
-    """As much as the sizes of the KV cache and the limits of requests need."""
+    """Describes a model as far as the sizes of the KV cache and the limits of requests need."""
     text = hf.get_text_config()
     return ModelConfig(
         architecture=(hf.architectures or [""])[0],

@@ -1,4 +1,4 @@
-"""What the sampler asks of whole rows of logits, and the shapes of the answers.
+"""The operations on whole rows of logits that the sampler needs, and the shapes of their results.
 
 The sampler never looks into logits [rows, vocabulary]: they stay where the model left them. All answers are numpy
 arrays on the host, and are the same bits for a row whatever rows stand beside it.
@@ -31,7 +31,7 @@ NOT_SOUND, NOTHING_ALLOWED = -1, -2
 
 
 class Operation(Enum):
-    """What becomes of a logit and the number that comes with it. In float64, then rounded."""
+    """How a logit and the number that comes with it are combined: in float64, then rounded."""
 
     ADD = auto()
     WEAKEN = auto()  # what is positive is divided by the number, the rest multiplied; at most the largest float32
@@ -39,14 +39,14 @@ class Operation(Enum):
 
 
 class Peaks(NamedTuple):
-    """Of each row the largest logit, and the lowest id that has it. It is not finite in a row that is not sound."""
+    """The largest logit of each row, and the lowest id that has it. It is not finite in a row that is not sound."""
 
     values: NDArray[np.float32]  # [rows]
     token_ids: Ids  # [rows]
 
 
 class Softmaxes(NamedTuple):
-    """Those rows of the logits whose softmax is meant, each of (logit - peak) / temperature."""
+    """The softmaxes of some rows of the logits, each of (logit - peak) / temperature."""
 
     logits: Logits
     rows: Ids  # [r], ascending
@@ -54,7 +54,7 @@ class Softmaxes(NamedTuple):
     temperatures: Values  # [r]
 
     def of(self, places: Sequence[int]) -> Softmaxes:
-        """Those at some places among `rows`."""
+        """Returns the softmaxes at some places among `rows`."""
         index = np.array(places, dtype=np.int64)
         return Softmaxes(self.logits, self.rows[index], self.peaks[index], self.temperatures[index])
 
@@ -71,13 +71,13 @@ class Arithmetic(Protocol):
     """On one kind of logits. Rows are named by their index."""
 
     def prepare(self, logits: Logits) -> Logits:
-        """As float32 that may be overwritten; itself where it is."""
+        """Returns the logits as float32 that may be overwritten: the same object where they are."""
 
     def copy(self, logits: Logits, rows: Sequence[int]) -> Logits:
         """[len(rows), vocabulary]"""
 
     def greedy(self, logits: Logits, masks: Sequence[Mask | None]) -> list[int]:
-        """Of each row the lowest id that has the largest logit, of those that its mask allows.
+        """Returns for each row the lowest id that has the largest logit among those that its mask allows.
 
         NOT_SOUND in a row with NaN or +inf, or -inf alone, NOTHING_ALLOWED where only the mask leaves nothing else.
         `masks` has one for each row, or none at all.
@@ -110,7 +110,7 @@ class Arithmetic(Protocol):
         """A copy [len(rows), vocabulary] where the logits are, for what wants torch."""
 
     def adopt(self, rows: NDArray[np.float32] | torch.Tensor) -> Logits:
-        """What others computed [rows, vocabulary] as logits."""
+        """Returns rows [rows, vocabulary] that others computed as logits of this arithmetic."""
 
     def replace(self, logits: Logits, row: int, other: Logits, other_row: int) -> None:
         """logits[row] = other[other_row]"""

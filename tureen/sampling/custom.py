@@ -17,12 +17,12 @@ from tureen.runner.base import RowError, SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.processor_pool import (
     CALL_TIMEOUT_S,
-    Batch,
-    Key,
+    ProcessorBatch,
     ProcessorError,
     ProcessorPool,
     Raised,
     Tracked,
+    WorkerKey,
     key_of,
 )
 from tureen.types import NO_TOKEN
@@ -42,14 +42,15 @@ Group = list[tuple[int, "CustomState"]]
 
 
 class Fault(NamedTuple):
-    """Why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's parameters."""
+    """The reason why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's
+    parameters."""
 
     error: RowError
     may_be_one_row: bool = False
 
 
 class CustomState:
-    """What processors see of one sequence. `params` is the same dictionary at every step."""
+    """The part of one sequence that processors see. `params` is the same dictionary at every step."""
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.processor = state.processor
@@ -63,7 +64,7 @@ class CustomState:
         self.params: dict[str, Any] = given | {"__req__": request}
 
     @property
-    def key(self) -> str | Key:
+    def key(self) -> str | WorkerKey:
         return self.code or self.processor
 
     def goes_on_as(self, state: SlotState) -> bool:
@@ -116,7 +117,7 @@ class CustomProcessors:
         `peaks` are kept right. Rows with the same processor are one call; where it raises, each row is called again by
         itself, so that only those at fault fail. Returns the rows that failed, which stay as they were.
         """
-        groups: dict[str | Key, Group] = {}
+        groups: dict[str | WorkerKey, Group] = {}
         for row, state in enumerate(states):
             if state is not None:
                 groups.setdefault(state.key, []).append((row, state))
@@ -142,7 +143,7 @@ class CustomProcessors:
     def _run(self, arithmetic: Arithmetic, logits: Logits, groups: list[Group]) -> list[Changed | Fault]:
         """The result of each group; those in workers run at the same time."""
         batches = [
-            Batch(
+            ProcessorBatch(
                 code,
                 [arithmetic.host_row(logits, row) for row, _ in group],
                 [one.tracked for _, one in group],
@@ -156,7 +157,7 @@ class CustomProcessors:
             for group in groups
         ]
 
-    def _run_in_workers(self, batches: list[Batch]) -> Sequence[Changed | Fault]:
+    def _run_in_workers(self, batches: list[ProcessorBatch]) -> Sequence[Changed | Fault]:
         if self.pool is None:
             return [Fault(RowError(REJECTED, "the server runs no code of clients", 400, FIELD))] * len(batches)
         return [
@@ -187,7 +188,7 @@ class CustomProcessors:
 
 
 def load_failed(error: ProcessorError) -> RowError:
-    """Why a request cannot run whose code was not loaded."""
+    """Returns the error of a request whose code was not loaded."""
     return _fault(str(error), is_rejected=error.is_rejected).error
 
 

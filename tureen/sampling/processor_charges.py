@@ -1,4 +1,5 @@
-"""What clients' code costs others: the time that steps waited for it, charged to its client whatever it sends."""
+"""The cost that clients' code has for others: the time that steps waited for it, charged to its client whatever it
+sends."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from tureen.errors import TooManyRequests
 
 LIMIT_S = 2.0
-"""Of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
+"""Seconds of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
 
 PAID_PER_S = 0.1
 """A client's code may take a tenth of others' time for as long as it likes."""
@@ -23,7 +24,7 @@ LONGEST_REST_S = 5.0
 MAX_CLIENTS = 4096
 
 
-class Account:
+class ClientCharges:
     """One client's."""
 
     def __init__(self, now_s: float) -> None:
@@ -40,7 +41,7 @@ class Charges:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, ClientCharges] = {}
 
     def add(self, client: str, seconds: float) -> None:
         """Others waited so long: the client's requests that use code sit out as long, and it owes the time."""
@@ -84,16 +85,16 @@ class Charges:
                 retry_after_s=retry_after_s,
             )
 
-    def _account(self, client: str, now_s: float) -> Account:
-        account = self._accounts.pop(client, None) or Account(now_s)
+    def _account(self, client: str, now_s: float) -> ClientCharges:
+        account = self._accounts.pop(client, None) or ClientCharges(now_s)
         self._accounts[client] = account
         while len(self._accounts) > MAX_CLIENTS:
             del self._accounts[next(iter(self._accounts))]
         return account
 
-    def _debt(self, account: Account, now_s: float) -> float:
+    def _debt(self, account: ClientCharges, now_s: float) -> float:
         return max(0.0, account.debt_s - PAID_PER_S * (now_s - account.paid_until_s))
 
-    def _suspend(self, account: Account, until_s: float, why: str) -> None:
+    def _suspend(self, account: ClientCharges, until_s: float, why: str) -> None:
         account.suspended_until_s = max(account.suspended_until_s, until_s)
         account.why = why

@@ -31,7 +31,7 @@ LOAD_TIMEOUT_S = 10.0  # of the clock on the wall: LOAD_CPU_S of the processor i
 LOAD_CPU_S = 2.0
 CALL_TIMEOUT_S = 1.0
 IDLE_S = 30.0
-"""So long a worker that no request needs any more is kept for the next one."""
+"""Seconds for which a worker that no request needs any more is kept for the next one."""
 
 MAX_WORKERS = 16
 MAX_LOADS = 4
@@ -39,8 +39,8 @@ MAX_LOADS = 4
 Rows = NDArray[np.float32]
 
 
-class Key(NamedTuple):
-    """What a worker belongs to: two clients share none, whatever they send."""
+class WorkerKey(NamedTuple):
+    """The owner of a worker, client and payload: two clients share no worker, whatever they send."""
 
     client: str
     digest: bytes  # of the payload
@@ -70,19 +70,19 @@ class Tracked:
         self.output_ids = output_ids
 
 
-def key_of(client: str, payload: str) -> Key:
-    return Key(client, hashlib.sha256(payload.encode()).digest())
+def key_of(client: str, payload: str) -> WorkerKey:
+    return WorkerKey(client, hashlib.sha256(payload.encode()).digest())
 
 
-class Batch(NamedTuple):
+class ProcessorBatch(NamedTuple):
     """Rows of logits [vocabulary] of one client's sequences whose requests sent the same payload."""
 
-    key: Key
+    key: WorkerKey
     logits: Sequence[Rows]
     sequences: Sequence[Tracked]
 
 
-class Processor:
+class RemoteProcessor:
     """A client's code in its worker. Not trusted: replies have a fixed size, its memory is copied, then read."""
 
     def __init__(self, worker: Worker, rows: Rows) -> None:
@@ -97,7 +97,7 @@ class Processor:
         """Raises ProcessorError, Lost."""
         until_s = time.monotonic() + LOAD_TIMEOUT_S
         self.worker.begin(time.monotonic() + START_TIMEOUT_S)
-        self.worker.send(msgspec.msgpack.encode(messages.Load(payload)), until_s=until_s)
+        self.worker.send(msgspec.msgpack.encode(messages.LoadCode(payload)), until_s=until_s)
         while not self.worker.wait_readable(0.05):
             if self.worker.cpu_s > LOAD_CPU_S or time.monotonic() > until_s:
                 raise Lost(f"it was not loaded within {LOAD_CPU_S:g} s", has_begun=True, is_late=True)
@@ -112,17 +112,17 @@ class Processor:
             heard = self._known.get(one.number)
             if heard is None:
                 params = msgspec.json.encode(one.params)
-                new.append(messages.Sequence(one.number, params, one.prompt_ids, one.output_ids))
+                new.append(messages.NewSequence(one.number, params, one.prompt_ids, one.output_ids))
                 heard = len(one.output_ids)
             rows.append((one.number, one.output_ids[heard:]))
             self._known[one.number] = len(one.output_ids)
         self._number += 1
-        message = messages.Run(self._number, rows, new, self._dropped)
+        message = messages.RunRows(self._number, rows, new, self._dropped)
         self._dropped = []
         self.worker.send(msgspec.msgpack.encode(message), until_s=until_s)
 
     def finish(self, num_rows: int, until_s: float) -> Rows:
-        """What became of the logits: a copy that the worker cannot reach, until the next call.
+        """Returns the changed logits: a copy that the worker cannot reach, valid until the next call.
 
         Raises ProcessorError, Lost.
         """
@@ -149,12 +149,12 @@ class Processor:
 class Lease:
     """A client's processor for as long as requests need it: being loaded, loaded, or failed."""
 
-    def __init__(self, key: Key, payload: str) -> None:
+    def __init__(self, key: WorkerKey, payload: str) -> None:
         self.key = key
         self.payload = payload
         self.num_users = 0
         self.idle_since_s = 0.0
-        self.processor: Processor | None = None
+        self.processor: RemoteProcessor | None = None
         self.error: ProcessorError | None = None
         self.is_settled = threading.Event()
 
@@ -184,9 +184,9 @@ class ProcessorPool:
         self._clock = clock
         self.charges = Charges(clock)
         self._lock = threading.Lock()
-        self._leases: dict[Key, Lease] = {}
+        self._leases: dict[WorkerKey, Lease] = {}
         self._waits: dict[str, float] = {}
-        setup = msgspec.msgpack.encode(messages.Shape(*self._shape))
+        setup = msgspec.msgpack.encode(messages.LogitsShape(*self._shape))
         self.supervisor = Supervisor(
             "the workers of client processors",
             PROGRAM,
@@ -226,16 +226,16 @@ class ProcessorPool:
             if lease.num_users == 0:
                 lease.note_use(self._clock())
 
-    def run(self, batches: Sequence[Batch]) -> list[Rows | ProcessorError]:
+    def run(self, batches: Sequence[ProcessorBatch]) -> list[Rows | ProcessorError]:
         """Process the rows of all batches at once; no key comes twice, and each has been acquired.
 
         Of each the result [rows, vocabulary], which holds until the next call, or why there is none. Takes at most the
         time for one call, whatever the number of batches; `take_waits` tells how long it was.
         """
-        results: dict[Key, Rows | ProcessorError] = {}
+        results: dict[WorkerKey, Rows | ProcessorError] = {}
         begun_s = self._clock()
         until_s = time.monotonic() + CALL_TIMEOUT_S
-        waiting: dict[Processor, Batch] = {}
+        waiting: dict[RemoteProcessor, ProcessorBatch] = {}
         try:
             for batch in batches:
                 with self._noting(batch.key, results, begun_s):
@@ -253,7 +253,7 @@ class ProcessorPool:
             raise
         return [results[batch.key] for batch in batches]
 
-    def drop(self, key: Key, number: int) -> None:
+    def drop(self, key: WorkerKey, number: int) -> None:
         """This sequence has ended."""
         lease = self._leases.get(key)
         if lease is not None and lease.processor is not None:
@@ -281,7 +281,7 @@ class ProcessorPool:
         for worker in self.supervisor.workers:
             self.supervisor.end(worker)
 
-    def _processor(self, key: Key) -> Processor:
+    def _processor(self, key: WorkerKey) -> RemoteProcessor:
         """Raises ProcessorError."""
         lease = self._leases.get(key)
         if lease is None or not lease.is_settled.is_set():
@@ -292,7 +292,9 @@ class ProcessorPool:
         return lease.processor
 
     @contextlib.contextmanager
-    def _noting(self, key: Key, results: dict[Key, Rows | ProcessorError], begun_s: float) -> Iterator[None]:
+    def _noting(
+        self, key: WorkerKey, results: dict[WorkerKey, Rows | ProcessorError], begun_s: float
+    ) -> Iterator[None]:
         """An error becomes the result, and the wait the client's. A worker that is lost ends."""
         try:
             yield
@@ -310,7 +312,7 @@ class ProcessorPool:
             waited_s = self._clock() - begun_s
             self._waits[key.client] = self._waits.get(key.client, 0.0) + waited_s
 
-    def _fail(self, key: Key, error: ProcessorError) -> None:
+    def _fail(self, key: WorkerKey, error: ProcessorError) -> None:
         with self._lock:
             lease = self._leases.get(key)
             if lease is not None:
@@ -355,7 +357,7 @@ class ProcessorPool:
                 lease.note_use(self._clock() if lease.num_users == 0 else None)
                 lease.is_settled.set()
 
-    def _loaded(self, lease: Lease) -> Processor:
+    def _loaded(self, lease: Lease) -> RemoteProcessor:
         """Raises ProcessorError, Lost, OSError."""
         processor = self._start_worker()
         try:
@@ -367,7 +369,7 @@ class ProcessorPool:
                 self.charges.note_end(lease.key.client)
             raise
 
-    def _start_worker(self) -> Processor:
+    def _start_worker(self) -> RemoteProcessor:
         """Raises Lost, OSError."""
         if not self.supervisor.wait_ready(START_TIMEOUT_S):
             raise Lost("no worker could be started", is_blameless=True)
@@ -380,7 +382,7 @@ class ProcessorPool:
             worker = self.supervisor.fork([memory])
         finally:
             os.close(memory)
-        return Processor(worker, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
+        return RemoteProcessor(worker, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
 
     def _can_seal(self) -> bool:
         """Whether this kernel holds a worker: one that could not be sealed ends before it answers."""
@@ -420,7 +422,7 @@ def _has_lost_worker(lease: Lease) -> bool:
     return worker is not None and (worker.is_killed or not worker.is_alive)
 
 
-def _answering(processors: list[Processor], until_s: float) -> list[Processor]:
+def _answering(processors: list[RemoteProcessor], until_s: float) -> list[RemoteProcessor]:
     """Those whose reply has come; past the time all of them."""
     by_number = {one.worker.fileno(): one for one in processors}
     poll = select.poll()

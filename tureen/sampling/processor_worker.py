@@ -29,7 +29,7 @@ from tureen.sandbox.fork_server import Handle, Program
 MAX_DEPTH = 500
 COMMON = ("bisect", "collections", "copy", "dataclasses", "enum", "functools", "heapq", "itertools", "json", "math",
           "operator", "random", "re", "statistics", "string", "time", "typing")  # fmt: skip
-"""What client code may import: nothing else can be loaded in the sandbox."""
+"""Modules that client code may import: nothing else can be loaded in the sandbox."""
 
 SGLANG_NAME = "sglang.srt.sampling.custom_logit_processor"
 
@@ -41,14 +41,14 @@ class Rejected(Exception):
 
 
 class Nowhere(io.TextIOBase):
-    """What a processor prints."""
+    """Takes what a processor prints, and drops it."""
 
     def write(self, text: str, /) -> int:
         return len(text)
 
 
 def program(setup: bytes) -> Program:
-    shape = msgspec.msgpack.decode(setup, type=messages.Shape)
+    shape = msgspec.msgpack.decode(setup, type=messages.LogitsShape)
     _stand_in_for_sglang()
     warm_up()
 
@@ -57,13 +57,13 @@ def program(setup: bytes) -> Program:
         logits = torch.frombuffer(shared, dtype=torch.float32).view(shape.rows, shape.width)
         sys.stdout = sys.stderr = Nowhere()
         sys.setrecursionlimit(MAX_DEPTH)
-        return Processor(logits).handle
+        return LoadedProcessor(logits).handle
 
     return Program(messages.LIMITS, open_)
 
 
-class Processor:
-    """What a client sent, once it is loaded, and the sequences that it knows."""
+class LoadedProcessor:
+    """A client's loaded processor, and the sequences that it knows."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
@@ -72,9 +72,9 @@ class Processor:
 
     def handle(self, data: bytes) -> bytes:
         message = _decoder.decode(data)
-        number = message.number if isinstance(message, messages.Run) else 0
+        number = message.number if isinstance(message, messages.RunRows) else 0
         try:
-            if isinstance(message, messages.Load):
+            if isinstance(message, messages.LoadCode):
                 self._call = _load(message.payload)
             else:
                 _run(self._call, message, self._sequences, self._logits)
@@ -82,7 +82,7 @@ class Processor:
         except Rejected as error:
             return messages.reply(number, messages.REJECTED, str(error))
         except BaseException as error:  # noqa: BLE001 - whatever a client's code raises is its own failure
-            status = messages.REJECTED if isinstance(message, messages.Load) else messages.FAILED
+            status = messages.REJECTED if isinstance(message, messages.LoadCode) else messages.FAILED
             return messages.reply(number, status, f"{type(error).__name__}: {error}")
 
 
@@ -94,7 +94,7 @@ def _load(payload: str) -> Any:
     return processor
 
 
-def _run(processor: Any, message: messages.Run, sequences: dict[int, dict[str, Any]], logits: torch.Tensor) -> None:
+def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[str, Any]], logits: torch.Tensor) -> None:
     for number in message.dropped:
         sequences.pop(number, None)
     for one in message.new:

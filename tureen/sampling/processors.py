@@ -143,7 +143,8 @@ def logit_bias(user: User) -> Change:
 
 
 def temperature(params: Iterable[SamplingParams]) -> Values:
-    """What the differences between logits are divided by. Log-probabilities of greedy rows are taken at 1."""
+    """Returns for each row the number by which differences between logits are divided. Log-probabilities of greedy rows
+    are taken at 1."""
     return np.array([1.0 if p.is_greedy else p.temperature for p in params])
 
 

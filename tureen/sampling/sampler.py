@@ -25,7 +25,7 @@ NO_MASKS: Mapping[int, Mask] = {}
 
 
 class Draw(NamedTuple):
-    """What a row of logits gave: a token, or why there is none."""
+    """The result of drawing from a row of logits: a token, or the reason why there is none."""
 
     token_id: int | None = None
     logprobs: PositionLogprobs | None = None  # if its request asked
@@ -225,7 +225,7 @@ def _softmaxes(logits: Logits, peaks: Peaks, rows: Sequence[int], temperatures: 
 def _own_logprobs(
     arithmetic: Arithmetic, logits: Logits, token_ids: Sequence[int], specs: Sequence[LogprobSpec]
 ) -> list[PositionLogprobs]:
-    """Of the model's own logits, all rows."""
+    """Returns the log-probabilities under the model's own logits, for all rows."""
     rows = range(len(token_ids))
     softmaxes = _softmaxes(logits, arithmetic.peaks(logits), rows, np.ones(len(token_ids)))
     return logprobs.report(arithmetic, softmaxes, token_ids, specs)

@@ -1,4 +1,4 @@
-"""What the sampler remembers of each sequence, by slot. On the host: it is small, and one transfer a stage sends it."""
+"""The sampler's state of each sequence, by slot. On the host: it is small, and one transfer a stage sends it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Slot:
 
 
 def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | None = None) -> Slot:
-    """As if every token of state.output_ids had been drawn here."""
+    """Starts a slot in the state in which it would be if every token of state.output_ids had been drawn here."""
     params = state.params
     known_prompt = tuple(token_id for token_id in state.prompt_ids if token_id != NO_TOKEN)
     counts_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0

@@ -16,10 +16,11 @@ log = get_logger("sandbox")
 
 
 SHARE = 0.25
-"""Of the memory that there is, by default."""
+"""The share of the memory that helpers may take, by default."""
 
 FRONT_SHARE = 1 / 3
-"""Of that, for the front's: pictures, second checks. The rest is the engine's: grammars, client processors."""
+"""The share of that for the front's helpers: pictures, second checks. The rest is the engine's: grammars, client
+processors."""
 
 SETTLED_S = 0.5
 """A reservation ends as long after its worker was first seen at work; then what the worker takes counts."""
@@ -28,7 +29,7 @@ ROOM_TIMEOUT_S = 30.0
 
 
 def helper_bytes(config: Config) -> int:
-    """What all helper processes together may take."""
+    """Returns the bytes that all helper processes together may take."""
     return config.helper_memory_mib << 20 if config.helper_memory_mib else int(SHARE * cpu.total_bytes())
 
 
@@ -134,5 +135,5 @@ class MemoryBudget:
 
 
 def _rank(worker: Worker, size: int) -> tuple[bool, float]:
-    """Those that go first come first."""
+    """Returns a key by which the workers that are to go first come first."""
     return (True, -size) if worker.idle_since_s is None else (False, worker.idle_since_s)

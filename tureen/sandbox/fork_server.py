@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from tureen.sandbox import framing
-from tureen.sandbox.limits import Limits, confine, die_with_parent
+from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
 PING, READY = b"p", b"r"
 """Messages on the control socket: READY once, and to answer a PING."""
@@ -38,10 +38,14 @@ Handle = Callable[[bytes], bytes]
 """A worker answers each message by one. The end of its connection ends it."""
 
 
-class Program(NamedTuple):
-    """What the workers of a fork server do."""
+Workers = dict[int, tuple[int, int]]
+"""A process by its descriptor: its id, and the worker's number."""
 
-    limits: Limits
+
+class Program(NamedTuple):
+    """The work of a fork server's workers."""
+
+    limits: WorkerLimits
     open: Callable[[Sequence[int]], Handle]  # called in each worker, with the descriptors that came for it
 
 
@@ -58,12 +62,17 @@ def main(make_program: Callable[[bytes], Program]) -> None:
     gc.freeze()
     with contextlib.suppress(OSError):  # nobody waits any more
         control.send(READY)
-        _serve(control, program)
+        workers: Workers = {}
+        try:
+            _serve(control, program, workers)
+        finally:
+            for pid, _ in workers.values():  # nobody else may be there to reap them
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
-def _serve(control: socket.socket, program: Program) -> None:
+def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
     """Raises OSError when the supervisor is gone."""
-    workers: dict[int, tuple[int, int]] = {}  # descriptor of its process -> its id, the worker's number
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:

@@ -1,4 +1,4 @@
-"""What a worker may take, and how it gives up the rest."""
+"""The limits of a worker, and how it gives up all other rights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_DESCRIPTORS = 1 << 16
 MAX_FILE_BYTES = 64 << 20  # of a file that a worker writes, where it may write any
 
 
-class Limits(NamedTuple):
+class WorkerLimits(NamedTuple):
     """Bounds of one worker."""
 
     memory_bytes: int  # on top of what it is born with
@@ -32,7 +32,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def confine(limits: Limits, keep: int) -> None:
+def confine(limits: WorkerLimits, keep: int) -> None:
     """Give up, for good, all but the limits and one descriptor. Raises OSError.
 
     Nothing is said on stderr from then on: a library that ends the process says why there, with pieces of what a

@@ -17,7 +17,7 @@ from typing import Literal
 from tureen.log import get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.fork_server import ENDED, FORK, PARENT, PING, READY
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.pulse import Patience, Pulse
 from tureen.sandbox.worker import Lost, Worker
 
@@ -51,7 +51,7 @@ class Supervisor:
         self,
         name: str,
         program: Sequence[str],
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         setup: bytes = b"",
         tick: Callable[[], None] = lambda: None,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from tureen.sandbox import framing
 from tureen.sandbox.fork_server import BORN, READY
-from tureen.sandbox.limits import Limits
+from tureen.sandbox.limits import WorkerLimits
 
 OWN_BYTES = 16 << 20
 """Memory that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
@@ -53,7 +53,7 @@ class Lost(Exception):
 class Worker:
     """One process and the connection to it. One thread at a time sends and receives; any may `kill`."""
 
-    def __init__(self, connection: socket.socket, limits: Limits, is_orphan: Callable[[], bool]) -> None:
+    def __init__(self, connection: socket.socket, limits: WorkerLimits, is_orphan: Callable[[], bool]) -> None:
         """is_orphan: whether the fork server that it comes from has ended."""
         self.limits = limits
         self.pid = 0  # until it is born
@@ -133,14 +133,15 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Until it has ended, or its fork server, with which it ends; one that is not born yet counts."""
+        """Whether neither the worker nor its fork server, with which it ends, has ended; a worker that is not born yet
+        counts."""
         if self._is_orphan():
             return False
         return self._process < 0 or not select.select([self._process], [], [], 0)[0]
 
     @property
     def memory_bytes(self) -> int:
-        """What it has taken since its birth; what it shares with the fork server does not count."""
+        """The bytes that it has taken since its birth; memory that it shares with the fork server does not count."""
         return OWN_BYTES + max(0, _anonymous_bytes(self.pid) - self._born_bytes) if self.pid else 0
 
     def kill(self) -> None:

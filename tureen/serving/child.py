@@ -19,7 +19,7 @@ from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
 from tureen.serving.pixels import Borrower, ToChild
-from tureen.types import Failed, FromEngine, Phase, Ready, ToEngine
+from tureen.types import EngineFailed, EngineReady, FromEngine, StartupPhase, ToEngine
 
 PING = b""
 """The message that asks whether somebody is there, and the answer to it. All others are msgpack."""
@@ -27,7 +27,7 @@ PING = b""
 log = get_logger("serving")
 
 
-class Order(msgspec.Struct, frozen=True):
+class BuildOrder(msgspec.Struct, frozen=True):
     """The first frame: which engine to build."""
 
     factory: str  # "module:function", called with (config, progress=…)
@@ -46,8 +46,8 @@ class Link:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
-    def receive_order(self) -> Order:
-        return msgspec.msgpack.decode(self._receive() or b"", type=Order)
+    def receive_order(self) -> BuildOrder:
+        return msgspec.msgpack.decode(self._receive() or b"", type=BuildOrder)
 
     def start_reading(self) -> None:
         threading.Thread(target=self._read, name="link", daemon=True).start()
@@ -103,15 +103,15 @@ def main(descriptor: int) -> None:
     module, name = order.factory.split(":")
     try:
         make_engine = getattr(importlib.import_module(module), name)
-        engine, info = make_engine(order.config, progress=lambda *phase: link.publish(Phase(*phase)))
+        engine, info = make_engine(order.config, progress=lambda *phase: link.publish(StartupPhase(*phase)))
     except TureenError as error:
-        link.publish(Failed(error.message, startup=True))
+        link.publish(EngineFailed(error.message, startup=True))
         return
     except Exception as error:  # an edge: the server must hear why
         log.exception("the engine could not be built")
-        link.publish(Failed(f"the engine could not be built: {type(error).__name__}", startup=True))
+        link.publish(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
         return
-    link.publish(Ready(info))
+    link.publish(EngineReady(info))
     Loop(engine, link.take, link.publish).run()
 
 

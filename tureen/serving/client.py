@@ -34,7 +34,7 @@ class EngineClient(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why requests are refused; None while they are taken."""
+        """The reason why requests are refused; None while they are taken."""
 
     @property
     def health(self) -> EngineHealth:

@@ -16,20 +16,20 @@ from tureen.log import Progress, get_logger, no_progress
 from tureen.serving.streams import Streams, Watch
 from tureen.serving.watchdog import Sign, Watchdog
 from tureen.types import (
+    EngineFailed,
     EngineHealth,
     EngineInfo,
+    EngineReady,
     EngineStats,
-    Failed,
     FromEngine,
     GenerateRequest,
     OutputDelta,
-    Phase,
-    Ready,
+    StartupPhase,
     ToEngine,
 )
 
 TICK_S = 0.4
-"""So often it is looked whether the engine is well."""
+"""Seconds between two looks at whether the engine is well."""
 
 STEADY_S = 10.0
 """An engine that lived for so long, or did anything for anybody, was started well."""
@@ -38,7 +38,8 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 """Between starts that fail, doubled each time."""
 
 GIVE_UP_AFTER = 3
-"""So many starts in a row that fail end the streams that wait for an engine. It is tried again nevertheless."""
+"""The number of failed starts in a row that ends the streams that wait for an engine. It is tried again
+nevertheless."""
 
 State = Literal["healthy", "suspect", "replacing", "down"]
 
@@ -198,11 +199,11 @@ class HealingClient:
         if epoch != self._epoch:
             return
         match message:
-            case Phase(name, done, total):
+            case StartupPhase(name, done, total):
                 self._progress(name, done, total)
-            case Ready(info):
+            case EngineReady(info):
                 self._ready.set_result(info)
-            case Failed(text):
+            case EngineFailed(text):
                 self._lose(epoch, text)
             case _:
                 self._streams.receive(message)
@@ -231,7 +232,7 @@ class HealingClient:
         self._tasks["replace"] = asyncio.create_task(self._restart())
 
     async def _restart(self) -> None:
-        """Until there is an engine."""
+        """Starts engines until there is one."""
         while True:
             if self._host is not None:
                 await self._host.close(at_once=True)  # its memory is free then

@@ -16,7 +16,7 @@ from tureen.errors import TureenError
 from tureen.log import Progress, get_logger
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign, processor_s
-from tureen.types import Close, EngineInfo, Failed, FromEngine, Phase, Ready, ToEngine
+from tureen.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, StartupPhase, ToEngine
 
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 
@@ -77,13 +77,13 @@ class ThreadHost:
         try:
             engine, info = self._make_engine(self._report)
         except TureenError as error:
-            self._publish(Failed(error.message, startup=True))
+            self._publish(EngineFailed(error.message, startup=True))
             return
         except Exception as error:  # an edge: the thread's end must be heard of
             log.exception("the engine could not be built")
-            self._publish(Failed(f"the engine could not be built: {type(error).__name__}", startup=True))
+            self._publish(EngineFailed(f"the engine could not be built: {type(error).__name__}", startup=True))
             return
-        self._publish(Ready(info))
+        self._publish(EngineReady(info))
         Loop(engine, self._take, self._publish).run()
 
     def _report(self, phase: str, done: int, total: int) -> None:
@@ -92,7 +92,7 @@ class ThreadHost:
         if phase == self._phase and done < total and now - self._reported_s < REPORT_S:
             return
         self._phase, self._reported_s = phase, now
-        self._publish(Phase(phase, done, total))
+        self._publish(StartupPhase(phase, done, total))
 
     def _take(self, wait_s: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []

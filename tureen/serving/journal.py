@@ -1,4 +1,4 @@
-"""What operators did to an engine since its start: done again to the one that replaces it."""
+"""The operations that changed an engine since its start: they are repeated on the one that replaces it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tureen.types import FinishReason, GenerateRequest, OutputDelta, Usage
 
 
 class Live:
-    """What came of a request so far, from however many engines."""
+    """The output of a request so far, from however many engines."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
         self.request = request
@@ -21,11 +21,11 @@ class Live:
         self._num_chars = 0
         self._num_states = 0
         self._cached_tokens: int | None = None  # that the first engine found; no other's cache is the client's affair
-        self._repeat: Repeat | None = None
+        self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
-        """What of an engine's delta the client does not have; None where it has all. Raises RequestFailed where the
-        engine does not say again what another said."""
+        """Returns the part of an engine's delta that the client does not have; None where it has all. Raises
+        RequestFailed where the engine does not say again what another said."""
         if self._repeat is not None:
             rest = self._repeat.rest_of(delta)
             if rest is None:
@@ -44,14 +44,14 @@ class Live:
         return delta
 
     def rest(self, now_s: float) -> GenerateRequest | FinishReason:
-        """What another engine is to do; or how it ends, where nothing is left to do."""
+        """Returns the request that is left for another engine; or the finish reason, where nothing is left to do."""
         request, self._repeat = self.request, None
         if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
             return FinishReason(type="abort", message="Aborted", reason="deadline")
         if not self._token_ids:
             return request
         if must_repeat(request):
-            self._repeat = Repeat(tuple(self._token_ids), self._num_chars, self._num_states)
+            self._repeat = RepeatedOutput(tuple(self._token_ids), self._num_chars, self._num_states)
             return msgspec.structs.replace(request, ttft_deadline_ms=None)
         return msgspec.structs.replace(
             request,
@@ -61,7 +61,7 @@ class Live:
         )
 
 
-class Repeat:
+class RepeatedOutput:
     """An output that an engine makes again from its start. What the client has of it is compared and left out."""
 
     def __init__(self, token_ids: tuple[int, ...], num_chars: int, num_states: int) -> None:

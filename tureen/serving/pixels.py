@@ -57,7 +57,7 @@ class Borrower:
         self._pixels: dict[str, bytes] = {}
 
     def receive(self, message: ToChild) -> ToEngine | None:
-        """What the engine is to have of it."""
+        """Returns the message for the engine, if there is one."""
         if isinstance(message, Keep):
             self._pixels[message.digest] = message.pixels
             return None

@@ -16,7 +16,7 @@ import msgspec
 from tureen.config import Config
 from tureen.log import get_logger
 from tureen.sandbox.framing import HEADER, framed
-from tureen.serving.child import PING, Order
+from tureen.serving.child import PING, BuildOrder
 from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
@@ -24,7 +24,7 @@ from tureen.types import Close, FromEngine, GenerateRequest, StepReport, Submit,
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0
-"""So long after its end of the socket is closed a process may still be there."""
+"""Seconds for which a process may still be there after its end of the socket is closed."""
 
 STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 
@@ -36,7 +36,7 @@ class ProcessHost:
 
     can_be_killed = True
 
-    def __init__(self, order: Order, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
+    def __init__(self, order: BuildOrder, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> None:
         self._order = order
         self._receive = receive
         self._lose = lose
@@ -139,7 +139,7 @@ class ProcessClient(HealingClient):
 
     def __init__(self, factory: str, config: Config) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
-            return ProcessHost(Order(factory, config, epoch), receive, lose)
+            return ProcessHost(BuildOrder(factory, config, epoch), receive, lose)
 
         super().__init__(make_host, watchdog_timeout_s=config.watchdog_timeout_s, freeze_grace_s=config.freeze_grace_s)
 

@@ -18,8 +18,8 @@ from tureen.serving.live import Live
 from tureen.serving.trials import POISON_AFTER, Trials
 from tureen.types import (
     Abort,
-    Call,
     CallResult,
+    ControlCall,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -40,7 +40,7 @@ Watch = Callable[[int], None]
 """Hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
 
 MERGE_AT = 64
-"""So many pieces that a reader has not taken become one."""
+"""The number of pieces not taken by a reader that are merged into a single one."""
 
 MOST_SENT = 2
 """A control operation is not given to more engines: it may be what they die of."""
@@ -109,7 +109,7 @@ class _Stream:
 class _Call(NamedTuple):
     """A control operation that has not been answered."""
 
-    message: Call
+    message: ControlCall
     future: asyncio.Future[Any]
     num_sent: int = 0  # to so many engines
 
@@ -198,7 +198,7 @@ class Streams:
         if self.refuse is not None:
             raise self.refuse()
         self._num_calls += 1
-        call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future())
+        call = _Call(ControlCall(self._num_calls, op, args), asyncio.get_running_loop().create_future())
         self._calls[self._num_calls] = call
         if self._send is not None:
             self._ask(call, self._send)
@@ -209,7 +209,7 @@ class Streams:
 
         async def do(op: str, **args: Any) -> object:
             self._num_calls += 1
-            call = _Call(Call(self._num_calls, op, args), asyncio.get_running_loop().create_future(), MOST_SENT)
+            call = _Call(ControlCall(self._num_calls, op, args), asyncio.get_running_loop().create_future(), MOST_SENT)
             self._ask(call, send)
             return await call.future
 
@@ -340,7 +340,7 @@ def _lost(reason: str) -> errors.Unavailable:
 
 
 def _totals(stats: EngineStats) -> EngineStats:
-    """What stays of an engine's figures when it is gone: the totals."""
+    """Returns the figures of an engine that stay when it is gone: the totals."""
     totals = {name: getattr(stats, name) for name in _TOTALS}
     return EngineStats(num_free_pages=stats.num_pages, num_pages=stats.num_pages, **totals)
 

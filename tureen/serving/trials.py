@@ -1,4 +1,4 @@
-"""Which requests may run beside which after engines have died: the one whose fault it is, is found by halves.
+"""Finds by halves the request that kills engines: decides which requests may run beside which after a death.
 
 After one death all go on together. Who was there at two waits, and half of those are tried first; where the engine dies
 again, half of these. Who comes out alone is tried without any other: when the engine dies with it then, and has died
@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 POISON_AFTER = 3
 GROWTH = 4
-"""So many times as many tokens pass a trial after one death more."""
+"""The factor by which the tokens that pass a trial grow with each death."""
 
 
 class Trials:
@@ -46,7 +46,7 @@ class Trials:
         return None
 
     def survived(self, request_id: str, num_tokens: int) -> bool:
-        """So many tokens came of a request. Whether others may run now that could not before."""
+        """Notes that so many tokens came of a request. Returns whether others may run now that could not before."""
         if request_id not in self._tried:
             return False
         self._tried[request_id] -= num_tokens

@@ -7,28 +7,28 @@ import time
 from typing import Literal, NamedTuple
 
 ANSWER_S = 1.5
-"""Who is silent for so long, and did not compute meanwhile, is suspect."""
+"""Seconds of silence, without computing meanwhile, after which an engine is suspect."""
 
 IDLE_SHARE = 0.05
-"""Who takes less of one processor than this waits for something, and would not be helped by a faster machine."""
+"""The share of one processor below which an engine waits for something, and would not be helped by a faster machine."""
 
 
 class Sign(NamedTuple):
-    """What can be seen of an engine."""
+    """The signs of life of an engine."""
 
     has_answered: bool  # since the last sign
     processor_s: float  # that it has taken since it began
     is_stopped: bool = False  # by a signal, or a debugger
 
 
-class Verdict(NamedTuple):
+class EngineVerdict(NamedTuple):
     """`suspect`: it may come back; `frozen`: it had its time to; `hung`: it will not."""
 
     state: Literal["well", "suspect", "frozen", "hung"]
     reason: str = ""
 
 
-WELL = Verdict("well")
+WELL = EngineVerdict("well")
 
 
 class Watchdog:
@@ -50,7 +50,7 @@ class Watchdog:
         self._stuck_s = 0.0  # of the time it could use, for how long nothing came of it
         self._num_reports = -1
 
-    def judge(self, sign: Sign, seconds: float, *, is_waiting: bool, num_reports: int) -> Verdict:
+    def judge(self, sign: Sign, seconds: float, *, is_waiting: bool, num_reports: int) -> EngineVerdict:
         """`seconds` have passed for this process; somebody waits, or nobody; so many reports have come in all."""
         used_s = sign.processor_s - self._processor_s
         self._processor_s = sign.processor_s
@@ -65,13 +65,13 @@ class Watchdog:
             self._num_reports, could_s, self._stuck_s = num_reports, 0.0, 0.0
         self._stuck_s += could_s
         if self._stuck_s > self._timeout_s:
-            return Verdict("hung", f"no step ended within {self._timeout_s:g} s")
+            return EngineVerdict("hung", f"no step ended within {self._timeout_s:g} s")
         if is_answering or not (sign.is_stopped or self._silent_s > ANSWER_S):
             return WELL
         reason = "its process is stopped" if sign.is_stopped else "its process does not get to run"
         if self._silent_s > self._grace_s:
-            return Verdict("frozen", f"{reason}, for more than {self._grace_s:g} s")
-        return Verdict("suspect", reason)
+            return EngineVerdict("frozen", f"{reason}, for more than {self._grace_s:g} s")
+        return EngineVerdict("suspect", reason)
 
 
 def processor_s(task_id: int, *, is_thread: bool = False) -> float:

@@ -1,4 +1,4 @@
-"""Where a JSON or Python value ends, in a text that comes in pieces."""
+"""Finds the end of a JSON or Python value in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ OPEN = {"}": "{", "]": "[", ")": "("}
 
 JSON = re.compile(r'["{}\[\]]|[^ \t\r\nA-Za-z0-9.+\-,:]')
 PYTHON = re.compile(r"""["'{}()\[\]]""")
-"""What is looked at between strings: quotes (small models write single ones in JSON too), brackets, and what does not
-belong there at all."""
+"""Characters with a meaning between strings: quotes (small models write single ones in JSON too), brackets, and what
+does not belong there at all."""
 
 INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
@@ -21,7 +21,8 @@ class Brackets:
 
     def __init__(self, pattern: re.Pattern[str], opened: str = "") -> None:
         self.text: list[str] = []
-        """What was passed, line breaks and other control characters in strings escaped: JSON allows none there."""
+        """The text that was passed, line breaks and other control characters in strings escaped: JSON allows none
+        there."""
         self._pattern = pattern
         self._stack = list(opened)
         self._quote = ""
@@ -32,7 +33,7 @@ class Brackets:
         return len(self._stack)
 
     def take(self) -> str:
-        """What was passed since the last call."""
+        """Returns the text that was passed since the last call."""
         text = "".join(self.text)
         self.text.clear()
         return text

@@ -1,4 +1,4 @@
-"""What the parsers of all formats of tool calls share: text around calls, and a call written as a JSON object."""
+"""The parts that parsers of all formats of tool calls share: text around calls, and a call written as a JSON object."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class CallParser:
         return bracket
 
     def _tail(self, is_end: bool) -> None:
-        """From the arguments to the end of the object."""
+        """Reads from the arguments to the end of the object."""
         bracket = self._step_over(0)
         if not bracket:
             return

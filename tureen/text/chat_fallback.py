@@ -1,4 +1,5 @@
-"""What a chat template cannot do itself: tools, calls and their results as text, text parts joined, pictures placed.
+"""Does what a chat template cannot do: writes tools, calls and their results as text, joins text parts, places
+pictures.
 
 Tools are written as the models of the Hermes family were taught: the tools and calls as JSON in tags.
 """
@@ -32,7 +33,7 @@ SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class Abilities(NamedTuple):
-    """Of a chat template."""
+    """The abilities of a chat template."""
 
     tools: bool = True
     system: bool = True

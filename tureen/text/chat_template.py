@@ -1,4 +1,4 @@
-"""From a chat to its text: by the model's own template, by one that the operator named, or by a file."""
+"""Renders a chat as text: by the model's own template, by one that the operator named, or by a file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VICUNA: Final = (
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 BUILT_IN: Final = {"chatml": CHATML, "chatml-llava": CHATML_LLAVA, "vicuna_v1.1": VICUNA}
-"""As the models of these formats were trained."""
+"""Built-in templates, as the models of these formats were trained."""
 
 SUFFIX: Final = ".jinja"
 MAX_TOLD: Final = 300  # characters of what a template says
@@ -62,7 +62,7 @@ FAILURES: Final = (
     TypeError,
     ValueError,
 )
-"""What a template can raise, compiled or rendered."""
+"""Exceptions that a template can raise, compiled or rendered."""
 
 
 class ChatTemplate:
@@ -84,7 +84,7 @@ class ChatTemplate:
         free = _free_names(self._sandbox.parse(source))
         self._knows_tools = "tools" in free
         self.variables = frozenset(free - set(self._sandbox.globals) - GIVEN - set(tokens))
-        """That a request may set."""
+        """The variables that a request may set."""
         self._able = self._probed()
 
     def render(
@@ -338,7 +338,7 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
 
 
 def _cut(rendering: str, mark: str, field: str) -> str:
-    """What comes before the mark. Raises InvalidRequest where it is not there."""
+    """Returns the text before the mark. Raises InvalidRequest where there is no mark."""
     before, found, after = rendering.rpartition(mark)
     if not found:
         message = f"{field}: the model's chat template does not write the last message's text, to be continued"

@@ -55,7 +55,7 @@ class Role(str):
 
 
 class ControlTokens:
-    """Of one tokenizer. Thread-safe.
+    """The control tokens of one tokenizer, and their aliases in clients' texts. Thread-safe.
 
     placeholders: what stands for pictures in texts, and what to have as their token ids. allow_spelled: text that
     spells a special token of the tokenizer is that token, whoever wrote it; placeholders remain the template's.
@@ -94,7 +94,7 @@ class ControlTokens:
         return self._in_text.sub(lambda found: self._aliases[found.group()], text)
 
     def plain(self, rendering: str) -> str:
-        """As a person would read it: aliases are their tokens' texts."""
+        """Returns a rendering as a person would read it: aliases become their tokens' texts."""
         return self._in_rendering.sub(lambda found: self._texts.get(found.group(1), ""), rendering)
 
     def role(self, name: str) -> Role:

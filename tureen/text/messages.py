@@ -1,4 +1,5 @@
-"""What a chat is made of, whatever API it came by. Messages themselves are dicts, as chat templates read them."""
+"""The values that a chat is made of, whatever API it came by. Messages themselves are dicts, as chat templates read
+them."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ it has them: name, reasoning_content, tool_call_id, and tool_calls as [{"id", "t
 "arguments": an object}}]."""
 
 MAX_MESSAGES = 4096
-"""Of a chat."""
+"""The largest number of messages of a chat."""
 
 MAX_PARTS = 4096
-"""Of a message's content."""
+"""The largest number of parts of a message's content."""
 
 MAX_CALLS = 1024
-"""Of tools in one message."""
+"""The largest number of tool calls in one message."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -32,7 +33,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False  # its arguments must be valid against the schema, without being asked for
 
     def as_openai(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """Returns the dictionary that chat templates read."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 

@@ -24,7 +24,7 @@ END: Token = ("end", "")
 
 
 def keyword_arguments(text: str) -> dict[str, Any]:
-    """What stands between the parentheses of a call: `a=1, b="x"`, `**{"a": 1}`. Names and values as JSON has them.
+    """Reads the text between the parentheses of a call: `a=1, b="x"`, `**{"a": 1}`. Names and values as JSON has them.
 
     Raises ValueError for all else.
     """

@@ -1,4 +1,4 @@
-"""Where a model's reasoning ends and its answer begins."""
+"""Separates a model's reasoning from its answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMATS: dict[str, ReasoningFormat] = {
     "qwen3-thinking": _THINKS,
     "step3": _THINKS,
 }
-"""By SGLang's names; vLLM writes some of them with `_`."""
+"""Formats by SGLang's names; vLLM writes some of them with `_`."""
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat | None:
@@ -43,7 +43,8 @@ def find_reasoning_format(name: str) -> ReasoningFormat | None:
 
 
 def reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
-    """What --reasoning-parser says: a name, none, or auto, which is what the chat template teaches, if it knows any.
+    """Returns the format that --reasoning-parser names: a name, none, or auto, which takes the one that the chat
+    template teaches.
 
     A prompt that ends with the mark is noticed when it is there: with auto, nothing is said of where outputs begin.
     Raises StartupError naming the known ones.

@@ -19,7 +19,8 @@ LOOKBEHIND_CHARS: Final = 1024  # kept before the text that can still match, for
 
 
 class Match(NamedTuple):
-    """Where an output stops. Positions count characters of the whole output text; sorts by start, then end."""
+    """The place at which an output stops. Positions count characters of the whole output text; sorts by start, then
+    end."""
 
     start: int
     end: int
@@ -48,7 +49,7 @@ class StopStrings:
 
     @property
     def hold_from(self) -> int:
-        """Where the longest unfinished stop begins: the text before it is safe to send."""
+        """Returns the position of the longest unfinished stop: the text before it is safe to send."""
         return self._length - max(self._matched.values(), default=0)
 
     def _advance(self, char: str, found: list[Match]) -> None:
@@ -118,7 +119,7 @@ class StopPatterns:
 
     @property
     def hold_from(self) -> int:
-        """Where the earliest match that may yet come about begins."""
+        """Returns the position of the earliest match that may yet come about."""
         return min(self._starts, default=self._length)
 
     @property

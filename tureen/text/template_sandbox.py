@@ -58,7 +58,7 @@ class OverLimit(TemplateError):
 
 
 class _Meter(threading.local):
-    """Of the rendering that runs on this thread."""
+    """Meters the rendering that runs on this thread."""
 
     deadline_s = float("inf")  # by the thread's CPU clock
     chars_left = MAX_TOTAL_CHARS
@@ -248,7 +248,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Of a filter. Raises OverLimit."""
+    """Checks the arguments of a filter. Raises OverLimit."""
     given = (*args, *kwargs.values())
     if name in ("batch", "slice", "round", "truncate") and any(
         isinstance(one, int) and one > MAX_COUNT for one in given
@@ -260,7 +260,7 @@ def _check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _each(items: Iterable[Any]) -> Iterable[Any]:
-    """What a loop goes over; that it is asked for is metered, as loops within loops are how templates take long."""
+    """Yields the items that a loop goes over, and meters each: loops within loops are how templates take long."""
     return items
 
 

@@ -19,7 +19,7 @@ from tureen.files import read_regular, read_text
 from tureen.text import gguf_vocab
 
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
-"""As the library reads it, in which a number may have a sign."""
+"""A byte token as the library reads it, in which a number may have a sign."""
 ANCHOR: Final = "a"  # a token before, so that a decoder treats the next one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
@@ -98,7 +98,8 @@ class Tokenizer:
         return text[1:] if self._first_space_dropped and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to running text; a decoder that puts a space between words puts it before the word.
+        """Returns the bytes that the token adds to running text; a decoder that puts a space between words puts it
+        before the word.
 
         Concatenated and read as UTF-8 they are the decoded text. Empty for an id outside the vocabulary.
         """
@@ -114,7 +115,7 @@ class Tokenizer:
         return [self.token_bytes(token_id) for token_id in range(self.vocab_size)]
 
     def _all_byte_level(self) -> dict[int, bytes]:
-        """Of the tokens that are spelled in GPT-2's alphabet."""
+        """The bytes of the tokens that are spelled in GPT-2's alphabet."""
         tokens = [self._id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
         units = np.frombuffer("\0".join([*tokens, ""]).encode("utf-16-le", "surrogatepass"), np.uint16)
         codes = CODES[units]
@@ -194,7 +195,8 @@ END_CODE, OTHER_CODE = 0x100, 0x101
 
 
 def _byte_level_codes() -> NDArray[np.uint16]:
-    """By UTF-16 unit: the byte that the character stands for; END_CODE for zero, OTHER_CODE where there is none."""
+    """Returns, by UTF-16 unit, the byte that the character stands for; END_CODE for zero, OTHER_CODE where there is
+    none."""
     codes = np.full(1 << 16, OTHER_CODE, np.uint16)
     codes[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
     codes[0] = END_CODE
@@ -302,7 +304,7 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """By name: `default`, and often `tool_use`."""
+    """Returns the chat templates by name: `default`, and often `tool_use`."""
     given = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(given, str):
         given = {"default": given}

@@ -23,7 +23,7 @@ class ToolParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """What a `tool_<name>.py` offers as its module's functions and constants."""
+    """The functions and constants that a module `tool_<name>.py` offers."""
 
     NAMES: tuple[str, ...]  # what --tool-call-parser calls it
     MARKS: tuple[str, ...]  # a chat template that holds one of these teaches this format
@@ -47,8 +47,8 @@ PARSERS = {name: one for one in FORMATS for name in one.NAMES}
 
 
 def tool_format(setting: str, template: str) -> ToolFormat | None:
-    """What --tool-call-parser says: a name, none, or auto, which is what the chat template teaches; hermes where it
-    teaches nothing.
+    """Returns the format that --tool-call-parser names: a name, none, or auto, which takes the one that the chat
+    template teaches; hermes where it teaches nothing.
 
     Raises StartupError naming the known ones.
     """
@@ -104,7 +104,7 @@ def _free(tool: Tool) -> Tool:
 def schema_places(
     tag: Mapping[str, Any], tools: Sequence[Tool], choice: ToolChoice, field: str = "tools[{}].function.parameters"
 ) -> dict[str, str]:
-    """What an error of a constraint's grammar calls the tools' schemas -> what the client calls them."""
+    """Returns the names that errors of a constraint's grammar have for the tools' schemas -> the client's names."""
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
     paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called
     return {path: field.format(index) for path, index in zip(paths, called, strict=True)}

@@ -1,4 +1,4 @@
-"""What the weights of a LLaVA's vision side are called in checkpoints, and here. No torch."""
+"""The names of a LLaVA's vision weights in checkpoints, and here. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PREFIXES: Final = ("model.", "vision_tower.", "vision_tower.", "vision_model.")
 """Left out, in this order, where a name begins so: older and newer checkpoints differ in them."""
 LAYER: Final = re.compile(r"encoder\.layers?\.(\d+)\.(.+)")
 UNUSED: Final = ("post_layernorm.", "layernorm.", "head.", "embeddings.mask_token", "embeddings.position_ids")
-"""What comes after the features, or is for training."""
+"""Weights that come after the features, or are for training."""
 NAMES: Final = {
     "image_newline": "newline",
     "multi_modal_projector.linear_1": "projector.fc1",

@@ -1,4 +1,4 @@
-"""From a tower's features to embeddings of the language model, and from those of tiles to a picture's."""
+"""Projects a tower's features to embeddings of the language model, and joins those of tiles to a picture's."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tureen.errors import echo
 from tureen.weights.gguf_strings import StringFault, Strings, locate
-from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
+from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -27,17 +27,17 @@ MAX_ELEMENTS: Final = 1 << 48
 
 
 ENCODINGS: Final = {
-    0: Encoding("F32", 1, 4),
-    1: Encoding("F16", 1, 2),
-    2: Encoding("Q4_0", 32, 18),
-    3: Encoding("Q4_1", 32, 20),
-    6: Encoding("Q5_0", 32, 22),
-    7: Encoding("Q5_1", 32, 24),
-    8: Encoding("Q8_0", 32, 34),
-    12: Encoding("Q4_K", 256, 144),
-    13: Encoding("Q5_K", 256, 176),
-    14: Encoding("Q6_K", 256, 210),
-    30: Encoding("BF16", 1, 2),
+    0: TensorEncoding("F32", 1, 4),
+    1: TensorEncoding("F16", 1, 2),
+    2: TensorEncoding("Q4_0", 32, 18),
+    3: TensorEncoding("Q4_1", 32, 20),
+    6: TensorEncoding("Q5_0", 32, 22),
+    7: TensorEncoding("Q5_1", 32, 24),
+    8: TensorEncoding("Q8_0", 32, 34),
+    12: TensorEncoding("Q4_K", 256, 144),
+    13: TensorEncoding("Q5_K", 256, 176),
+    14: TensorEncoding("Q6_K", 256, 210),
+    30: TensorEncoding("BF16", 1, 2),
 }
 UNREADABLE: Final = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -59,7 +59,7 @@ U64: Final = Struct("<Q")
 
 
 class _Fault(Exception):
-    """What is wrong with the file, without its name."""
+    """A fault in the file, told without the file's name."""
 
 
 class Metadata(Mapping[str, Any]):
@@ -229,7 +229,7 @@ class _Header:
         return value
 
 
-def _num_bytes(name: str, shape: tuple[int, ...], encoding: Encoding) -> int:
+def _num_bytes(name: str, shape: tuple[int, ...], encoding: TensorEncoding) -> int:
     num_elements = 1
     for dim in shape:
         num_elements *= dim

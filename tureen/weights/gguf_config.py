@@ -19,7 +19,8 @@ ROPE_TOLERANCE: Final = 1e-3
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """What config.json of the original model says. Raises StartupError naming what is missing or not supported."""
+    """Reads from a GGUF file what config.json of the original model says. Raises StartupError naming what is missing or
+    not supported."""
     facts = _Facts(file)
     num_parts = file.metadata.get("split.count")
     if isinstance(num_parts, int) and num_parts > 1:
@@ -188,7 +189,7 @@ def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
 
 
 def llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """What each of the head_dim/2 rotary frequencies is divided by: 1 for short waves, `factor` for long ones."""
+    """Returns the divisors of the head_dim/2 rotary frequencies: 1 for short waves, `factor` for long ones."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = (scaling["original_max_position_embeddings"] / wavelength - low) / (high - low)

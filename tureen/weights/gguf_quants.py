@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.errors import StartupError, echo
-from tureen.weights.mapped import Encoding
+from tureen.weights.mapped import TensorEncoding
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -30,7 +30,7 @@ Q5_K: Final = np.dtype([HALF, ("m", "<f2"), ("scales", "u1", 12), ("qh", "u1", 3
 Q6_K: Final = np.dtype([("ql", "u1", (2, 2, 32)), ("qh", "u1", (2, 32)), ("scales", "i1", 16), HALF])
 
 
-def dequantize(raw: Bytes, encoding: Encoding, out: Floats) -> None:
+def dequantize(raw: Bytes, encoding: TensorEncoding, out: Floats) -> None:
     """Write the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
     convert = CONVERTERS.get(encoding.name)
     if convert is None:

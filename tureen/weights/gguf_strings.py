@@ -15,7 +15,7 @@ GUESS: Final = 24  # bytes that a string takes with its length, in the mean
 
 
 class StringFault(Exception):
-    """What is wrong with an array."""
+    """A fault in an array of strings."""
 
 
 class Strings(NamedTuple):

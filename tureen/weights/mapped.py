@@ -19,7 +19,7 @@ MAX_AHEAD_BYTES = 256 << 20
 """More would push what is needed sooner out of the memory of small machines."""
 
 
-class Encoding(NamedTuple):
+class TensorEncoding(NamedTuple):
     """How a tensor's values are stored: `num_bytes` per block of `block_len` values."""
 
     name: str
@@ -32,7 +32,7 @@ class TensorInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    encoding: Encoding
+    encoding: TensorEncoding
     offset: int
     num_bytes: int
 

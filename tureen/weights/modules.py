@@ -20,7 +20,7 @@ DTYPES: Final = {
 }  # fmt: skip
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """A tensor and the file that it lies in."""
 
     file: SafetensorsFile
@@ -32,14 +32,14 @@ class Module:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.parts: dict[str, Part] = {}
-        self._all: list[Part] = []
+        self.parts: dict[str, StoredPart] = {}
+        self._all: list[StoredPart] = []
 
     def add(self, part: str, file: SafetensorsFile, info: TensorInfo) -> None:
         """Raises StartupError when there is one of this name already."""
         if part in self.parts:
             raise self.fault(part, f"is also in {self.parts[part].file.path.name}", file.path)
-        self.parts[part] = Part(file, info)
+        self.parts[part] = StoredPart(file, info)
         self._all.append(self.parts[part])
 
     def take(self, part: str, types: tuple[str, ...], *shapes: tuple[int, ...]) -> NDArray[Any]:
@@ -83,7 +83,7 @@ def modules(folder: Path) -> Iterator[Module]:
 
 
 def to_floats(values: NDArray[Any]) -> NDArray[np.float32]:
-    """What `take` returns for one of FLOATS, as float32. A copy."""
+    """Converts a tensor that `take` returned for one of FLOATS to float32. A copy."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)

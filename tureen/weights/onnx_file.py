@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tureen.errors import StartupError, echo
-from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
+from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 FIXED_BYTES: Final = {FIXED64: 8, FIXED32: 4}
@@ -21,18 +21,18 @@ GRAPH_NODE, GRAPH_INITIALIZER = 1, 5
 NODE_INPUT, NODE_NAME = 1, 3
 TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW = 1, 2, 8, 9
 ENCODINGS: Final = {
-    1: Encoding("F32", 1, 4),
-    6: Encoding("I32", 1, 4),
-    7: Encoding("I64", 1, 8),
-    9: Encoding("BOOL", 1, 1),
-    10: Encoding("F16", 1, 2),
-    11: Encoding("F64", 1, 8),
-    16: Encoding("BF16", 1, 2),
+    1: TensorEncoding("F32", 1, 4),
+    6: TensorEncoding("I32", 1, 4),
+    7: TensorEncoding("I64", 1, 8),
+    9: TensorEncoding("BOOL", 1, 1),
+    10: TensorEncoding("F16", 1, 2),
+    11: TensorEncoding("F64", 1, 8),
+    16: TensorEncoding("BF16", 1, 2),
 }
 MAX_VARINT: Final = 10  # bytes
 
 
-class Node(NamedTuple):
+class OnnxNode(NamedTuple):
     name: str
     inputs: tuple[str, ...]  # names of tensors and of other nodes' outputs
 
@@ -51,7 +51,7 @@ class OnnxFile(MappedFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.nodes: list[Node] = []
+        self.nodes: list[OnnxNode] = []
         for part in self._fields(0, len(self._map)):
             if part.number == MODEL_GRAPH:
                 self._read_graph(part)
@@ -66,14 +66,14 @@ class OnnxFile(MappedFile):
                 info = self._tensor(part)
                 self.tensors[info.name] = info
 
-    def _node(self, node: _Field) -> Node:
+    def _node(self, node: _Field) -> OnnxNode:
         name, inputs = "", []
         for part in self._fields(node.start, node.end):
             if part.number == NODE_NAME:
                 name = self._text(part)
             elif part.number == NODE_INPUT:
                 inputs.append(self._text(part))
-        return Node(name, tuple(inputs))
+        return OnnxNode(name, tuple(inputs))
 
     def _tensor(self, tensor: _Field) -> TensorInfo:
         name, shape, kind, raw = "", [], 0, None

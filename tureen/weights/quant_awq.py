@@ -26,7 +26,7 @@ FIELDS: Final = len(ORDER)
 
 
 def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
-    """What makes a module's weight of its tensors; None of a module that is not quantised.
+    """Returns a function that makes a module's weight from its tensors, and None for a module that is not quantised.
 
     Raises StartupError naming the setting that is not supported, or a tensor that is missing or misshapen.
     """

@@ -28,7 +28,7 @@ ONE_IN_EACH = {4: 0x11111111, 8: 0x01010101}
 
 
 def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
-    """What makes a module's weight of its tensors; None of a module that is not quantised.
+    """Returns a function that makes a module's weight from its tensors, and None for a module that is not quantised.
 
     Raises StartupError naming the setting that is not supported, or a tensor that is missing or misshapen.
     """

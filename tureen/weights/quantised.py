@@ -1,4 +1,4 @@
-"""What quantised checkpoints hold as `Stored`: blocks of GGUF where these keep integers and scales, else float32."""
+"""Quantised checkpoints' weights as `Stored`: blocks of GGUF where these keep integers and scales, else float32."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tureen.errors import StartupError, echo
 from tureen.files import read_regular
-from tureen.weights.mapped import Encoding, MappedFile, TensorInfo, unusable
+from tureen.weights.mapped import MappedFile, TensorEncoding, TensorInfo, unusable
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -42,7 +42,7 @@ class SafetensorsFile(MappedFile):
             raise self._corrupt(f"its tensors end at byte {end} of a file of {len(self._map)}")
 
     def _header(self) -> tuple[int, dict[str, Any]]:
-        """Where the tensors' bytes begin; the entry of each tensor."""
+        """Returns the offset at which the tensors' bytes begin, and the entry of each tensor."""
         length = int.from_bytes(self._map[:LENGTH], "little")
         start = LENGTH + length
         if length > MAX_HEADER or start > len(self._map):
@@ -65,7 +65,7 @@ class SafetensorsFile(MappedFile):
         begin, end = offsets
         if math.prod(shape) * BITS[dtype] != (end - begin) * 8:
             raise self._corrupt(f"tensor {echo(name)}: {end - begin} bytes do not hold {dtype} of shape {shape}")
-        return TensorInfo(name, tuple(shape), Encoding(dtype, 1, BITS[dtype] // 8), start + begin, end - begin)
+        return TensorInfo(name, tuple(shape), TensorEncoding(dtype, 1, BITS[dtype] // 8), start + begin, end - begin)
 
     def _corrupt(self, fault: str) -> StartupError:
         return unusable(self.path, f"corrupt: {fault}")

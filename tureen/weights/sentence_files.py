@@ -1,4 +1,4 @@
-"""What an embedding model's folder says beside config.json, in the files of sentence-transformers. No torch.
+"""Reads an embedding model's settings beside config.json, from the files of sentence-transformers. No torch.
 
 modules.json lists the stages that a text passes: Transformer, Pooling, Normalize; a stage's settings stand in the
 config.json of its folder. sentence_bert_config.json has the length that the model was trained with.
@@ -29,7 +29,8 @@ class SentenceConfig(msgspec.Struct, frozen=True):
 
 
 def read_sentence_config(folder: Path) -> SentenceConfig:
-    """Without modules.json: mean pooling, as sentence-transformers does. Raises StartupError naming the file."""
+    """Reads the settings; without modules.json it is mean pooling, as sentence-transformers does. Raises StartupError
+    naming the file."""
     modules = _read(folder / "modules.json")
     pooling: Pooling = "mean"
     for stage in modules if isinstance(modules, list) else []:

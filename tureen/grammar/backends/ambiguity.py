@@ -1,8 +1,8 @@
-"""Where a greedy lexer without backtracking could be wrong about the end of a lexeme.
+"""Finds where a greedy lexer without backtracking could be wrong about the end of a terminal.
 
-Sets of lexemes are integers, bit i for lexeme i; so are sets of first bytes. All of it errs to the safe side: contexts
-are not told apart, and of a character only the first byte of its UTF-8 is looked at, as a lexer of bytes must decide
-there.
+Sets of terminals are integers, bit i for terminal i; so are sets of first bytes. All of it errs to the safe side:
+contexts are not told apart, and of a character only the first byte of its UTF-8 is looked at, as a lexer of bytes must
+decide there.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tureen.grammar.alphabet import Ranges
-from tureen.grammar.expression import Call, Chain, Choice, Expression, GrammarError, Repeat
+from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Repeat, RuleCall
 from tureen.grammar.regular import Automaton, automaton
 from tureen.grammar.rules import calls, can_be_empty
 
 ALL_BYTES = (1 << 256) - 1
 MAX_STATES = 1_000
 MAX_PAIRS = 5_000
-"""Pairs of states looked at to compare two lexemes; where there are more, they are taken to conflict."""
+"""Pairs of states looked at to compare two terminals; where there are more, they are taken to conflict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What an expression over lexemes can begin and end with, and whether it can be empty."""
+    """The terminals with which an expression can begin and end, and whether it can be empty."""
 
     empty: bool
     first: int
@@ -34,7 +34,7 @@ NONE = Ends(True, 0, 0)
 
 
 class Ambiguity:
-    """Lexemes by number, in a grammar over them: an expression and its rules, made of calls of rules and lexemes."""
+    """A grammar over numbered terminals: an expression and its rules, made of calls of rules and terminals."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Ambiguity:
         items: Mapping[str, Expression],
         machines: dict[str, Automaton | None],
     ) -> None:
-        """`machines` are those of the lexemes known by now; the others are added."""
+        """`machines` are those of the terminals known by now; the others are added."""
         self._names = list(items)
         for name, item in items.items():
             if name not in machines:
@@ -59,7 +59,7 @@ class Ambiguity:
         self._together = self._allowed_together(self._ends(start).first)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Lexemes and those (it may be the same) that go on where the lexeme may have ended."""
+        """Terminals and those (it may be the same) that go on where the terminal may have ended."""
         starts = self._starts
         for index, name in enumerate(self._names):
             following = 0
@@ -72,7 +72,7 @@ class Ambiguity:
                     yield name, self._names[other]
 
     def _settle(self) -> None:
-        """Work out the ends of the rules, and what follows each lexeme."""
+        """Work out the ends of the rules, and what follows each terminal."""
         callers: dict[str, set[str]] = {name: set() for name in self._rules}
         for name, rule in self._rules.items():
             self._of_calls[name] = Ends(False, 0, 0)
@@ -90,7 +90,7 @@ class Ambiguity:
 
     def _ends(self, expression: Expression) -> Ends:
         match expression:
-            case Call(name):
+            case RuleCall(name):
                 return self._of_calls[name]
             case Chain(items):
                 made = NONE
@@ -108,7 +108,7 @@ class Ambiguity:
                 if most != 1:
                     self._joined(ends, ends)
                 return Ends(ends.empty or least == 0, ends.first, ends.last)
-        raise TypeError(f"not over lexemes: {type(expression).__name__}")
+        raise TypeError(f"not over terminals: {type(expression).__name__}")
 
     def _joined(self, one: Ends, other: Ends) -> Ends:
         for index in _bits(one.last):
@@ -118,7 +118,8 @@ class Ambiguity:
         return Ends(one.empty and other.empty, first, last)
 
     def _allowed_together(self, at_start: int) -> list[int]:
-        """By lexeme, those that can be allowed where it is: at the start, or after lexemes that match the same text."""
+        """Returns for each terminal those that can be allowed where it is: at the start, or after terminals that match
+        the same text."""
         starts = self._starts
         together = [0] * len(self._names)
         queue = [(at_start, at_start)] + [(follow, follow) for follow in set(self._follow)]
@@ -138,7 +139,7 @@ class Ambiguity:
         return together
 
     def _match_one_text(self, index: int, other: int) -> bool:
-        """Some text is matched by both lexemes; also where it takes too long to tell."""
+        """Some text is matched by both terminals; also where it takes too long to tell."""
         one, two = self._machines[index], self._machines[other]
         if one is None or two is None:
             return True
@@ -153,7 +154,7 @@ class Ambiguity:
         return bool(rest)
 
     def _going_on(self, index: int, other: int) -> int:
-        """First bytes of what follows a text of one lexeme, not the empty one, in longer texts of the other one."""
+        """First bytes of what follows a text of one terminal, not the empty one, in longer texts of the other one."""
         one, two = self._machines[index], self._machines[other]
         if one is None or two is None:
             return ALL_BYTES

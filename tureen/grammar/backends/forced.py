@@ -9,7 +9,8 @@ from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Vocabulary
 
 MAX_BYTES = 512
-"""Of a forced text looked at in one go: bounds the time that takes. The rest is forced after the next token."""
+"""Bytes of a forced text that are looked at in one go: bounds the time that takes. The rest is forced after the next
+token."""
 
 
 class Trial(Protocol):

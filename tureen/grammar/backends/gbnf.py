@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tureen.grammar.backends.lexemes import lifted
 from tureen.grammar.backends.patterns import count
+from tureen.grammar.backends.terminals import lifted
 from tureen.grammar.expression import (
     ANY_CHAR,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -16,6 +15,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -27,7 +27,7 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 MAX_STATES = 300
 MAX_MOVES = 3_000
-"""Of the automaton of a lexeme that is written as rules; one with more of them is written as it is."""
+"""Moves of a terminal's automaton that is written as rules; a terminal with more of them is written as it is."""
 
 
 def gbnf(language: Language) -> str:
@@ -38,21 +38,21 @@ def gbnf(language: Language) -> str:
     it a hundred times as long as a mask may.
     """
     made = lifted(language)
-    writer = Writer()
+    writer = GbnfWriter()
     lines = [f"root ::= {writer.written(made.start)}"]
     lines += [f"{name} ::= {writer.written(rule)}" for name, rule in made.rules.items()]
-    lines += [f"{name} ::= {writer.lexeme(item)}" for name, item in made.lexemes.items()]
+    lines += [f"{name} ::= {writer.terminal(item)}" for name, item in made.terminals.items()]
     return "\n".join([*lines, *writer.lines]) + "\n"
 
 
-class Writer:
+class GbnfWriter:
     """Writes expressions. `lines` are the rules that they call."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._automata = 0
 
-    def lexeme(self, item: Expression) -> str:
+    def terminal(self, item: Expression) -> str:
         """A regular expression."""
         if isinstance(item, Text | Chars):
             return self.written(item)
@@ -79,7 +79,7 @@ class Writer:
                 return f"({self.written(item)}){count(least, most)}"
             case Terminal(item):
                 return self.written(item)
-            case Call(name):
+            case RuleCall(name):
                 return name
             case Both() | Not():
                 return self._by_states(automaton(expression))

@@ -1,4 +1,4 @@
-"""The backend that uses llguidance: lexemes by derivatives of regular expressions, above them Earley's algorithm.
+"""The backend that uses llguidance: terminals by derivatives of regular expressions, above them Earley's algorithm.
 
 The language is written as a grammar in llguidance's dialect of Lark.
 """
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import ForcedText
-from tureen.grammar.backends.lexemes import lexed
 from tureen.grammar.backends.patterns import count, pattern
+from tureen.grammar.backends.terminals import lexed
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
     Both,
-    Call,
     Chain,
     Choice,
     Expression,
@@ -27,6 +26,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -48,7 +48,7 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 END = b"</s>"
 
 
-class Backend:
+class LlguidanceBackend:
     """llguidance for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
@@ -60,16 +60,16 @@ class Backend:
         """The grammar as UTF-8. Raises GrammarError."""
         return lark(language).encode()
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> LlguidanceCompiled:
         """Compile the grammar. Raises GrammarError."""
         grammar = llguidance.LLMatcher.grammar_from_lark(source.decode())
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise too_complex(matcher)
-        return Compiled(matcher, self._tokens, self._forced_text, len(source))
+        return LlguidanceCompiled(matcher, self._tokens, self._forced_text, len(source))
 
 
-class Compiled:
+class LlguidanceCompiled:
     """A matcher at the beginning."""
 
     def __init__(
@@ -85,11 +85,11 @@ class Compiled:
         """The library does not say; this is what the resident memory of a process with many of them tells."""
         return 100_000 + 60 * self._source_bytes
 
-    def start(self) -> Grammar:
-        return Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+    def start(self) -> LlguidanceGrammar:
+        return LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
 
 
-class Grammar:
+class LlguidanceGrammar:
     """A matcher somewhere in an output."""
 
     def __init__(self, matcher: llguidance.LLMatcher, tokens: TokenSets, forced_text: ForcedText) -> None:
@@ -124,7 +124,9 @@ class Grammar:
             raise too_complex(self._matcher)
         if not text:
             return []
-        return self._forced_text.tokens(text, Grammar(self._matcher.deep_copy(), self._tokens, self._forced_text))
+        return self._forced_text.tokens(
+            text, LlguidanceGrammar(self._matcher.deep_copy(), self._tokens, self._forced_text)
+        )
 
     @property
     def is_accepting(self) -> bool:
@@ -150,7 +152,8 @@ class Grammar:
 
 
 class _Tokenizer:
-    """What LLTokenizer asks for. It is given an end of its own, so that the model's ends are never its business."""
+    """The tokenizer's interface that LLTokenizer asks for. It is given an end of its own, so that the model's ends are
+    never its business."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -166,7 +169,7 @@ class _Tokenizer:
 
 
 def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
-    """Why a matcher gave up."""
+    """Returns the error of a matcher that gave up."""
     why = matcher.get_error().partition("\n<")[0]  # without the library's remark that it says no more
     return GrammarError(f"llguidance gave up: {why[:200]}")
 
@@ -176,7 +179,7 @@ def lark(language: Language) -> str:
     made = lexed(language)
     lines = [NO_FORCING, f"start: {_rule(made.start)}"]
     lines += [f"{name}: {_rule(rule)}" for name, rule in made.rules.items()]
-    for name, item in made.lexemes.items():
+    for name, item in made.terminals.items():
         mixed: set[int] = set()
         _mixed(item, mixed)
         lines.append(f"{name}: {_terminal(item, mixed)}")
@@ -185,7 +188,7 @@ def lark(language: Language) -> str:
 
 def _rule(expression: Expression) -> str:
     match expression:
-        case Call(name):
+        case RuleCall(name):
             return name
         case Chain(items):
             return f"({' '.join([_rule(item) for item in items])})" if items else '""'
@@ -193,7 +196,7 @@ def _rule(expression: Expression) -> str:
             return f"({' | '.join([_rule(item) for item in items])})"
         case Repeat(item, least, most):
             return f"({_rule(item)}){count(least, most)}"
-    raise TypeError(f"not over lexemes: {type(expression).__name__}")
+    raise TypeError(f"not over terminals: {type(expression).__name__}")
 
 
 def _terminal(expression: Expression, mixed: set[int]) -> str:

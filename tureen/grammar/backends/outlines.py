@@ -13,8 +13,8 @@ import outlines_core
 from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import MAX_BYTES, ForcedText
-from tureen.grammar.backends.lexemes import flat_rules, pruned
 from tureen.grammar.backends.patterns import pattern
+from tureen.grammar.backends.terminals import flat_rules, pruned
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
@@ -48,7 +48,7 @@ MAX_FORCED_WAYS = 64
 """Tokens that can be next where a text is forced: those that begin it."""
 
 
-class Backend:
+class OutlinesBackend:
     """outlines_core for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
@@ -80,7 +80,7 @@ class Backend:
             )
         return data
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> OutlinesCompiled:
         """Read the index. Raises GrammarError."""
         try:
             index = outlines_core.Index.from_binary(source)
@@ -89,10 +89,10 @@ class Backend:
         state = index.get_next_state(index.get_initial_state(), self._begin_id)
         if state is None:
             raise GrammarError("no text at all fits")
-        return Compiled(Walk(index, self._tokens, state), self._begin_id, self._forced_text, len(source))
+        return OutlinesCompiled(Walk(index, self._tokens, state), self._begin_id, self._forced_text, len(source))
 
 
-class Compiled:
+class OutlinesCompiled:
     """An index and its first state."""
 
     def __init__(self, start: Walk, begin_id: int, forced_text: ForcedText, source_bytes: int) -> None:
@@ -106,8 +106,8 @@ class Compiled:
         """Its hash tables take about twice what the binary form does."""
         return 10_000 + 2 * self._source_bytes
 
-    def start(self) -> Grammar:
-        return Grammar(replace(self._start), self._begin_id, self._forced_text)
+    def start(self) -> OutlinesGrammar:
+        return OutlinesGrammar(replace(self._start), self._begin_id, self._forced_text)
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Walk:
         return {self.tokens.bytes_of([token_id]): token_id for token_id in ids}
 
 
-class Grammar:
+class OutlinesGrammar:
     """A state of an index, with its mask."""
 
     def __init__(self, walk: Walk, begin_id: int, forced_text: ForcedText) -> None:

@@ -7,7 +7,6 @@ from tureen.grammar.expression import (
     MAX_CODE_POINT,
     SURROGATES,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -15,6 +14,7 @@ from tureen.grammar.expression import (
     GrammarError,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -46,7 +46,7 @@ def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
             return grouped(item, pattern(item, depth - 1)) + count(least, most)
         case Terminal(item):
             return pattern(item, depth - 1)
-        case Both() | Not() | Call():
+        case Both() | Not() | RuleCall():
             raise ValueError(f"not a plain regular expression: {type(expression).__name__}")
 
 

@@ -16,29 +16,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """A backend that can be chosen."""
 
     module: str
+    name: str  # of its class there
     needs: tuple[str, ...]  # top-level modules of the packages that it uses
     install: str  # what to type where they are missing
 
 
 BACKENDS = {
-    "llguidance": Entry("tureen.grammar.backends.llguidance", ("llguidance",), "pip install llguidance"),
-    "xgrammar": Entry(
+    "llguidance": BackendEntry(
+        "tureen.grammar.backends.llguidance", "LlguidanceBackend", ("llguidance",), "pip install llguidance"
+    ),
+    "xgrammar": BackendEntry(
         "tureen.grammar.backends.xgrammar",
+        "XgrammarBackend",
         ("xgrammar", "tvm_ffi"),
         "pip install --no-deps xgrammar apache-tvm-ffi",
     ),
-    "outlines": Entry("tureen.grammar.backends.outlines", ("outlines_core",), "pip install outlines_core"),
+    "outlines": BackendEntry(
+        "tureen.grammar.backends.outlines", "OutlinesBackend", ("outlines_core",), "pip install outlines_core"
+    ),
 }
 
 
 def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
     """The backend's class, its module imported. Raises StartupError when it is unknown or its packages are missing."""
     check_backend(name)
-    backend: Callable[[Vocabulary, Encode], Backend] = importlib.import_module(BACKENDS[name].module).Backend
+    entry = BACKENDS[name]
+    backend: Callable[[Vocabulary, Encode], Backend] = getattr(importlib.import_module(entry.module), entry.name)
     return backend
 
 

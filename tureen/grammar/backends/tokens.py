@@ -11,7 +11,7 @@ from tureen.grammar.base import Mask, Vocabulary
 
 
 class TokenSets:
-    """Which ids are text and which end the output. Immutable."""
+    """The ids that are text and those that end the output. Immutable."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = set(vocabulary.eos_token_ids)

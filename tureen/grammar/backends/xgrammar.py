@@ -24,7 +24,7 @@ RAW = 0  # the vocabulary's tokens are the bytes they stand for
 THREADS = 1  # helper processes are forked, and threads would be missing in them
 
 
-class Backend:
+class XgrammarBackend:
     """xgrammar for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
@@ -40,21 +40,21 @@ class Backend:
         """The grammar as UTF-8. Raises GrammarError."""
         return gbnf(language).encode()
 
-    def load(self, source: bytes) -> Compiled:
+    def load(self, source: bytes) -> XgrammarCompiled:
         """Compile the grammar: the library's own form of a compiled one takes longer to read. Raises GrammarError."""
         try:
             made = self._compiler.compile_grammar_from_strings(source.decode(), "root")
         except RuntimeError as error:
             raise refused(error) from None
-        return Compiled(self._library, made, self._tokens, self._forced_text)
+        return XgrammarCompiled(self._library, made, self._tokens, self._forced_text)
 
 
 def refused(error: RuntimeError) -> GrammarError:
-    """Why the library gave up."""
+    """Returns the error for the client when the library gave up."""
     return GrammarError(f"too complex for --grammar-backend xgrammar: {str(error)[:200]}")
 
 
-class Compiled:
+class XgrammarCompiled:
     """A pushdown automaton with its masks."""
 
     def __init__(self, library: ModuleType, made: Any, tokens: TokenSets, forced_text: ForcedText) -> None:
@@ -67,12 +67,12 @@ class Compiled:
     def num_bytes(self) -> int:
         return int(self._made.memory_size_bytes())
 
-    def start(self) -> Grammar:
+    def start(self) -> XgrammarGrammar:
         matcher = self._library.GrammarMatcher(self._made, None, False, -1, None)
-        return Grammar(matcher, self._tokens, self._forced_text)
+        return XgrammarGrammar(matcher, self._tokens, self._forced_text)
 
 
-class Grammar:
+class XgrammarGrammar:
     """A matcher somewhere in an output."""
 
     def __init__(self, matcher: Any, tokens: TokenSets, forced_text: ForcedText) -> None:
@@ -105,7 +105,7 @@ class Grammar:
             text = error.object
         if not text:
             return []
-        return self._forced_text.tokens(text, Grammar(self._matcher.fork(), self._tokens, self._forced_text))
+        return self._forced_text.tokens(text, XgrammarGrammar(self._matcher.fork(), self._tokens, self._forced_text))
 
     @property
     def is_accepting(self) -> bool:

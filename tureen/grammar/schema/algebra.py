@@ -10,7 +10,17 @@ from tureen.grammar.expression import GrammarError
 from tureen.grammar.schema import arrays, objects
 from tureen.grammar.schema.key_sets import KeySets
 from tureen.grammar.schema.numbers import NumberSet
-from tureen.grammar.schema.shapes import OBJECTS, PLAIN, STRINGS, ArrayShape, Keys, Kind, Node, ObjectShape, Shape
+from tureen.grammar.schema.shapes import (
+    OBJECTS,
+    PLAIN,
+    STRINGS,
+    ArrayShape,
+    Kind,
+    ObjectShape,
+    PropertySet,
+    ValueSet,
+    ValueShape,
+)
 from tureen.grammar.schema.strings import StringSet
 from tureen.grammar.schema.unions import Unions
 
@@ -27,15 +37,15 @@ class Algebra:
     """Makes nodes and looks into them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Kind, frozenset[Node]], Node] = {}
+        self._known: dict[tuple[Kind, frozenset[ValueSet]], ValueSet] = {}
         self._depth = 0
         self.keys = KeySets()
-        self.nothing = Node("leaf")
-        self.no_shape = self.nothing.shape = Shape()
-        self.anything = Node("leaf")
+        self.nothing = ValueSet("leaf")
+        self.no_shape = self.nothing.shape = ValueShape()
+        self.anything = ValueSet("leaf")
         self.nothing.opposite, self.anything.opposite = self.anything, self.nothing
         self.any_array = ArrayShape((), self.anything)
-        self.any_object = ObjectShape({}, (Keys(self.keys.every, self.anything),))
+        self.any_object = ObjectShape({}, (PropertySet(self.keys.every, self.anything),))
         self.arrays: Unions[ArrayShape] = Unions(
             "arrays",
             self.any_array,
@@ -50,41 +60,41 @@ class Algebra:
             partial(objects.meet, self),
             partial(objects.complement, self),
         )
-        self.any_shape = self.anything.shape = Shape(
+        self.any_shape = self.anything.shape = ValueShape(
             PLAIN, NumberSet.anything(), StringSet.anything(), (self.any_array,), (self.any_object,)
         )
 
-    def leaf(self, read: Callable[[], Shape]) -> Node:
+    def leaf(self, read: Callable[[], ValueShape]) -> ValueSet:
         """A set that `read` describes, later."""
-        return Node("leaf", (), read)
+        return ValueSet("leaf", (), read)
 
-    def fixed(self, shape: Shape) -> Node:
-        node = Node("leaf")
+    def fixed(self, shape: ValueShape) -> ValueSet:
+        node = ValueSet("leaf")
         node.shape = shape
         return node
 
-    def all_of(self, nodes: Iterable[Node]) -> Node:
+    def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
         return self._combined("all", nodes, self.anything, self.nothing)
 
-    def any_of(self, nodes: Iterable[Node]) -> Node:
+    def any_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
         return self._combined("any", nodes, self.nothing, self.anything)
 
-    def one_of(self, nodes: Iterable[Node]) -> Node:
+    def one_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
         """The values of exactly one of the nodes."""
         parts = tuple(node for node in nodes if node is not self.nothing)
         if not parts:
             return self.nothing
-        return parts[0] if len(parts) == 1 else Node("one", parts)
+        return parts[0] if len(parts) == 1 else ValueSet("one", parts)
 
-    def none_of(self, node: Node) -> Node:
+    def none_of(self, node: ValueSet) -> ValueSet:
         """The complement."""
         if node.opposite is None:
-            opposite = self.any_of(map(self.none_of, node.parts)) if node.kind == "all" else Node("not", (node,))
+            opposite = self.any_of(map(self.none_of, node.parts)) if node.kind == "all" else ValueSet("not", (node,))
             node.opposite, opposite.opposite = opposite, node
         return node.opposite
 
-    def _combined(self, kind: Kind, nodes: Iterable[Node], neutral: Node, absorbing: Node) -> Node:
-        found: dict[Node, None] = {}
+    def _combined(self, kind: Kind, nodes: Iterable[ValueSet], neutral: ValueSet, absorbing: ValueSet) -> ValueSet:
+        found: dict[ValueSet, None] = {}
         for node in nodes:
             for part in node.parts if node.kind == kind else (node,):
                 if part is absorbing or part.opposite in found:
@@ -101,17 +111,17 @@ class Algebra:
                     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than"
                     f" {MAX_NODES} schemas arise from it"
                 )
-            known = self._known[key] = Node(kind, tuple(found))
+            known = self._known[key] = ValueSet(kind, tuple(found))
         return known
 
-    def covers(self, node: Node, other: Node) -> bool:
+    def covers(self, node: ValueSet, other: ValueSet) -> bool:
         """`node` certainly has all values of `other`."""
         if node is other or node is self.anything or other is self.nothing:
             return True
         parts = other.parts if other.kind == "all" else (other,)
         return (node.kind == "all" and set(node.parts) <= set(parts)) or node in parts
 
-    def shape(self, node: Node) -> Shape:
+    def shape(self, node: ValueSet) -> ValueShape:
         """One level of a set. Raises GrammarError."""
         if node.shape is None:
             if node.busy:
@@ -126,7 +136,7 @@ class Algebra:
                 node.busy = False
         return node.shape
 
-    def _look(self, node: Node) -> Shape:
+    def _look(self, node: ValueSet) -> ValueShape:
         if node.read is not None:
             return node.read()
         shapes = [self.shape(part) for part in node.parts]
@@ -139,7 +149,7 @@ class Algebra:
             return self.join(shapes)
         return self.complement(shapes[0]) if node.kind == "not" else self.exactly_one(shapes)
 
-    def is_nothing(self, node: Node) -> bool:
+    def is_nothing(self, node: ValueSet) -> bool:
         """True only where it is certain, found by looking a few levels deep."""
         if node is self.nothing or node is self.anything:
             return node is self.nothing
@@ -159,7 +169,7 @@ class Algebra:
             node.seen_from = level
         return is_nothing
 
-    def _is_nothing(self, shape: Shape) -> bool:
+    def _is_nothing(self, shape: ValueShape) -> bool:
         return (
             not shape.plain
             and not shape.partial
@@ -169,11 +179,11 @@ class Algebra:
             and shape.strings.is_empty()
         )
 
-    def meet(self, first: Shape, second: Shape) -> Shape:
-        """What is in both."""
+    def meet(self, first: ValueShape, second: ValueShape) -> ValueShape:
+        """Returns the values that are in both."""
         if first is self.any_shape or second is self.any_shape:
             return second if first is self.any_shape else first
-        return Shape(
+        return ValueShape(
             first.plain & second.plain,
             first.numbers.intersect(second.numbers),
             first.strings.intersect(second.strings),
@@ -182,8 +192,8 @@ class Algebra:
             _partial_in(first, second) | _partial_in(second, first) if first.partial or second.partial else 0,
         )
 
-    def join(self, shapes: list[Shape]) -> Shape:
-        """What is in any of them."""
+    def join(self, shapes: list[ValueShape]) -> ValueShape:
+        """Returns the values that are in any of them."""
         scalars = self.no_shape
         for shape in shapes:
             scalars = _scalars_of_both(scalars, shape)
@@ -194,11 +204,11 @@ class Algebra:
             partial=_partial(shapes),
         )
 
-    def complement(self, shape: Shape) -> Shape:
-        """What is not in it."""
+    def complement(self, shape: ValueShape) -> ValueShape:
+        """Returns the values that are not in it."""
         if shape.partial:
             raise _half_known(shape.partial)
-        return Shape(
+        return ValueShape(
             shape.plain ^ PLAIN,
             shape.numbers.complement(),
             shape.strings.complement(),
@@ -206,8 +216,8 @@ class Algebra:
             self.objects.complement(shape.objects),
         )
 
-    def exactly_one(self, shapes: list[Shape]) -> Shape:
-        """What is in one of them and no other."""
+    def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
+        """Returns the values that are in one of them and no other."""
         partial = _partial(shapes)
         if partial & STRINGS and sum(not shape.strings.is_empty() for shape in shapes) > 1:
             raise _half_known(STRINGS)
@@ -224,28 +234,31 @@ class Algebra:
         )
 
 
-def _scalars_of_both(first: Shape, second: Shape) -> Shape:
-    return Shape(first.plain | second.plain, first.numbers.union(second.numbers), first.strings.union(second.strings))
+def _scalars_of_both(first: ValueShape, second: ValueShape) -> ValueShape:
+    return ValueShape(
+        first.plain | second.plain, first.numbers.union(second.numbers), first.strings.union(second.strings)
+    )
 
 
-def _once(seen: Shape, once: Shape, new: Shape) -> Shape:
-    """What is in one shape only, `once` and `seen` telling what is in one and in any of the shapes before `new`."""
-    return Shape(
+def _once(seen: ValueShape, once: ValueShape, new: ValueShape) -> ValueShape:
+    """Returns the values that are in one shape only; `once` and `seen` are those in one and in any of the shapes before
+    `new`."""
+    return ValueShape(
         (once.plain & ~new.plain) | (new.plain & ~seen.plain),
         once.numbers.minus(new.numbers).union(new.numbers.minus(seen.numbers)),
         once.strings.minus(new.strings).union(new.strings.minus(seen.strings)),
     )
 
 
-def _partial(shapes: list[Shape]) -> int:
+def _partial(shapes: list[ValueShape]) -> int:
     found = 0
     for shape in shapes:
         found |= shape.partial
     return found
 
 
-def _partial_in(shape: Shape, other: Shape) -> int:
-    """What is partial in the shape, and not certainly missing in the other one."""
+def _partial_in(shape: ValueShape, other: ValueShape) -> int:
+    """Returns the kinds that are partial in the shape, and not certainly missing in the other one."""
     strings = STRINGS if other.partial & STRINGS or not other.strings.is_empty() else 0
     objects = OBJECTS if other.partial & OBJECTS or other.objects else 0
     return shape.partial & (strings | objects)

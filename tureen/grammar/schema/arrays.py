@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.schema.protocols import NodeAlgebra
-from tureen.grammar.schema.shapes import ArrayShape, Node, Wanted
+from tureen.grammar.schema.protocols import SetAlgebra
+from tureen.grammar.schema.shapes import ArrayShape, ItemCount, ValueSet
 
 
-def item_at(shape: ArrayShape, index: int) -> Node:
+def item_at(shape: ArrayShape, index: int) -> ValueSet:
     return shape.prefix[index] if index < len(shape.prefix) else shape.rest
 
 
-def meet(algebra: NodeAlgebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
+def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
     """The arrays of both, as shapes that are not known to be empty."""
     length = max(len(first.prefix), len(second.prefix))
     shape = tidy(
@@ -28,7 +28,7 @@ def meet(algebra: NodeAlgebra, first: ArrayShape, second: ArrayShape) -> list[Ar
     return [] if shape is None or is_empty(algebra, shape) else [shape]
 
 
-def complement(algebra: NodeAlgebra, shape: ArrayShape) -> list[ArrayShape]:
+def complement(algebra: SetAlgebra, shape: ArrayShape) -> list[ArrayShape]:
     """The arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
     if shape.is_unique:
         raise GrammarError('"uniqueItems": true cannot be enforced under "not", "oneOf" or "if": leave it out there')
@@ -42,18 +42,18 @@ def complement(algebra: NodeAlgebra, shape: ArrayShape) -> list[ArrayShape]:
         if node is not anything:
             found.append(ArrayShape((*[anything] * index, algebra.none_of(node)), anything, index + 1))
     if shape.rest is not anything:
-        wanted = Wanted(len(shape.prefix), algebra.none_of(shape.rest), 1, None)
+        wanted = ItemCount(len(shape.prefix), algebra.none_of(shape.rest), 1, None)
         found.append(ArrayShape((), anything, wanted=(wanted,)))
     for start, node, least, most in shape.wanted:
         if least > 0:
-            found.append(ArrayShape((), anything, wanted=(Wanted(start, node, 0, least - 1),)))
+            found.append(ArrayShape((), anything, wanted=(ItemCount(start, node, 0, least - 1),)))
         if most is not None:
-            found.append(ArrayShape((), anything, wanted=(Wanted(start, node, most + 1, None),)))
+            found.append(ArrayShape((), anything, wanted=(ItemCount(start, node, most + 1, None),)))
     tidied = (tidy(algebra, item) for item in found)
     return [item for item in tidied if item is not None]
 
 
-def tidy(algebra: NodeAlgebra, shape: ArrayShape) -> ArrayShape | None:
+def tidy(algebra: SetAlgebra, shape: ArrayShape) -> ArrayShape | None:
     """The same arrays with what can be told by the number of items told so. None: no array."""
     counted = _tidy_wanted(algebra, shape)
     if counted is None:
@@ -74,8 +74,8 @@ def tidy(algebra: NodeAlgebra, shape: ArrayShape) -> ArrayShape | None:
     return ArrayShape(prefix, rest, least, most, wanted, shape.is_unique and (most is None or most > 1))
 
 
-def _tidy_wanted(algebra: NodeAlgebra, shape: ArrayShape) -> tuple[tuple[Wanted, ...], int, int | None] | None:
-    """What remains to be counted, and how many items there can be. None: no array."""
+def _tidy_wanted(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCount, ...], int, int | None] | None:
+    """Returns the counts that remain, and how many items there can be. None: no array."""
     kept, least, most = [], shape.least, shape.most
     for want in shape.wanted:
         if want.least > 0:
@@ -89,7 +89,7 @@ def _tidy_wanted(algebra: NodeAlgebra, shape: ArrayShape) -> tuple[tuple[Wanted,
     return tuple(kept), least, most
 
 
-def is_empty(algebra: NodeAlgebra, shape: ArrayShape) -> bool:
+def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
     """True only where it is certain."""
     if any(algebra.is_nothing(node) for node in shape.prefix[: shape.least]):
         return True
@@ -102,7 +102,7 @@ def is_empty(algebra: NodeAlgebra, shape: ArrayShape) -> bool:
     return False
 
 
-def covers(algebra: NodeAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
+def covers(algebra: SetAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
     """The shape certainly has all arrays of the other one."""
     if shape is other or shape is algebra.any_array:
         return True
@@ -120,19 +120,19 @@ def covers(algebra: NodeAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
 
 
 def lesser(first: int | None, second: int | None) -> int | None:
-    """Of two upper bounds, None being no bound."""
+    """Returns the lesser of two upper bounds, None being no bound."""
     if first is None or second is None:
         return second if first is None else first
     return min(first, second)
 
 
-def _merged(wanted: tuple[Wanted, ...]) -> tuple[Wanted, ...]:
-    found: dict[tuple[int, Node], Wanted] = {}
+def _merged(wanted: tuple[ItemCount, ...]) -> tuple[ItemCount, ...]:
+    found: dict[tuple[int, ValueSet], ItemCount] = {}
     for want in wanted:
         key = (want.start, want.node)
         known = found.get(key)
         if known is None:
             found[key] = want
         else:
-            found[key] = Wanted(*key, max(known.least, want.least), lesser(known.most, want.most))
+            found[key] = ItemCount(*key, max(known.least, want.least), lesser(known.most, want.most))
     return tuple(found.values())

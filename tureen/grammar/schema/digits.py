@@ -19,7 +19,8 @@ POINT = Text(".")
 MINUS = Text("-")
 MAX_SUFFIXES = 1000
 SIMPLE_FACTORS = (1, 3, 7)
-"""What is left of a step without its factors 2 and 5. An expression for 9, 11, 13, … takes thousands of pages."""
+"""The rests of a step without its factors 2 and 5 that are written. An expression for 9, 11, 13, … takes thousands of
+pages."""
 
 
 class Bound(NamedTuple):
@@ -228,7 +229,8 @@ def every_decimal(digits: Digits) -> Expression:
 
 
 def multiples(step: int, places: int) -> Expression:
-    """What of the texts of numbers is a multiple of step / 10**places; other strings may match or not.
+    """Returns an expression that matches those texts of numbers that are multiples of step / 10**places; other strings
+    may match or not.
 
     Raises GrammarError for a step that takes too large an expression.
     """

@@ -14,7 +14,7 @@ from tureen.grammar.json_text import exact
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
-"""Of the schema's JSON text, a property inside a property being two levels."""
+"""The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
 Draft: TypeAlias = Literal["draft-07", "2020-12"]
 Schema: TypeAlias = dict[str, Any] | bool
@@ -123,11 +123,12 @@ class Document:
         return echo("#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path))
 
     def resource(self, schema: Schema) -> Resource:
-        """Where a schema that is an object belongs."""
+        """Returns the resource that a schema, an object, belongs to."""
         return self._home[id(schema)]
 
     def resolve(self, reference: str, schema: Schema) -> tuple[Schema, Resource, str]:
-        """What `reference` in `schema` points to, the resource it is in, and the fragment. Raises GrammarError."""
+        """Returns the schema that `reference` in `schema` points to, the resource it is in, and the fragment. Raises
+        GrammarError."""
         resource = self.resource(schema)
         fragment = reference[1:]
         if not reference.startswith("#"):

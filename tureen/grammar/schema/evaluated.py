@@ -10,24 +10,24 @@ from tureen.grammar.expression import GrammarError
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Schema, Scope
 from tureen.grammar.schema.keywords import dependent
-from tureen.grammar.schema.protocols import SchemaReader
-from tureen.grammar.schema.shapes import ArrayShape, Keys, Node, Property
+from tureen.grammar.schema.protocols import SubschemaReader
+from tureen.grammar.schema.shapes import ArrayShape, Property, PropertySet, ValueSet
 
 MAX_CASES = 64
 
 
-class Seen(NamedTuple):
-    """What has been evaluated."""
+class EvaluatedParts(NamedTuple):
+    """The items and properties that have been evaluated."""
 
     keys: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()
     has_all_keys: bool = False
     items: int = 0  # from the first one on
     has_all_items: bool = False
-    matching: frozenset[Node] = frozenset()  # the items in any of these, wherever they are
+    matching: frozenset[ValueSet] = frozenset()  # the items in any of these, wherever they are
 
-    def with_(self, other: Seen) -> Seen:
-        return Seen(
+    def with_(self, other: EvaluatedParts) -> EvaluatedParts:
+        return EvaluatedParts(
             self.keys | other.keys,
             self.patterns | other.patterns,
             self.has_all_keys or other.has_all_keys,
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
         )
 
 
-Cases = dict[Seen, Node]
+Cases = dict[EvaluatedParts, ValueSet]
 """A value that is in some of the nodes is valid. Where it is in several, each has been evaluated as it says.
 
 What one case says was evaluated may be less than what was, if the value is in the case that says more, too: the less
@@ -48,18 +48,18 @@ was evaluated, the fewer values pass "unevaluated…". So cases may overlap, and
 class Evaluated:
     """Finds the cases of schemas."""
 
-    def __init__(self, reader: SchemaReader, algebra: Algebra) -> None:
+    def __init__(self, reader: SubschemaReader, algebra: Algebra) -> None:
         self._reader = reader
         self._algebra = algebra
 
-    def node(self, schema: dict[str, Any], scope: Scope) -> Node:
+    def node(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         """The values of a schema with "unevaluated…". Raises GrammarError."""
         return self._algebra.any_of(self._cases(schema, scope).values())
 
     def _cases(self, schema: Schema, scope: Scope) -> Cases:
-        """Of a schema as a whole. Raises GrammarError."""
+        """Returns the cases of a schema as a whole. Raises GrammarError."""
         if isinstance(schema, bool):
-            return {Seen(): self._reader.node(schema, scope)} if schema else {}
+            return {EvaluatedParts(): self._reader.node(schema, scope)} if schema else {}
         with self._reader.inside(schema):
             scope = self._reader.enter(schema, scope)
             found = {self._seen(schema, scope): self._reader.own(schema, scope)}
@@ -71,9 +71,9 @@ class Evaluated:
                     found = self._joined(self._closed(keyword, seen, node, inside) for seen, node in found.items())
             return found
 
-    def _seen(self, schema: dict[str, Any], scope: Scope) -> Seen:
+    def _seen(self, schema: dict[str, Any], scope: Scope) -> EvaluatedParts:
         contains = schema.get("contains")
-        return Seen(
+        return EvaluatedParts(
             frozenset(schema.get("properties", ())),
             frozenset(schema.get("patternProperties", ())),
             "additionalProperties" in schema,
@@ -94,16 +94,18 @@ class Evaluated:
         if "oneOf" in schema:
             yield self._one(schema["oneOf"], scope)
         if "not" in schema:
-            yield {Seen(): algebra.none_of(reader.node(schema["not"], scope))}
+            yield {EvaluatedParts(): algebra.none_of(reader.node(schema["not"], scope))}
         if "if" in schema:
             condition = reader.node(schema["if"], scope)
             then = self._both(self._cases(schema["if"], scope), self._cases(schema.get("then", True), scope))
             otherwise = self._cases(schema.get("else", True), scope)
-            yield self._either(then, self._both({Seen(): algebra.none_of(condition)}, otherwise))
+            yield self._either(then, self._both({EvaluatedParts(): algebra.none_of(condition)}, otherwise))
         for key, part in dependent(schema):
             having = reader.having(key)
-            needed = {Seen(): reader.having(*part)} if isinstance(part, list) else self._cases(part, scope)
-            yield self._either(self._both({Seen(): having}, needed), {Seen(): algebra.none_of(having)})
+            needed = {EvaluatedParts(): reader.having(*part)} if isinstance(part, list) else self._cases(part, scope)
+            yield self._either(
+                self._both({EvaluatedParts(): having}, needed), {EvaluatedParts(): algebra.none_of(having)}
+            )
 
     def _any(self, branches: list[Cases]) -> Cases:
         found: Cases = {}
@@ -121,22 +123,24 @@ class Evaluated:
                 for other in nodes[:index] + nodes[index + 1 :]
                 if not algebra.is_nothing(algebra.all_of((nodes[index], other)))
             ]
-            found = self._either(found, self._both({Seen(): algebra.all_of(others)}, self._cases(part, scope)))
+            found = self._either(
+                found, self._both({EvaluatedParts(): algebra.all_of(others)}, self._cases(part, scope))
+            )
         return found
 
     def _both(self, first: Cases, second: Cases) -> Cases:
         return self._joined((one.with_(two), (first[one], second[two])) for one in first for two in second)
 
     def _either(self, *several: Cases) -> Cases:
-        found: dict[Seen, list[Node]] = {}
+        found: dict[EvaluatedParts, list[ValueSet]] = {}
         for cases in several:
             for seen, node in cases.items():
                 found.setdefault(seen, []).append(node)
         return {seen: self._algebra.any_of(nodes) for seen, nodes in found.items()}
 
-    def _joined(self, pairs: Iterable[tuple[Seen, tuple[Node, ...]]]) -> Cases:
+    def _joined(self, pairs: Iterable[tuple[EvaluatedParts, tuple[ValueSet, ...]]]) -> Cases:
         """Each pair a case that needs all its nodes."""
-        found: dict[Seen, list[Node]] = {}
+        found: dict[EvaluatedParts, list[ValueSet]] = {}
         for seen, nodes in pairs:
             node = self._algebra.all_of(nodes)
             if node is not self._algebra.nothing:
@@ -148,7 +152,9 @@ class Evaluated:
             )
         return {seen: self._algebra.any_of(nodes) for seen, nodes in found.items()}
 
-    def _closed(self, keyword: str, seen: Seen, node: Node, inside: Node) -> tuple[Seen, tuple[Node, ...]]:
+    def _closed(
+        self, keyword: str, seen: EvaluatedParts, node: ValueSet, inside: ValueSet
+    ) -> tuple[EvaluatedParts, tuple[ValueSet, ...]]:
         """A case in which what has not been evaluated is in `inside`."""
         algebra = self._algebra
         if keyword == "unevaluatedItems":
@@ -165,6 +171,8 @@ class Evaluated:
             parts = algebra.keys.split(classes, algebra.keys.pattern(pattern))
             classes = [(names, algebra.anything if is_inside else value) for names, value, is_inside in parts]
         named = {key: Property(False, algebra.anything) for key in sorted(seen.keys)}
-        shape = replace(algebra.any_object, named=named, free=tuple(Keys(*item) for item in classes), is_open=True)
+        shape = replace(
+            algebra.any_object, named=named, free=tuple(PropertySet(*item) for item in classes), is_open=True
+        )
         closed = algebra.fixed(replace(algebra.any_shape, objects=(shape,)))
         return seen._replace(has_all_keys=True), (node, closed)

@@ -63,7 +63,7 @@ class KeySets:
         return found
 
     def check(self, number: int) -> None:
-        """Of classes that an object's keys fall in. Raises GrammarError."""
+        """Checks the number of classes that an object's keys fall in. Raises GrammarError."""
         if number > MAX_CLASSES:
             raise GrammarError(
                 f'"patternProperties" is too large: {number} overlaps of patterns; at most {MAX_CLASSES}'

@@ -13,9 +13,9 @@ from tureen.grammar.expression import GrammarError
 from tureen.grammar.schema.document import Document, Draft
 
 MAX_COUNT = 100_000
-"""Of characters, items and properties in minLength and its like."""
+"""The largest number of characters, items and properties in minLength and its like."""
 MAX_BRANCHES = 10_000
-"""Of values in "enum", names in "required", schemas in "anyOf" and its like."""
+"""The largest number of values in "enum", names in "required", schemas in "anyOf" and its like."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 ANNOTATIONS = frozenset({
@@ -62,7 +62,7 @@ def count(schema: dict[str, Any], keyword: str) -> int | None:
 
 
 def dependent(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What must hold (a schema) or be there (keys) where a key is there."""
+    """Yields each key, and what must hold (a schema) or be there (keys) where the key is there."""
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         yield from schema.get(keyword, {}).items()
 
@@ -209,4 +209,4 @@ COMBINATORS = frozenset({
     "$ref", "$dynamicRef", "$anchor", "$dynamicAnchor", "allOf", "anyOf", "oneOf", "discriminator", "not", "if", "then",
     "else", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
 })  # fmt: skip
-"""What is not said by a schema alone, but by other schemas about the same value."""
+"""Keywords that speak through other schemas about the same value, not by themselves."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
-from tureen.grammar.schema.reader import Reader
-from tureen.grammar.schema.writer import Writer
+from tureen.grammar.schema.reader import SchemaReader
+from tureen.grammar.schema.writer import SchemaWriter
 
 ANY_VALUE = "$$ANY$$"
 """In the place of a schema: any JSON value."""
@@ -25,7 +25,7 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True) -> Lang
     document = Document(True if text == ANY_VALUE else parse(text))
     algebra = Algebra()
     try:
-        node = Reader(document, algebra).node(document.root, ())
-        return Writer(algebra, prefix, leaves_out=leaves_out).language(node)
+        node = SchemaReader(document, algebra).node(document.root, ())
+        return SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None

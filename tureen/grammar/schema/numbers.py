@@ -117,7 +117,7 @@ NO_NUMBER = NumberSet()
 
 
 def _made(points: Iterable[Number], ranges: Iterable[Range]) -> NumberSet:
-    """Without what is empty. Raises GrammarError."""
+    """Makes a set without its empty parts. Raises GrammarError."""
     single = dict.fromkeys(points)
     kept: dict[Range, None] = {}
     for part in ranges:
@@ -167,5 +167,5 @@ def _checked(value: Number, is_bound: bool = False) -> Number:
 
 
 def _text(value: Number) -> str:
-    """As json.dumps writes it."""
+    """Returns the number as json.dumps writes it."""
     return str(value) if isinstance(value, int) else repr(float(value))

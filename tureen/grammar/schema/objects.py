@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tureen.grammar.schema.arrays import lesser
-from tureen.grammar.schema.protocols import NodeAlgebra
-from tureen.grammar.schema.shapes import Keys, Node, ObjectShape, Property
+from tureen.grammar.schema.protocols import SetAlgebra
+from tureen.grammar.schema.shapes import ObjectShape, Property, PropertySet, ValueSet
 
 
-def node_of(shape: ObjectShape, key: str) -> Node:
-    """What the value of this key must be in, if it is there."""
+def node_of(shape: ObjectShape, key: str) -> ValueSet:
+    """Returns the set that the value of this key must be in, if the key is there."""
     field = shape.named.get(key)
     if field is not None:
         return field.node
@@ -19,7 +19,7 @@ def node_of(shape: ObjectShape, key: str) -> Node:
     return next(keys.node for keys in shape.free if keys.names.contains(key))
 
 
-def meet(algebra: NodeAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
+def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
     """The objects of both, as shapes that are not known to be empty."""
     named = {
         key: Property(
@@ -45,7 +45,7 @@ def meet(algebra: NodeAlgebra, first: ObjectShape, second: ObjectShape) -> list[
     return [shape for shape in shapes if not is_empty(algebra, shape)]
 
 
-def complement(algebra: NodeAlgebra, shape: ObjectShape) -> list[ObjectShape]:
+def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
     """The objects that are not in `shape`; the shapes may overlap."""
     anything = algebra.anything
     everything = algebra.any_object
@@ -57,18 +57,18 @@ def complement(algebra: NodeAlgebra, shape: ObjectShape) -> list[ObjectShape]:
     loose = {key: Property(False, anything) for key in shape.named}
     for names, node in shape.free:
         if node is not anything:
-            found.append(replace(everything, named=loose, wanted=(Keys(names, algebra.none_of(node)),)))
+            found.append(replace(everything, named=loose, wanted=(PropertySet(names, algebra.none_of(node)),)))
     if shape.least > 0:
         found.append(replace(everything, most=shape.least - 1))
     if shape.most is not None:
         found.append(replace(everything, least=shape.most + 1))
     for names, node in shape.wanted:
-        free = (Keys(names, algebra.none_of(node)), Keys(algebra.keys.outside(names), anything))
+        free = (PropertySet(names, algebra.none_of(node)), PropertySet(algebra.keys.outside(names), anything))
         found.append(replace(everything, named=loose, free=free))
     return found
 
 
-def is_empty(algebra: NodeAlgebra, shape: ObjectShape) -> bool:
+def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
     """True only where it is certain."""
     required = [field.node for field in shape.named.values() if field.is_required]
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
@@ -81,7 +81,7 @@ def is_empty(algebra: NodeAlgebra, shape: ObjectShape) -> bool:
     )
 
 
-def covers(algebra: NodeAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
+def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
     """The shape certainly has all objects of the other one."""
     if shape is other or shape is algebra.any_object:
         return True
@@ -101,7 +101,7 @@ def _is_required(shape: ObjectShape, key: str) -> bool:
     return key in shape.named and shape.named[key].is_required
 
 
-def _free_covers(algebra: NodeAlgebra, free: tuple[Keys, ...], other: tuple[Keys, ...]) -> bool:
+def _free_covers(algebra: SetAlgebra, free: tuple[PropertySet, ...], other: tuple[PropertySet, ...]) -> bool:
     if len(free) == 1:
         return all(algebra.covers(free[0].node, keys.node) for keys in other)
     if len(other) == 1:
@@ -109,7 +109,7 @@ def _free_covers(algebra: NodeAlgebra, free: tuple[Keys, ...], other: tuple[Keys
     return free == other
 
 
-def _is_hopeless(algebra: NodeAlgebra, shape: ObjectShape, wanted: Keys) -> bool:
+def _is_hopeless(algebra: SetAlgebra, shape: ObjectShape, wanted: PropertySet) -> bool:
     return all(
         algebra.is_nothing(algebra.all_of((keys.node, wanted.node)))
         or algebra.keys.both(keys.names, wanted.names).is_empty()
@@ -117,10 +117,12 @@ def _is_hopeless(algebra: NodeAlgebra, shape: ObjectShape, wanted: Keys) -> bool
     )
 
 
-def _free(algebra: NodeAlgebra, first: tuple[Keys, ...], second: tuple[Keys, ...]) -> tuple[Keys, ...]:
+def _free(
+    algebra: SetAlgebra, first: tuple[PropertySet, ...], second: tuple[PropertySet, ...]
+) -> tuple[PropertySet, ...]:
     if len(first) == 1 or len(second) == 1:
         return tuple(
-            Keys(one.names if len(second) == 1 else two.names, algebra.all_of((one.node, two.node)))
+            PropertySet(one.names if len(second) == 1 else two.names, algebra.all_of((one.node, two.node)))
             for one in first
             for two in second
         )
@@ -129,12 +131,12 @@ def _free(algebra: NodeAlgebra, first: tuple[Keys, ...], second: tuple[Keys, ...
         for two in second:
             names = algebra.keys.both(one.names, two.names)
             if not names.is_empty():
-                found.append(Keys(names, algebra.all_of((one.node, two.node))))
+                found.append(PropertySet(names, algebra.all_of((one.node, two.node))))
     algebra.keys.check(len(found))
     return tuple(found)
 
 
-def _with_wanted(algebra: NodeAlgebra, shape: ObjectShape, keys: Keys, hidden: list[str]) -> list[ObjectShape]:
+def _with_wanted(algebra: SetAlgebra, shape: ObjectShape, keys: PropertySet, hidden: list[str]) -> list[ObjectShape]:
     """One of `hidden`, which the shape names, is there as wanted; or a free key."""
     found = [shape if keys in shape.wanted else replace(shape, wanted=(*shape.wanted, keys))]
     for key in hidden:

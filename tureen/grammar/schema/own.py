@@ -1,4 +1,4 @@
-"""What a schema says by itself about values: types, exact values, numbers, strings, arrays and objects."""
+"""The keywords by which a schema itself limits values: types, exact values, numbers, strings, arrays and objects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tureen.grammar.schema.shapes import (
     STRINGS,
     TRUE,
     ArrayShape,
-    Keys,
-    Node,
+    ItemCount,
     ObjectShape,
     Property,
-    Shape,
-    Wanted,
+    PropertySet,
+    ValueSet,
+    ValueShape,
 )
 from tureen.grammar.schema.strings import StringSet
 
@@ -39,7 +39,7 @@ OBJECT_KEYWORDS = frozenset((
 OPEN_KEYWORDS = frozenset(("additionalProperties", "patternProperties", "propertyNames"))
 NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
-ReadNode = Callable[[Schema, Scope], Node]
+ReadNode = Callable[[Schema, Scope], ValueSet]
 
 
 class Own:
@@ -49,9 +49,9 @@ class Own:
         self._document = document
         self._algebra = algebra
         self._node = node
-        self._values: dict[Hashable, Node] = {}
+        self._values: dict[Hashable, ValueSet] = {}
 
-    def read(self, schema: dict[str, Any], scope: Scope) -> Shape:
+    def read(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         """Raises GrammarError."""
         names = schema.get("type")
         types = {names} if isinstance(names, str) else None if names is None else set(names)
@@ -62,13 +62,13 @@ class Own:
                 shape = self._algebra.meet(shape, self._exactly(values))
         return shape
 
-    def _typed(self, schema: dict[str, Any], scope: Scope, types: set[str] | None) -> Shape:
+    def _typed(self, schema: dict[str, Any], scope: Scope, types: set[str] | None) -> ValueShape:
         empty = self._algebra.no_shape
         plain = (NULL if types is None or "null" in types else 0) | (
             TRUE | FALSE if types is None or "boolean" in types else 0
         )
         has_numbers = types is None or not types.isdisjoint(("number", "integer"))
-        return Shape(
+        return ValueShape(
             plain,
             self._numbers(schema, types) if has_numbers else empty.numbers,
             self._strings(schema) if types is None or "string" in types else empty.strings,
@@ -114,7 +114,7 @@ class Own:
         if "contains" in schema:
             least = count(schema, "minContains")
             node = self._node(schema["contains"], scope)
-            wanted.append(Wanted(0, node, 1 if least is None else least, count(schema, "maxContains")))
+            wanted.append(ItemCount(0, node, 1 if least is None else least, count(schema, "maxContains")))
         shape = ArrayShape(
             tuple(self._node(item, scope) for item in first),
             self._node(items, scope),
@@ -135,7 +135,7 @@ class Own:
             (sets.pattern(pattern), self._node(value, scope))
             for pattern, value in schema.get("patternProperties", {}).items()
         ]
-        classes: list[tuple[StringSet, tuple[Node, ...]]] = [(sets.every, ())]
+        classes: list[tuple[StringSet, tuple[ValueSet, ...]]] = [(sets.every, ())]
         for names, node in patterns:
             parts = sets.split(classes, names)
             classes = [(part, (*nodes, node) if is_inside else nodes) for part, nodes, is_inside in parts]
@@ -146,11 +146,11 @@ class Own:
             nodes = [self._node(properties[key], scope)] if key in properties else []
             nodes += [node for names, node in patterns if names.contains(key)]
             named[key] = self._algebra.all_of(nodes) if nodes else others
-        free = [Keys(names, self._algebra.all_of(nodes) if nodes else others) for names, nodes in classes]
+        free = [PropertySet(names, self._algebra.all_of(nodes) if nodes else others) for names, nodes in classes]
         if "propertyNames" in schema:
             names = self._names(schema, scope)
             free = [
-                Keys(part, node if is_inside else self._algebra.nothing)
+                PropertySet(part, node if is_inside else self._algebra.nothing)
                 for part, node, is_inside in sets.split(free, names)
             ]
             named = {key: node if names.contains(key) else self._algebra.nothing for key, node in named.items()}
@@ -172,7 +172,7 @@ class Own:
             raise GrammarError('"format" in "propertyNames" cannot be enforced: use "pattern" there')
         return shape.strings
 
-    def _exactly(self, values: list[Any]) -> Shape:
+    def _exactly(self, values: list[Any]) -> ValueShape:
         """These values."""
         plain, numbers, strings, composite = 0, [], [], []
         for value in values:
@@ -185,7 +185,7 @@ class Own:
             else:
                 composite.append(value)
         empty = self._algebra.no_shape
-        return Shape(
+        return ValueShape(
             plain,
             NumberSet.only(numbers) if numbers else empty.numbers,
             StringSet.only(strings) if strings else empty.strings,
@@ -199,9 +199,9 @@ class Own:
 
     def _object(self, values: dict[str, Any]) -> ObjectShape:
         named = {key: Property(True, self._value(value)) for key, value in values.items()}
-        return ObjectShape(named, (Keys(self._algebra.keys.every, self._algebra.nothing),))
+        return ObjectShape(named, (PropertySet(self._algebra.keys.every, self._algebra.nothing),))
 
-    def _value(self, value: Any) -> Node:
+    def _value(self, value: Any) -> ValueSet:
         """Just this value; one node for equal values."""
         key = _canonical(value)
         node = self._values.get(key)

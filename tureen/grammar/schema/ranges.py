@@ -75,7 +75,7 @@ class Range:
         return all(exact % step == 0 for step in self.steps) and all(exact % step != 0 for step in self.against)
 
     def intersect(self, other: Range) -> Range:
-        """What is in both."""
+        """Returns the numbers that are in both."""
         return Range(
             max((self.low, other.low), key=_by_low),
             min((self.high, other.high), key=_by_high),
@@ -85,7 +85,7 @@ class Range:
         )
 
     def complement(self) -> Iterator[Range]:
-        """What is not in it: in any of these."""
+        """Yields ranges that together hold the numbers that are not in it."""
         if self.low:
             yield Range(high=Bound(self.low.value, not self.low.is_open))
         if self.high:
@@ -111,7 +111,7 @@ class Range:
 
     @property
     def as_read(self) -> Range:
-        """What is in it for readers of decimals and for readers of doubles."""
+        """Returns the numbers that are in it for readers of decimals and for readers of doubles alike."""
         return replace(self, low=_as_read(self.low, True), high=_as_read(self.high, False))
 
     def is_empty(self) -> bool:
@@ -172,7 +172,7 @@ class _Grid(NamedTuple):
 
 
 def _common(steps: Iterable[Fraction]) -> Fraction:
-    """What is a multiple of all steps is a multiple of this."""
+    """Returns the least common multiple of the steps."""
     numerator, denominator = 1, 0
     for step in steps:
         numerator, denominator = math.lcm(numerator, step.numerator), math.gcd(denominator, step.denominator)
@@ -246,7 +246,8 @@ def _counts(low: Bound, high: Bound, step: Fraction) -> tuple[int, int]:
 
 
 def _multiples(part: Range, low: Bound, high: Bound, step: Fraction) -> Iterator[Fraction]:
-    """Those between the bounds that the range is not without. Raises GrammarError where the next one is far away."""
+    """Yields the multiples between the bounds that the range does not leave out. Raises GrammarError where the next one
+    is far away."""
     if any(step % other == 0 for other in part.against):
         return
     without = {Fraction(value) for value in part.without}
@@ -285,7 +286,7 @@ def _spelling(value: Number, places: int | None) -> Expression:
 
 
 def _with_exceptions(found: Expression, part: Range, grid: _Grid) -> Expression:
-    """Without the multiples and the single numbers that the range is without."""
+    """Returns the expression without the multiples and the single numbers that the range leaves out."""
     for step in sorted(part.against - {ONE}):
         number, places = _decimal_step(step) if grid.places else (step.numerator, 0)
         found = Both(found, Not(multiples(number, places)))

@@ -1,4 +1,4 @@
-"""From a schema to the set of its values: combinators and references here, what a schema itself says in `own`."""
+"""Reads a schema into the set of its values: combinators and references here, a schema's own keywords in `own`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tureen.grammar.schema.document import Document, Schema, Scope
 from tureen.grammar.schema.evaluated import Evaluated
 from tureen.grammar.schema.keywords import check, dependent
 from tureen.grammar.schema.own import OWN_KEYWORDS, Own
-from tureen.grammar.schema.shapes import OBJECTS, Node, Property, Shape
+from tureen.grammar.schema.shapes import OBJECTS, Property, ValueSet, ValueShape
 
 MAX_IN_PLACE = 40
-"""Of schemas about the same value inside one another: allOf in anyOf in not, "$ref" to "$ref"."""
+"""The deepest nesting of schemas about the same value: allOf in anyOf in not, "$ref" to "$ref"."""
 
 
-class Reader:
+class SchemaReader:
     """Reads the schemas of one document, each when it is needed."""
 
     def __init__(self, document: Document, algebra: Algebra) -> None:
         self._document = document
         self._algebra = algebra
         self._own = Own(document, algebra, self.node)
-        self._nodes: dict[tuple[int, Scope], Node | None] = {}
+        self._nodes: dict[tuple[int, Scope], ValueSet | None] = {}
         self._evaluated = Evaluated(self, algebra)
-        self._having: dict[tuple[str, ...], Node] = {}
+        self._having: dict[tuple[str, ...], ValueSet] = {}
         self._depth = 0
 
-    def node(self, schema: Schema, scope: Scope) -> Node:
+    def node(self, schema: Schema, scope: Scope) -> ValueSet:
         """The values that are valid against the schema. Raises GrammarError."""
         if isinstance(schema, bool):
             return self._algebra.anything if schema else self._algebra.nothing
@@ -55,13 +55,13 @@ class Reader:
             )
         return node
 
-    def own(self, schema: dict[str, Any], scope: Scope) -> Node:
+    def own(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         """The values that the schema allows without its combinators and references."""
         if OWN_KEYWORDS.isdisjoint(schema):
             return self._algebra.anything
         return self._algebra.leaf(partial(self._read_own, schema, scope))
 
-    def _read_own(self, schema: dict[str, Any], scope: Scope) -> Shape:
+    def _read_own(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         try:
             return self._own.read(schema, scope)
         except GrammarError as error:
@@ -70,7 +70,7 @@ class Reader:
                 raise
             raise type(error)(f"{error} (at {where})") from None
 
-    def later(self, schema: Schema, scope: Scope) -> Node:
+    def later(self, schema: Schema, scope: Scope) -> ValueSet:
         """The same values, also while the schema around is being read."""
         try:
             return self.node(schema, scope)
@@ -83,7 +83,7 @@ class Reader:
         resource = self._document.resource(schema)
         return scope if resource in scope else (*scope, resource)
 
-    def _build(self, schema: dict[str, Any], scope: Scope) -> Node:
+    def _build(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         check(schema, self._document)
         with self.inside(schema):
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
@@ -106,7 +106,7 @@ class Reader:
         finally:
             self._depth -= 1
 
-    def _in_place(self, schema: dict[str, Any], scope: Scope) -> Iterator[Node]:
+    def _in_place(self, schema: dict[str, Any], scope: Scope) -> Iterator[ValueSet]:
         """The values that each combinator and reference of the schema allows."""
         algebra = self._algebra
         for keyword in ("$ref", "$dynamicRef"):
@@ -130,7 +130,7 @@ class Reader:
             needed = self.having(*part) if isinstance(part, list) else self.node(part, scope)
             yield algebra.any_of((algebra.none_of(self.having(key)), algebra.all_of((self.having(key), needed))))
 
-    def _one_of(self, schema: dict[str, Any], nodes: list[Node]) -> Node:
+    def _one_of(self, schema: dict[str, Any], nodes: list[ValueSet]) -> ValueSet:
         """OpenAPI's discriminator names a property that every branch must have, whether it requires it or not."""
         algebra = self._algebra
         if "discriminator" not in schema:
@@ -140,17 +140,17 @@ class Reader:
         return algebra.leaf(lambda: replace(algebra.shape(one), partial=OBJECTS))
 
     def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema:
-        """What "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
+        """Returns the schema that "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
         target, resource, fragment = self._document.resolve(schema[keyword], schema)
         if keyword == "$dynamicRef" and resource.dynamic.get(fragment) is target:
             return next((outer.dynamic[fragment] for outer in scope if fragment in outer.dynamic), target)
         return target
 
-    def having(self, *keys: str) -> Node:
+    def having(self, *keys: str) -> ValueSet:
         """Objects with these keys, and no other values."""
         node = self._having.get(keys)
         if node is None:
             anything = Property(True, self._algebra.anything)
             shape = replace(self._algebra.any_object, named=dict.fromkeys(keys, anything))
-            node = self._having[keys] = self._algebra.fixed(Shape(objects=(shape,)))
+            node = self._having[keys] = self._algebra.fixed(ValueShape(objects=(shape,)))
         return node

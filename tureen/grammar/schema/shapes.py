@@ -1,4 +1,4 @@
-"""What a set of JSON values looks like, type by type. The sets inside arrays and objects are nodes, not looked into."""
+"""The shape of a set of JSON values, type by type. The sets inside arrays and objects are nodes, not looked into."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ STRINGS, OBJECTS = 1, 2
 Kind: TypeAlias = Literal["leaf", "all", "any", "not", "one"]
 
 
-class Node:
+class ValueSet:
     """A set of JSON values. What was combined alike is one object; two objects may still be equal sets."""
 
     __slots__ = ("busy", "kind", "opposite", "parts", "read", "seen_from", "shape")
 
-    def __init__(self, kind: Kind, parts: tuple[Node, ...] = (), read: Callable[[], Shape] | None = None) -> None:
+    def __init__(
+        self, kind: Kind, parts: tuple[ValueSet, ...] = (), read: Callable[[], ValueShape] | None = None
+    ) -> None:
         self.kind = kind
         self.parts = parts
         self.read = read
-        self.shape: Shape | None = None  # once it is known
+        self.shape: ValueShape | None = None  # once it is known
         self.busy = False  # while it is being found out
-        self.opposite: Node | None = None  # the complement, once somebody asked for it
+        self.opposite: ValueSet | None = None  # the complement, once somebody asked for it
         self.seen_from: int | None = None  # no proof that it is empty was found, looking that deep or deeper
 
 
-class Wanted(NamedTuple):
+class ItemCount(NamedTuple):
     """`least` to `most` items, counted from index `start` on, are in `node`."""
 
     start: int
-    node: Node
+    node: ValueSet
     least: int
     most: int | None
 
@@ -44,24 +46,24 @@ class Wanted(NamedTuple):
 class ArrayShape:
     """Arrays of `least` to `most` items: the first ones in the nodes of `prefix`, all others in `rest`."""
 
-    prefix: tuple[Node, ...]
-    rest: Node
+    prefix: tuple[ValueSet, ...]
+    rest: ValueSet
     least: int = 0
     most: int | None = None
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[ItemCount, ...] = ()
     is_unique: bool = False  # no two items are equal
 
 
 class Property(NamedTuple):
     is_required: bool
-    node: Node
+    node: ValueSet
 
 
-class Keys(NamedTuple):
+class PropertySet(NamedTuple):
     """The value of every key in `names` is in `node`."""
 
     names: StringSet
-    node: Node
+    node: ValueSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,15 @@ class ObjectShape:
     """
 
     named: Mapping[str, Property]
-    free: tuple[Keys, ...]
+    free: tuple[PropertySet, ...]
     least: int = 0
     most: int | None = None
-    wanted: tuple[Keys, ...] = ()
+    wanted: tuple[PropertySet, ...] = ()
     is_open: bool = False  # the schema speaks of free keys; where it does not, no such key need be written
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ValueShape:
     """The values of each type; an array or object is in one of the shapes listed (or in several)."""
 
     plain: int = 0  # of NULL, FALSE and TRUE

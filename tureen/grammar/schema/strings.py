@@ -29,7 +29,7 @@ from tureen.grammar.expression import (
 from tureen.grammar.schema.digits import chain, choice
 
 MAX_NESTING = 200
-"""Of an expression that is encoded."""
+"""The deepest nesting of an expression that is encoded."""
 
 QUOTE = Text('"')
 ESCAPED = (*range(0x20), 0x22, 0x5C)
@@ -58,12 +58,13 @@ class StringSet:
 
     @staticmethod
     def pattern(pattern: str) -> StringSet:
-        """Those in which a JSON Schema `pattern` is found: ECMA 262, with the flag u. Raises GrammarError."""
+        """Returns the strings in which a JSON Schema `pattern` is found: ECMA 262, with the flag u. Raises
+        GrammarError."""
         return StringSet(matching(pattern))
 
     @staticmethod
     def of_length(least: int = 0, most: int | None = None) -> StringSet:
-        """Of `least` to `most` code points, None = without end."""
+        """Returns the strings of `least` to `most` code points, None = without end."""
         return StringSet(length(least, most))
 
     def intersect(self, other: StringSet) -> StringSet:
@@ -91,7 +92,8 @@ class StringSet:
         return bool(self.among((value,)))
 
     def among(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Those of the values that are in the set. Raises GrammarError where that takes too long to find out."""
+        """Returns those of the values that are in the set. Raises GrammarError where that takes too long to find
+        out."""
         known = self.values
         if known is not None:
             return tuple(value for value in values if value in known)
@@ -267,7 +269,7 @@ def _chars(ranges: Ranges) -> Expression:
 
 
 def _escapes(codes: list[int]) -> Expression:
-    """What follows the backslash."""
+    """Returns an expression of what follows the backslash."""
     items = [_one_of(SHORT[code] for code in codes if code in SHORT)]
     long = [f"{code:02x}" for code in codes if code not in SHORT]
     ends = [chain(Text(digit), _one_of(text[1] for text in long if text[0] == digit)) for digit in "01"]

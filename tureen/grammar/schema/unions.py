@@ -35,7 +35,7 @@ class Unions(Generic[S]):
         return tuple(found)
 
     def meet(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
-        """What is in both."""
+        """Returns the shapes of what is in both."""
         if not first or not second:
             return ()
         if first[0] is self.whole or second[0] is self.whole:
@@ -43,14 +43,14 @@ class Unions(Generic[S]):
         return self.join(shape for one in first for two in second for shape in self.meet_shapes(one, two))
 
     def complement(self, union: tuple[S, ...]) -> tuple[S, ...]:
-        """What is in none of the shapes."""
+        """Returns the shapes of what is in none of these."""
         outside: tuple[S, ...] = (self.whole,)
         for shape in union:
             outside = () if shape is self.whole else self.meet(outside, self.join(self.shape_complement(shape)))
         return outside
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
-        """What is in one of the unions and in no other."""
+        """Returns the shapes of what is in one of the unions and in no other."""
         found: list[S] = []
         for index, own in enumerate(unions):
             for other in unions[:index] + unions[index + 1 :]:

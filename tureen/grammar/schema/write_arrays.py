@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from tureen.grammar.expression import EMPTY, NOTHING, Call, Expression, GrammarError, Terminal, Text
+from tureen.grammar.expression import EMPTY, NOTHING, Expression, GrammarError, RuleCall, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema import arrays
 from tureen.grammar.schema.arrays import item_at
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.protocols import RuleWriter
-from tureen.grammar.schema.shapes import FALSE, NULL, TRUE, ArrayShape, Node, Wanted
+from tureen.grammar.schema.shapes import FALSE, NULL, TRUE, ArrayShape, ItemCount, ValueSet
 from tureen.grammar.schema.strings import StringSet
 
 WORDS = ((NULL, Terminal(Text("null"))), (TRUE, Terminal(Text("true"))), (FALSE, Terminal(Text("false"))))
@@ -62,7 +62,7 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
     """
     last = max(len(shape.prefix), shape.least, shape.most or 0, 1, *(want.start for want in shape.wanted))
     start = (0, (0,) * len(shape.wanted))
-    states: dict[State, Call] = {start: writer.reserve()}
+    states: dict[State, RuleCall] = {start: writer.reserve()}
     waiting = [start]
     while waiting:
         state = waiting.pop()
@@ -87,9 +87,9 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
 
 def _next_items(
     writer: RuleWriter, shape: ArrayShape, index: int, counts: tuple[int, ...]
-) -> list[tuple[Node, tuple[int, ...]]]:
-    """What can come at this index, and the counts after it."""
-    found: list[tuple[Node, tuple[int, ...]]] = [(item_at(shape, index), ())]
+) -> list[tuple[ValueSet, tuple[int, ...]]]:
+    """Returns the sets that can come at this index, each with the counts after it."""
+    found: list[tuple[ValueSet, tuple[int, ...]]] = [(item_at(shape, index), ())]
     for want, number in zip(shape.wanted, counts, strict=True):
         found = [
             (writer.algebra.all_of((node, more)), (*before, after))
@@ -99,7 +99,7 @@ def _next_items(
     return [(node, after) for node, after in found if not writer.algebra.is_nothing(node)]
 
 
-def _count_item(writer: RuleWriter, want: Wanted, index: int, number: int) -> list[tuple[Node, int]]:
+def _count_item(writer: RuleWriter, want: ItemCount, index: int, number: int) -> list[tuple[ValueSet, int]]:
     """Whether the item at this index is counted: what it must be in then, and the number after it."""
     anything = writer.algebra.anything
     if index < want.start:
@@ -122,14 +122,15 @@ def _is_surely_unique(writer: RuleWriter, shape: ArrayShape) -> bool:
 
 
 def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:
-    """By the set of items so far, where there are few possible ones. Raises GrammarError."""
+    """Writes arrays of different items by the set of items so far, where there are few possible ones. Raises
+    GrammarError."""
     values = {
         node: _few_values(writer, node)
         for node in (*shape.prefix, *([shape.rest] if shape.most is None or shape.most > len(shape.prefix) else []))
     }
     if shape.wanted or len(set().union(*values.values())) > MAX_UNIQUE:
         raise _not_unique()
-    states: dict[frozenset[Hashable], Call] = {frozenset(): writer.reserve()}
+    states: dict[frozenset[Hashable], RuleCall] = {frozenset(): writer.reserve()}
     waiting = list(states)
     while waiting:
         used = waiting.pop()
@@ -147,7 +148,7 @@ def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:
     return states[frozenset()]
 
 
-def _few_values(writer: RuleWriter, node: Node) -> dict[Hashable, Expression]:
+def _few_values(writer: RuleWriter, node: ValueSet) -> dict[Hashable, Expression]:
     """The values of a node, with their texts. Raises GrammarError where they are not few or not simple."""
     shape = writer.algebra.shape(node)
     if shape.arrays or shape.objects:

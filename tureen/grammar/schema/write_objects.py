@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tureen.grammar.expression import EMPTY, NOTHING, Call, Chain, Expression, GrammarError, Terminal, Text
+from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, GrammarError, RuleCall, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema.protocols import RuleWriter
-from tureen.grammar.schema.shapes import Keys, Node, ObjectShape
+from tureen.grammar.schema.shapes import ObjectShape, PropertySet, ValueSet
 from tureen.grammar.schema.strings import StringSet
 
 COLON = Text(": ")
@@ -46,9 +46,9 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
     return chain((OPEN, body, CLOSE))
 
 
-def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[Keys]) -> Expression:
+def _free(writer: RuleWriter, shape: ObjectShape, classes: Iterable[PropertySet]) -> Expression:
     """One free property, whose key is in one of the classes."""
-    by_node: dict[Node, StringSet] = {}
+    by_node: dict[ValueSet, StringSet] = {}
     for names, node in classes:
         if node is not writer.algebra.nothing:
             by_node[node] = by_node[node].union(names) if node in by_node else names
@@ -59,11 +59,11 @@ def _free_beginning(writer: RuleWriter, shape: ObjectShape, letter: str) -> Expr
     """One free property whose key begins with this letter."""
     sets = writer.algebra.keys
     beginning = sets.pattern(f"^{letter}")
-    return _free(writer, shape, (Keys(sets.both(names, beginning), node) for names, node in shape.free))
+    return _free(writer, shape, (PropertySet(sets.both(names, beginning), node) for names, node in shape.free))
 
 
-def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node: Node) -> Expression:
-    """A property with one of these keys, not a named one; the colon is in the key's lexeme, as with named keys."""
+def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node: ValueSet) -> Expression:
+    """A property with one of these keys, not a named one; the colon is in the key's terminal, as with named keys."""
     value = writer.value(node)
     if value == NOTHING:
         return NOTHING
@@ -76,7 +76,8 @@ def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node:
 
 
 def _plain(writer: RuleWriter, members: list[Member], free: Expression) -> Expression:
-    """Without counts. What comes first has no comma before it; what can come after it is a rule, so all is O(n)."""
+    """Writes objects without counts. The first member has no comma before it; what can come after it is a rule, so all
+    is O(n)."""
     num_leading = next((i for i, (is_required, _) in enumerate(members) if is_required), len(members))
     more = repeat(chain((COMMA, free)), 0, None)
     after = [*(_after(member) for member in members[num_leading + 1 :]), more]
@@ -137,7 +138,7 @@ class _Counted:
         return self._rules[0, 0]
 
     def _state(self, index: int, count: int, cap: int) -> Expression:
-        """What can follow `count` of the first `index` members."""
+        """Returns an expression of what can follow `count` of the first `index` members."""
         if index == len(self._members):
             return self._end(count)
         is_required, member = self._members[index]
@@ -145,10 +146,10 @@ class _Counted:
         if self._most is None or count < self._most:
             more = chain((COMMA if count else EMPTY, member, self._rules[index + 1, min(count + 1, cap)]))
         found = more if is_required else choice((more, self._rules[index + 1, count]))
-        return self._writer.rule(found) if not isinstance(found, Call) and found != NOTHING else found
+        return self._writer.rule(found) if not isinstance(found, RuleCall) and found != NOTHING else found
 
     def _end(self, count: int) -> Expression:
-        """What can follow when there are `count` named properties."""
+        """Returns an expression of what can follow when there are `count` named properties."""
         have = count + len(self._wanted)
         least = max(self._least - have, 0)
         most = None if self._most is None else self._most - have
@@ -194,7 +195,7 @@ class _Counted:
 def _wanted(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
     """For each set of keys of which one must be there, such a property. Raises GrammarError."""
     named = StringSet.only(shape.named)
-    wanted = [Keys(keys.names.minus(named), keys.node) for keys in shape.wanted]
+    wanted = [PropertySet(keys.names.minus(named), keys.node) for keys in shape.wanted]
     for index, one in enumerate(wanted):
         if any(not writer.algebra.keys.both(one.names, other.names).is_empty() for other in wanted[:index]):
             raise GrammarError(

@@ -1,14 +1,14 @@
-"""From sets of JSON values to the rules of a language, whose lexemes are the tokens of JSON."""
+"""Writes sets of JSON values as the rules of a language whose terminals are the tokens of JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from tureen.grammar.expression import NOTHING, Call, Expression, GrammarError, Language
+from tureen.grammar.expression import NOTHING, Expression, GrammarError, Language, RuleCall
 from tureen.grammar.rules import can_end, choice, holding, reachable, replaced
 from tureen.grammar.schema.algebra import Algebra
-from tureen.grammar.schema.shapes import Node, Shape
+from tureen.grammar.schema.shapes import ValueSet, ValueShape
 from tureen.grammar.schema.write_arrays import WORDS, write_array
 from tureen.grammar.schema.write_objects import write_object
 
@@ -18,7 +18,7 @@ MAX_RULES = 20_000
 S = TypeVar("S")
 
 
-class Writer:
+class SchemaWriter:
     """Writes nodes as rules, each node once, whose names begin with `prefix`."""
 
     def __init__(self, algebra: Algebra, prefix: str, *, leaves_out: bool) -> None:
@@ -27,12 +27,12 @@ class Writer:
         self.leaves_out = leaves_out
         self._prefix = prefix
         self._rules: dict[str, Expression] = {}
-        self._written: dict[Node, Expression] = {algebra.nothing: NOTHING}
-        self._waiting: list[tuple[Call, Shape]] = []
-        self._whole: dict[int, Call] = {}
+        self._written: dict[ValueSet, Expression] = {algebra.nothing: NOTHING}
+        self._waiting: list[tuple[RuleCall, ValueShape]] = []
+        self._whole: dict[int, RuleCall] = {}
         self._number = 0
 
-    def language(self, node: Node) -> Language:
+    def language(self, node: ValueSet) -> Language:
         """The texts of the node's values. Raises GrammarError, also where there are none."""
         start = self.value(node)
         while self._waiting:
@@ -40,14 +40,16 @@ class Writer:
             self.define(call, self._body(shape))
         rules = self._rules
         dead = rules.keys() - holding(rules, can_end)
-        if start == NOTHING or (isinstance(start, Call) and start.name in dead):
+        if start == NOTHING or (isinstance(start, RuleCall) and start.name in dead):
             raise GrammarError("no JSON value is valid against this schema")
         if dead:
-            rules = {name: replaced(rule, lambda n: NOTHING if n in dead else Call(n)) for name, rule in rules.items()}
+            rules = {
+                name: replaced(rule, lambda n: NOTHING if n in dead else RuleCall(n)) for name, rule in rules.items()
+            }
             rules = reachable(start, rules)
         return Language(start, rules)
 
-    def value(self, node: Node) -> Expression:
+    def value(self, node: ValueSet) -> Expression:
         """The texts of a node's values: a call where they hold others."""
         written = self._written.get(node)
         if written is None:
@@ -60,15 +62,15 @@ class Writer:
             self._written[node] = written
         return written
 
-    def reserve(self) -> Call:
+    def reserve(self) -> RuleCall:
         """A call of a new rule, to be defined."""
         name = f"{self._prefix}v{self._number}"
         self._number += 1
         if self._number > MAX_RULES:
             raise GrammarError(f"json_schema is too large: it needs more than {MAX_RULES} rules")
-        return Call(name)
+        return RuleCall(name)
 
-    def define(self, call: Call, expression: Expression) -> None:
+    def define(self, call: RuleCall, expression: Expression) -> None:
         self._rules[call.name] = expression
 
     def rule(self, expression: Expression) -> Expression:
@@ -77,7 +79,7 @@ class Writer:
         self.define(call, expression)
         return call
 
-    def _body(self, shape: Shape) -> Expression:
+    def _body(self, shape: ValueShape) -> Expression:
         return choice(
             (
                 *self._scalars(shape),
@@ -86,7 +88,7 @@ class Writer:
             )
         )
 
-    def _scalars(self, shape: Shape) -> list[Expression]:
+    def _scalars(self, shape: ValueShape) -> list[Expression]:
         found: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
         if not shape.numbers.is_empty():
             found.append(shape.numbers.expression())
@@ -94,7 +96,7 @@ class Writer:
             found.append(shape.strings.encoded())
         return found
 
-    def _shared(self, shape: S, write: Callable[[Writer, S], Expression], whole: S) -> Expression:
+    def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
         """The shape of all arrays, or of all objects, is written once."""
         if shape is not whole:
             return write(self, shape)

@@ -1,7 +1,7 @@
-"""A language as rules over lexemes that a greedy lexer without backtracking is never wrong about.
+"""A language as rules over terminals that a greedy lexer without backtracking is never wrong about.
 
-What is marked as a Terminal is a lexeme. Of the rest the largest regular parts are, as long as it is certain where they
-end; they are cut up where it is not, down to single characters.
+An expression that is marked as Terminal becomes a terminal. So do the largest regular parts of the rest, as long as it
+is certain where they end; where it is not, they are cut up, down to single characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
     Both,
-    Call,
     Chain,
     Chars,
     Choice,
@@ -25,6 +24,7 @@ from tureen.grammar.expression import (
     Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
@@ -49,21 +49,21 @@ MAX_INLINED = 200
 MAX_INLINED_DEPTH = 100
 
 MAX_COMPARED = 400
-"""With more lexemes than these, what is not marked is cut up at once, without looking for what is certain."""
+"""With more terminals than these, what is not marked is cut up at once, without looking for what is certain."""
 
 MAX_ROUNDS = 16
-"""Of finding what is not certain; then, too, all that is not marked is cut up."""
+"""Rounds of finding what is not certain; after them all that is not marked is cut up."""
 
 MAX_CUT_STATES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lexed:
-    """A language whose rules are made of calls only: of rules (r0, r1, …) and of lexemes (T0, T1, …)."""
+    """A language whose rules are made of calls only: of rules (r0, r1, …) and of terminals (T0, T1, …)."""
 
     start: Expression
     rules: Mapping[str, Expression]
-    lexemes: Mapping[str, Expression]
+    terminals: Mapping[str, Expression]
 
 
 def lexed(language: Language) -> Lexed:
@@ -81,7 +81,7 @@ def lifted(language: Language) -> Lexed:
 
 
 def pruned(language: Language) -> Language:
-    """Without what is part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
+    """Removes rules that are part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
     has_nothing = check_depth(language)
     rules = {name: _settled(rule) for name, rule in language.rules.items()}
     start = _settled(language.start)
@@ -159,11 +159,11 @@ def check_depth(language: Language) -> bool:
 
 
 def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
-    """Of all parts of the language, by id, those that hold a mark, or a call of a rule that is not flat."""
+    """Returns the ids of the parts of the language that hold a mark, or a call of a rule that is not flat."""
     found: set[int] = set()
 
     def note(expression: Expression) -> bool:
-        if isinstance(expression, Call | Terminal):
+        if isinstance(expression, RuleCall | Terminal):
             firm = isinstance(expression, Terminal) or expression.name not in flat
         else:
             inside = [note(part) for part in parts(expression)]
@@ -178,12 +178,12 @@ def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
 
 
 class Lifting:
-    """Makes lexemes of a language's regular parts, and cuts up those that are not certain."""
+    """Makes terminals of a language's regular parts, and cuts up those that are not certain."""
 
     def __init__(self, language: Language) -> None:
         self._flat = flat_rules(language.rules, MAX_INLINED)
         self._names = {name: f"r{index}" for index, name in enumerate(language.rules)}
-        self._lexemes: dict[Expression, str] = {}  # by what they match
+        self._terminals: dict[Expression, str] = {}  # by what they match
         self._marked: set[str] = set()
         self._machines: dict[str, Automaton | None] = {}
         self._firm = firm_parts(language, self._flat)
@@ -194,8 +194,8 @@ class Lifting:
         self._rounds = 0
 
     def result(self) -> Lexed:
-        """What it is made into by now."""
-        by_name = {name: item for item, name in self._lexemes.items()}
+        """The language as it is split by now."""
+        by_name = {name: item for item, name in self._terminals.items()}
         needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
         rules = {name: rule for name, rule in needed.items() if name not in by_name}
         return Lexed(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
@@ -203,28 +203,28 @@ class Lifting:
     def cut_uncertain(self, made: Lexed) -> bool:
         """Cut up what a lexer could be wrong about; False if there is nothing."""
         self._rounds += 1
-        loose = [name for name, item in made.lexemes.items() if name not in self._marked and _can_be_cut(item)]
-        if not loose or (isinstance(made.start, Call) and made.start.name in made.lexemes):
+        loose = [name for name, item in made.terminals.items() if name not in self._marked and _can_be_cut(item)]
+        if not loose or (isinstance(made.start, RuleCall) and made.start.name in made.terminals):
             return False
-        if len(made.lexemes) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
-            pieces = {name: self._pieces(made.lexemes[name]) for name in loose}
+        if len(made.terminals) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
+            pieces = {name: self._pieces(made.terminals[name]) for name in loose}
         else:
             pieces = self._certain_pieces(made)
-        self._start = _over_lexemes(replaced(self._start, lambda name: pieces.get(name) or Call(name)))
+        self._start = _over_terminals(replaced(self._start, lambda name: pieces.get(name) or RuleCall(name)))
         self._rules = {
-            rule: _over_lexemes(replaced(body, lambda name: pieces.get(name) or Call(name)))
+            rule: _over_terminals(replaced(body, lambda name: pieces.get(name) or RuleCall(name)))
             for rule, body in self._rules.items()
         }
         return bool(pieces)
 
     def _certain_pieces(self, made: Lexed) -> dict[str, Expression]:
-        """What to put in the place of the lexemes that are not certain."""
+        """Returns the expressions that take the place of the terminals that are not certain."""
         pieces: dict[str, Expression] = {}
-        for name, other in Ambiguity(made.start, made.rules, made.lexemes, self._machines).conflicts():
-            cut = other if _can_be_cut(made.lexemes[other]) else name
+        for name, other in Ambiguity(made.start, made.rules, made.terminals, self._machines).conflicts():
+            cut = other if _can_be_cut(made.terminals[other]) else name
             if cut in pieces or (name == other and name in self._marked):
                 continue
-            item = made.lexemes[cut]
+            item = made.terminals[cut]
             if isinstance(item, Chain) and len(item.items) > 2:  # where it ends, or may have ended, matters first
                 at = len(item.items) - 1 if name == other else 1
                 item = Chain((chain(item.items[:at]), chain(item.items[at:])))
@@ -236,9 +236,9 @@ class Lifting:
             return self._loose(expression)
         match expression:
             case Terminal(item):
-                return self._lexeme(item, marked=True)
-            case Call(name):
-                return Call(self._names[name])
+                return self._terminal(item, marked=True)
+            case RuleCall(name):
+                return RuleCall(self._names[name])
             case Chain(items):
                 return Chain(tuple(self._lifted_run(items)))
             case Choice(items):
@@ -248,7 +248,7 @@ class Lifting:
         raise GrammarError("only what is regular can be excluded or combined")
 
     def _lifted_run(self, items: tuple[Expression, ...]) -> list[Expression]:
-        """The items of a chain; neighbours that are regular and not marked are one lexeme."""
+        """The items of a chain; neighbours that are regular and not marked are one terminal."""
         made: list[Expression] = []
         for is_firm, group in groupby(items, lambda item: id(item) in self._firm):
             run = tuple(group)
@@ -257,26 +257,26 @@ class Lifting:
 
     def _loose(self, expression: Expression) -> Expression:
         item = replaced(expression, self._flat.__getitem__)
-        return EMPTY_CHAIN if item == EMPTY else self._lexeme(item)
+        return EMPTY_CHAIN if item == EMPTY else self._terminal(item)
 
-    def _lexeme(self, item: Expression, *, marked: bool = False) -> Expression:
-        name = self._lexemes.setdefault(item, f"T{len(self._lexemes)}")
+    def _terminal(self, item: Expression, *, marked: bool = False) -> Expression:
+        name = self._terminals.setdefault(item, f"T{len(self._terminals)}")
         if marked:
             self._marked.add(name)
-        return Call(name)
+        return RuleCall(name)
 
     def _pieces(self, item: Expression) -> Expression:
         match item:
             case Text(text):
-                return Chain(tuple(self._lexeme(Chars(((ord(char), ord(char)),))) for char in text))
+                return Chain(tuple(self._terminal(Chars(((ord(char), ord(char)),))) for char in text))
             case Chain(items):
-                return Chain(tuple(self._lexeme(part) for part in items))
+                return Chain(tuple(self._terminal(part) for part in items))
             case Choice(items):
-                return Choice(tuple(self._lexeme(part) for part in items))
+                return Choice(tuple(self._terminal(part) for part in items))
             case Repeat(part, least, most):
-                return Repeat(self._lexeme(part), least, most)
+                return Repeat(self._terminal(part), least, most)
             case Terminal(part):
-                return self._lexeme(part)
+                return self._terminal(part)
         return self._by_characters(item)
 
     def _by_characters(self, item: Expression) -> Expression:
@@ -290,7 +290,7 @@ class Lifting:
     def _lift_characters(self, rule: Expression) -> Expression:
         match rule:
             case Chars():
-                return self._lexeme(rule)
+                return self._terminal(rule)
             case Chain(items):
                 return Chain(tuple(self._lift_characters(item) for item in items))
             case Choice(items):
@@ -302,13 +302,13 @@ EMPTY_CHAIN = Chain(())
 NO_CHAR = Chars(())
 
 
-def _over_lexemes(expression: Expression) -> Expression:
+def _over_terminals(expression: Expression) -> Expression:
     """With EMPTY_CHAIN for what is empty, and may stand anywhere in it."""
     match expression:
         case Chain(items) | Choice(items):
-            return type(expression)(tuple(map(_over_lexemes, items)))
+            return type(expression)(tuple(map(_over_terminals, items)))
         case Repeat(item, least, most):
-            return Repeat(_over_lexemes(item), least, most)
+            return Repeat(_over_terminals(item), least, most)
     return EMPTY_CHAIN if expression == EMPTY else expression
 
 
@@ -332,7 +332,7 @@ def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Exp
 
 def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """How many parts it has and how deep they are nested, with the calls written out."""
-    if isinstance(expression, Call):
+    if isinstance(expression, RuleCall):
         return of_calls[expression.name]
     inside = [_extent(part, of_calls) for part in parts(expression)]
     return 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)

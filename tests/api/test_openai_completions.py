@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tureen.dialects.openai.completions import NOT_OFFERED, GrowingText, parse
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import FinishReason, OutputDelta, PositionLogprobs
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from tureen.dialects.tgi.generate import TokenTexts
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
 from tureen.types import FinishReason, OutputDelta

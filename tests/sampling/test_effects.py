@@ -12,7 +12,7 @@ import tureen
 from tureen.config import Config
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
-from tureen.requests.constraint_fields import constrained
+from tureen.requests.drafts import constrained
 from tureen.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
+from tureen.contract.runner import RowError
 from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.base import Vocabulary
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
-from tureen.runner.base import RowError
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 

@@ -11,13 +11,13 @@ import msgspec
 from byte_tokenizer import make_byte_tokenizer
 from toy_grammar import BROKEN, COMPLETE, ToyCompiler, rule
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
+from tureen.contract.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
-from tureen.sampling.params import SamplingParams
-from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 
 VOCAB_SIZE = 64
 EOS_IDS = (7,)

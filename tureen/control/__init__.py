@@ -2,7 +2,6 @@
 
 They belong to no API dialect.
 
-Imports: config, devices, errors, http, log, media, requests, sampling, text, types, weights; asyncio, msgspec,
-starlette.
+Imports: config, contract, devices, errors, http, log, media, requests, text, weights; asyncio, msgspec, starlette.
 Imported by: front.
 """

@@ -2,6 +2,6 @@
 
 A folder describes itself and is listed nowhere else; `tureen.registry` finds it.
 
-Imports: errors, http, log, media, requests, sampling, text, types; msgspec, numpy, starlette.
+Imports: contract, errors, http, log, media, requests, text; msgspec, numpy, starlette.
 Imported by: offline.
 """

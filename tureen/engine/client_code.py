@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from tureen.contract.runner import RowError
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.runner.base import RowError
 from tureen.sampling.custom import load_failed
 from tureen.sampling.processor_pool import Lease, ProcessorPool
 from tureen.sandbox.budget import MemoryBudget

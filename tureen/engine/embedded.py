@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tureen.types import NO_TOKEN, GenerateRequest
+from tureen.contract.types import NO_TOKEN, GenerateRequest
 
 
 class Embedded:

@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from tureen.contract.runner import RowError
+from tureen.contract.types import GenerateRequest, MediaItem
 from tureen.engine.queue import Rank
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, Unavailable
 from tureen.log import get_logger
-from tureen.runner.base import RowError
-from tureen.types import GenerateRequest, MediaItem
 
 SHARE = 0.8
 """Seconds of encoding for each second of steps while both have work: the time between tokens stays under twice."""

@@ -8,6 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
+from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
+from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
 from tureen.engine.client_code import ClientCode
@@ -33,10 +35,8 @@ from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, ec
 from tureen.grammar.compiler import Compiler
 from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 
 log = get_logger("engine")
 

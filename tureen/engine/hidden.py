@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.types import HiddenStates
+from tureen.contract.types import HiddenStates
 
 
 class HiddenStateQueue:

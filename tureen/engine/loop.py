@@ -10,10 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from tureen.engine import finish
-from tureen.errors import RequestFailed, TureenError, Unavailable
-from tureen.log import get_logger
-from tureen.types import (
+from tureen.contract.types import (
     Abort,
     CallResult,
     Close,
@@ -28,6 +25,9 @@ from tureen.types import (
     ToEngine,
     Usage,
 )
+from tureen.engine import finish
+from tureen.errors import RequestFailed, TureenError, Unavailable
+from tureen.log import get_logger
 
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tureen.contract.types import GenerateRequest
 from tureen.engine import finish, output
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, TureenError
-from tureen.types import GenerateRequest
 
 TOKENS_AT_ONCE = 256
 """Between two steps: so many hold up what runs for no longer than a step does."""

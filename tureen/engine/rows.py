@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tureen.cache.manager import CacheManager
+from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import StepPlan
@@ -12,7 +13,6 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
 from tureen.grammar.masks import PendingMasks
 from tureen.log import get_logger
-from tureen.runner.base import Batch, Row, RowError, RowOutput, Runner
 
 MAX_FAILED_STEPS = 3
 STEP_FAILED = RowError("request_failed")

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.radix import RadixNode
+from tureen.contract.runner import Row
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
 from tureen.errors import TureenError
-from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
 """Tokens for which every running sequence must have room before a preempted one comes back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tureen.types import LogprobSpec, PositionLogprobs
+from tureen.contract.types import LogprobSpec, PositionLogprobs
 
 
 class ScoreQueue:

@@ -3,5 +3,5 @@
 Backends compile it for a vocabulary, in worker processes. No tensors.
 
 Imports: errors, log, sandbox; asyncio, jsonschema_rs, llguidance, msgspec, numpy, outlines_core, regex.
-Imported by: build, engine, requests, runner, sampling, types.
+Imported by: build, contract, engine, requests, runner, sampling.
 """

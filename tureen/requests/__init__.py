@@ -1,6 +1,6 @@
 """From a body to requests and back, whichever dialect it is in: drafts, prompts, media, runs, sessions, quotas.
 
-Imports: config, errors, files, grammar, log, logit_processor, media, metrics, sampling, sandbox, serving, text, types;
+Imports: config, contract, errors, files, grammar, log, logit_processor, media, metrics, sandbox, serving, text;
 asyncio, msgspec, numpy, starlette.
 Imported by: control, dialects, front, http, offline, server.
 """

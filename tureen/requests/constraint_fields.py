@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from tureen.config import Config
+from tureen.contract.params import CONSTRAINTS, MAX_STOPS, SamplingParams
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
-from tureen.sampling.params import CONSTRAINTS, MAX_STOPS, SamplingParams
 
 DTYPES = {
     "int": r"[-+]?[0-9]+[ \n]*",

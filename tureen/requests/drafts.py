@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
 from tureen.requests.constraint_fields import ConstrainedParams, constrained
 from tureen.requests.planning import Sampling, name_requests
@@ -16,7 +17,6 @@ from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
 from tureen.requests.work import current_work
-from tureen.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 
 SEED_BITS = 52
 """Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tureen.contract.types import GenerateRequest, OutputDelta
 from tureen.errors import RequestFailed, TureenError
 from tureen.log import get_logger
 from tureen.metrics import Metrics
@@ -18,7 +19,6 @@ from tureen.requests.outputs import Output
 from tureen.requests.reading import OutputEvent
 from tureen.requests.state import ServerState
 from tureen.requests.work import current_work
-from tureen.types import GenerateRequest, OutputDelta
 
 WHOLE_INTERVAL = 64
 """Where nobody sees a part of the output, it is looked at after so many tokens."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tureen.contract.types import NO_TOKEN, LogprobsMode, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import check_batch
 from tureen.requests.shared_fields import MAX_PROMPTS
-from tureen.types import NO_TOKEN, LogprobsMode, LogprobSpec
 
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024

@@ -6,8 +6,8 @@ import copy
 import math
 import time
 
+from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 from tureen.errors import Unavailable
-from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 
 
 class Output:

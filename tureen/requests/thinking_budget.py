@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from tureen.contract.types import GenerateRequest
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Run, most_tokens
 from tureen.requests.outputs import Output
 from tureen.requests.reading import OutputEvent
 from tureen.requests.state import ServerState
 from tureen.requests.work import current_work
-from tureen.types import GenerateRequest
 
 
 async def events_within(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tureen.contract.types import GenerateRequest
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.requests import planning
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
@@ -16,7 +17,6 @@ from tureen.requests.prompts import Prompt
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 from tureen.requests.work import current_work
-from tureen.types import GenerateRequest
 
 WAVE = 64
 

@@ -11,9 +11,10 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tureen.contract.runner import RowError, SlotState
+from tureen.contract.types import NO_TOKEN
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
-from tureen.runner.base import RowError, SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.processor_pool import (
     CALL_TIMEOUT_S,
@@ -25,7 +26,6 @@ from tureen.sampling.processor_pool import (
     WorkerKey,
     key_of,
 )
-from tureen.types import NO_TOKEN
 
 if TYPE_CHECKING:
     import numpy as np

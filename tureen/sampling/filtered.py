@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Ids, Ranking, Softmaxes, Values
-from tureen.sampling.params import SamplingParams
 from tureen.sampling.processors import num_kept
 
 RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary

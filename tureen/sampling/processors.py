@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Change, Ids, Logits, Operation, Values
-from tureen.sampling.params import SamplingParams
 from tureen.sampling.slots import Slot, TokenCounts
 
 Applies = Callable[[SamplingParams], bool]

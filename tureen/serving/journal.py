@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from tureen.contract.types import EngineInfo
 from tureen.errors import Conflict, TureenError
 from tureen.log import get_logger
-from tureen.types import EngineInfo
 
 log = get_logger("serving")
 

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen import errors
-from tureen.log import get_logger
-from tureen.serving.journal import Journal
-from tureen.serving.live import Live
-from tureen.serving.trials import POISON_AFTER, Trials
-from tureen.types import (
+from tureen.contract.types import (
     Abort,
     CallResult,
     ControlCall,
@@ -29,6 +25,10 @@ from tureen.types import (
     Submit,
     ToEngine,
 )
+from tureen.log import get_logger
+from tureen.serving.journal import Journal
+from tureen.serving.live import Live
+from tureen.serving.trials import POISON_AFTER, Trials
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     kind.status: kind

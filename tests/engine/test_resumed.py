@@ -242,7 +242,7 @@ def test_many_tokens_hold_up_nobody_else():
     resumed = tuple(range(65, 91)) * 20
     engine.add(msgspec.structs.replace(make_request(max_new_tokens=700, ignore_eos=True), resumed=resumed))
     num_turns = 0
-    while len(engine.preparing.replays):
+    while len(engine.preparing.replays.waiting):
         engine.prepare()
         assert [delta.id for delta in engine.step()][:1] == ["runs"]
         num_turns += 1

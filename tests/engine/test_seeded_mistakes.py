@@ -254,7 +254,7 @@ def _a_mask_is_that_of_another_slot(monkeypatch):
 
 
 def _a_compilation_is_not_given_up(monkeypatch):
-    monkeypatch.setattr(Grammars, "remove", lambda self, sequence: self._waiting.pop(sequence))
+    monkeypatch.setattr(Grammars, "remove", lambda self, sequence: self.waiting.pop(sequence))
 
 
 def _ignored_eos_ends_a_constrained_output(monkeypatch):

@@ -228,8 +228,8 @@ class Simulation:
         waiting = [
             *scheduler.queue.candidates(),
             *scheduler.running,
-            *engine.preparing.grammars._waiting,
-            *engine.preparing.replays._waiting,
+            *engine.preparing.grammars.waiting,
+            *engine.preparing.replays.waiting,
         ]
         assert sorted(one.request.id for one in waiting) == sorted(engine._sequences)
         unsent = {delta.id for delta in engine._ended}

@@ -160,7 +160,7 @@ class Engine:
             self._encode(after_step=False)
             return deltas
         self._totals.steps += 1
-        if self.preparing.encoders:
+        if self.preparing.encoders.waiting:
             self.preparing.encoders.begin_step()
         for sequence, row, result in zip(plan.sequences, plan.rows, self._rows.run(plan), strict=True):
             try:
@@ -170,7 +170,7 @@ class Engine:
             if delta is not None:
                 deltas.append(delta)
         self.preparing.client_code.charge(self._sequences.values())
-        if self.preparing.encoders:
+        if self.preparing.encoders.waiting:
             self._encode(after_step=True)
         return deltas
 
@@ -198,7 +198,7 @@ class Engine:
             self.cache,
             step_ms=step_ms,
             is_paused=self.control.is_paused,
-            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars),
+            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars.waiting),
             more=self.preparing.stats(),
         )
 

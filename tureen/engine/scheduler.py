@@ -225,8 +225,8 @@ def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
         return ()
 
 
-def _num_common_pages(one: list[int], other: list[int], size: int, known: int, last: int) -> int:
+def _num_common_pages(first: list[int], other: list[int], size: int, known: int, last: int) -> int:
     """How many full pages two token lists share from the start; `known` of them surely, `last` at most."""
-    while known < last and one[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
+    while known < last and first[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
         known += 1
     return known

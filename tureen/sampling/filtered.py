@@ -29,8 +29,8 @@ def draw_filtered(
             is_settled = (kept < width) | (width >= vocab_size)
             settled = np.array(part)[is_settled]
             if len(settled):
-                found = Ranking(*(values[is_settled] for values in ranking))
-                tokens[settled] = _draw(found, kept[is_settled], uniforms[settled])
+                ranked = Ranking(*(values[is_settled] for values in ranking))
+                tokens[settled] = _draw(ranked, kept[is_settled], uniforms[settled])
             reaching += np.array(part)[~is_settled].tolist()
         waiting = reaching
     return tokens

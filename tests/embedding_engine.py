@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.config import Config
+from tureen.contract.types import EngineInfo
 from tureen.engine.embedding import EmbeddingEngine
 from tureen.log import Progress
-from tureen.types import EngineInfo
 
 MAX_TOKENS = 16
 

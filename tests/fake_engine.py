@@ -12,14 +12,14 @@ from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Capacity, Masks, Row, SlotState, StepOutput
+from tureen.contract.types import EngineInfo, GenerateRequest, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError
 from tureen.log import Progress, no_progress
-from tureen.runner.base import Batch, Capacity, Masks, Row, SlotState, StepOutput
 from tureen.runner.fake import FakeRunner
-from tureen.sampling.params import SamplingParams
-from tureen.types import EngineInfo, GenerateRequest, OutputDelta
 
 SAY = b"say:"
 PAGES, PAGE_SIZE, CONTEXT_LEN, MAX_ROWS = 256, 16, 2048, 16

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
+from tureen.contract.runner import RowError
 from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend
-from tureen.runner.base import RowError
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 

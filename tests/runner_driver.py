@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tureen.runner.base import Batch, Row, RowOutput, SlotState
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Row, RowOutput, SlotState
+from tureen.contract.types import LogprobSpec
 from tureen.weights.source import ModelSource
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -11,8 +11,8 @@ import pytest
 
 from tureen import cli, config
 from tureen.config import Config, load
+from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
-from tureen.sampling.params import SamplingParams
 
 
 def serve_config(*flags: str) -> Config:

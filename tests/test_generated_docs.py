@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tureen.config import Config
-from tureen.sampling.params import SamplingParams
+from tureen.contract.params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from tureen.config import ENV_PREFIX, Config
+from tureen.contract.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.http.dialect import dialects
-from tureen.sampling.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
 from models_page import models_page
@@ -48,7 +48,7 @@ def _parameters_page() -> str:
     lines = [
         "# Parameters",
         "",
-        GENERATED.format(source="tureen/sampling/params.py and the bodies declared under tureen/dialects/"),
+        GENERATED.format(source="tureen/contract/params.py and the bodies declared under tureen/dialects/"),
         "",
         "Every field that a request may have. `null` means the default; numbers are finite, integers fit 64 bits,",
         "booleans are not integers; anything else is refused by name.",

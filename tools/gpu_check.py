@@ -21,11 +21,11 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import GenerateRequest
 from tureen.engine.engine import Engine
 from tureen.runner.load import load_runner
-from tureen.sampling.params import SamplingParams
 from tureen.text.tokenizer import from_folder
-from tureen.types import GenerateRequest
 from tureen.weights.source import resolve_model
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tureen.config import Config as Config
+    from tureen.contract.params import SamplingParams as SamplingParams
     from tureen.offline import OfflineEngine as Engine
-    from tureen.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Engine", "SamplingParams", "__version__"]
@@ -16,7 +16,7 @@ __all__ = ["Config", "Engine", "SamplingParams", "__version__"]
 _HOMES = {
     "Engine": ("tureen.offline", "OfflineEngine"),
     "Config": ("tureen.config", "Config"),
-    "SamplingParams": ("tureen.sampling.params", "SamplingParams"),
+    "SamplingParams": ("tureen.contract.params", "SamplingParams"),
 }
 
 

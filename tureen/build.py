@@ -1,7 +1,7 @@
 """Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
 
-Imports: attention, config, constraining, devices, engine, errors, grammar, kernels, log, media, registry, runner,
-sandbox, serving, text, types, weights.
+Imports: attention, config, constraining, contract, devices, engine, errors, grammar, kernels, log, media, registry,
+runner, sandbox, serving, text, weights.
 Imported by: bench, offline, server.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
 from tureen.constraining.compiler import Compiler
+from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
 from tureen.engine.embedding import EmbeddingEngine
@@ -38,7 +39,6 @@ from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
 from tureen.text.chat_template import check_chat_template
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineInfo
 from tureen.weights.sentence_files import embedding_sizes
 from tureen.weights.source import (
     ModelSource,
@@ -50,7 +50,7 @@ from tureen.weights.source import (
 )
 
 if TYPE_CHECKING:
-    from tureen.runner.base import Runner
+    from tureen.contract.runner import Runner
 
 
 EMBEDDING = "EMBEDDING_ARCHITECTURES"

@@ -1,4 +1,4 @@
-"""The `tureen` command: serve, generate, bench, check, models. Flags derive from config.py and sampling/params.py.
+"""The `tureen` command: serve, generate, bench, check, models. Flags derive from config.py and contract/params.py.
 
 Imports: config, errors; msgspec.
 Imported by: __main__, launch_server.
@@ -169,7 +169,7 @@ def load_config(options: argparse.Namespace) -> Config:
 
 
 def _params_type() -> Any:
-    return importlib.import_module("tureen.sampling.params").SamplingParams
+    return importlib.import_module("tureen.contract.params").SamplingParams
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """The operator's view: progress of start-up, the ready banner.
 
-Imports: types; rich.
+Imports: contract; rich.
 Imported by: server.
 """
 
@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from tureen.types import EngineInfo
+from tureen.contract.types import EngineInfo
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

@@ -11,8 +11,8 @@ from app_under_test import App
 from byte_tokenizer import VOCAB_SIZE
 from fake_engine import CONTEXT_LEN
 
+from tureen.contract.params import SamplingParams
 from tureen.dialects.sglang.body import GenerateBody
-from tureen.sampling.params import SamplingParams
 
 LEAK = re.compile(r'0x[0-9a-f]{6,}|/usr/|/home/|File "|Traceback|object at')
 HUGE = 10**400

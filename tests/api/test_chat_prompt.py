@@ -12,12 +12,12 @@ from app_under_test import App
 from byte_tokenizer import BOS, VOCAB_SIZE
 from PIL import Image
 
+from tureen.contract.types import NO_TOKEN, PICTURE
 from tureen.errors import InvalidRequest
 from tureen.media.loader import MediaLoader
 from tureen.requests.chat_prompt import chat_prompt, chat_tokens
 from tureen.text.control_tokens import ControlTokens
 from tureen.text.messages import MAX_MESSAGES, Tool
-from tureen.types import NO_TOKEN, PICTURE
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 START, END = VOCAB_SIZE, VOCAB_SIZE + 1  # ids

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from app_under_test import App
 
+from tureen.contract.params import SamplingParams
 from tureen.dialects.mindie.generate import MindieBody
 from tureen.dialects.sglang.body import GenerateBody
 from tureen.dialects.tgi.generate import TgiBody, TgiParameters
 from tureen.requests.sessions import SessionParams
-from tureen.sampling.params import SamplingParams
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = (TESTS.parent / "docs" / "parameters.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from app_under_test import App, parse_events
 
-from tureen.types import EngineHealth
+from tureen.contract.types import EngineHealth
 
 
 @pytest.mark.parametrize("stream", [False, True])

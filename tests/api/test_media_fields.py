@@ -17,11 +17,11 @@ from byte_tokenizer import VOCAB_SIZE
 from patience import until, wait_until
 from PIL import Image
 
+from tureen.contract.types import NO_TOKEN
 from tureen.dialects.sglang import generate as sglang
 from tureen.media.loader import MediaLoader
 from tureen.requests import media_fields
 from tureen.requests.generation import Run
-from tureen.types import NO_TOKEN
 
 PER_PICTURE = 16  # tokens: 28 / 7 a side
 IMAGE, VIDEO = VOCAB_SIZE + 0, VOCAB_SIZE + 1  # ids that the tokenizer has and the model has not

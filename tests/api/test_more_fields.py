@@ -12,9 +12,9 @@ from app_under_test import App
 from fake_engine import HIDDEN_SIZE
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
 from tureen.errors import StartupError
 from tureen.runner.fake import digest
-from tureen.sampling.params import SamplingParams
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 

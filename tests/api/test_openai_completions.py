@@ -21,10 +21,10 @@ from patience import wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs
 from tureen.dialects.openai.completions import NOT_OFFERED, GrowingText, parse
 from tureen.requests.generation import Output
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import FinishReason, OutputDelta, PositionLogprobs
 
 PATH = "/v1/completions"
 SEEDED = {"seed": 7, "max_tokens": 12}

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from app_under_test import App
 
+from tureen.contract.params import ALIASES, SamplingParams
 from tureen.http.dialect import Entry
-from tureen.sampling.params import ALIASES, SamplingParams
 
 PAGES = Path(__file__).resolve().parents[2] / "tureen" / "front" / "pages"
 

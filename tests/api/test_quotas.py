@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from patience import until
 
 from tureen.config import Config
+from tureen.contract.types import OutputDelta, Usage
 from tureen.engine import finish
 from tureen.errors import StartupError, TooManyRequests, Unavailable
 from tureen.requests.keys import Limits, load_keys
 from tureen.requests.quotas import Account, Hold, Quotas
-from tureen.types import OutputDelta, Usage
 
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500)), max_size=20)
 

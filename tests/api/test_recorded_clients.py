@@ -23,11 +23,11 @@ from fake_engine import make_engine
 from patience import wait_until
 
 from tureen.config import Config
+from tureen.contract.runner import Batch, Masks, StepOutput
+from tureen.contract.types import EngineInfo
 from tureen.engine.engine import Engine
 from tureen.log import Progress
-from tureen.runner.base import Batch, Masks, StepOutput
 from tureen.serving.inproc import InprocClient
-from tureen.types import EngineInfo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
 FILES = sorted(GOLDEN.glob("*.json"))

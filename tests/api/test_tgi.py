@@ -17,11 +17,11 @@ from patience import until, wait_until
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from tureen.contract.types import FinishReason, OutputDelta
 from tureen.dialects.tgi.generate import TokenTexts
 from tureen.requests.generation import Output
 from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import FinishReason, OutputDelta
 
 
 def ask(app, path="/generate", status=200, **body):

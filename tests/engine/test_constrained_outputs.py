@@ -13,11 +13,11 @@ from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 from world import make_request
 
+from tureen.contract.runner import Capacity
+from tureen.contract.types import LogprobSpec
 from tureen.engine.engine import Engine
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
-from tureen.types import LogprobSpec
 
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from world import World, _hidden, expected, make_request
 
+from tureen.contract.types import LogprobSpec
 from tureen.engine.control import RELEASED_RETRY_S
 from tureen.errors import Conflict, Unavailable
-from tureen.types import LogprobSpec
 
 OTHER = 7
 """The number of other weights; the oracle computes with them."""

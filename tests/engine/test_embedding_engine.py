@@ -7,11 +7,11 @@ import struct
 import pytest
 from byte_tokenizer import make_byte_tokenizer
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import GenerateRequest
 from tureen.engine.embedding import MAX_FAILED, EmbeddingEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
-from tureen.sampling.params import SamplingParams
-from tureen.types import GenerateRequest
 
 MAX_TOKENS = 8
 REFUSED, BROKEN = 200, 201

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from world import VOCAB_SIZE, CheckedRunner, World, embedding, make_request, with_media
 
+from tureen.contract.runner import Capacity
+from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.engine import encoders
 from tureen.engine.encoders import Encoders
 from tureen.engine.queue import Schedule
 from tureen.errors import Unavailable
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
-from tureen.types import NO_TOKEN, LogprobSpec
 
 CAT, DOG, HEN = ("1" * 64, "2" * 64, "3" * 64)
 TEXT = tuple(range(1, 30))

@@ -3,9 +3,9 @@
 import pytest
 from world import EOS_IDS, World, expected, make_request
 
+from tureen.contract.types import FinishReason, LogprobSpec, Usage
 from tureen.engine.engine import Engine
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, Unavailable
-from tureen.types import FinishReason, LogprobSpec, Usage
 
 EOS = EOS_IDS[0]
 

@@ -5,11 +5,11 @@ import pytest
 from toy_grammar import ToyGrammar
 from world import World, make_request
 
+from tureen.contract.types import LogprobSpec
 from tureen.engine.rows import MAX_FAILED_STEPS
 from tureen.errors import RequestFailed
 from tureen.grammar.base import GrammarSpec
 from tureen.grammar.expression import GrammarError
-from tureen.types import LogprobSpec
 
 STEM = list(range(20, 42))
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from world import World, make_request
 
-from tureen.types import LogprobSpec
+from tureen.contract.types import LogprobSpec
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "schedule.txt"
 

@@ -8,15 +8,24 @@ import pytest
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 from inline_compiler import InlineCompiler
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Capacity
+from tureen.contract.types import (
+    Abort,
+    CallResult,
+    Close,
+    ControlCall,
+    EngineFailed,
+    GenerateRequest,
+    StepReport,
+    Submit,
+)
 from tureen.engine.control import RELEASED_RETRY_S
 from tureen.engine.engine import Engine
 from tureen.engine.loop import HELPERS_S, Loop, Pace
 from tureen.errors import RequestFailed
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
-from tureen.sampling.params import SamplingParams
-from tureen.types import Abort, CallResult, Close, ControlCall, EngineFailed, GenerateRequest, StepReport, Submit
 
 CAPACITY = Capacity(num_pages=64, page_size=16, max_rows=8, vocab_size=VOCAB_SIZE, context_len=512)
 

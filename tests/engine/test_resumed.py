@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from inline_compiler import InlineCompiler
 from world import World, going_on, make_request, random_requests
 
+from tureen.contract.runner import Capacity
+from tureen.contract.types import FinishReason, LogprobSpec, OutputDelta, Usage
 from tureen.engine.engine import Engine
 from tureen.engine.fairness import OUTPUT_COST
 from tureen.engine.finish import aborted
@@ -20,10 +22,8 @@ from tureen.engine.queue import Schedule
 from tureen.engine.replays import TOKENS_AT_ONCE
 from tureen.errors import RequestFailed, Unavailable
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Capacity
 from tureen.runner.fake import FakeRunner
 from tureen.serving.streams import merge
-from tureen.types import FinishReason, LogprobSpec, OutputDelta, Usage
 
 LETTERS = ("a", "b", "é", "日", "😀", "<", " ", "\n", "stop")
 BYTES = [*"".join(LETTERS).encode(), *b"aabb  ", 0xC3, EOS, BOS]
@@ -242,7 +242,7 @@ def test_many_tokens_hold_up_nobody_else():
     resumed = tuple(range(65, 91)) * 20
     engine.add(msgspec.structs.replace(make_request(max_new_tokens=700, ignore_eos=True), resumed=resumed))
     num_turns = 0
-    while len(engine.preparing.replays):
+    while len(engine.preparing.replays.waiting):
         engine.prepare()
         assert [delta.id for delta in engine.step()][:1] == ["runs"]
         num_turns += 1

@@ -3,8 +3,8 @@
 import pytest
 from world import World, expected, make_request
 
+from tureen.contract.types import LogprobSpec
 from tureen.engine.queue import Schedule
-from tureen.types import LogprobSpec
 
 COMMON = [n % 60 for n in range(1024)]
 

@@ -7,6 +7,7 @@ from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixNode, RadixTree
 from tureen.constraining.masks import MaskThread
+from tureen.contract.types import NO_TOKEN
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
 from tureen.engine.control import Control
@@ -18,7 +19,6 @@ from tureen.engine.scheduler import Scheduler
 from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
 from tureen.runner.fake import FakeRunner
-from tureen.types import NO_TOKEN
 
 PAGE_SIZES = (1, 2, 16)
 
@@ -254,7 +254,7 @@ def _a_mask_is_that_of_another_slot(monkeypatch):
 
 
 def _a_compilation_is_not_given_up(monkeypatch):
-    monkeypatch.setattr(Grammars, "remove", lambda self, sequence: self._waiting.pop(sequence))
+    monkeypatch.setattr(Grammars, "remove", lambda self, sequence: self.waiting.pop(sequence))
 
 
 def _ignored_eos_ends_a_constrained_output(monkeypatch):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from world import CheckedRunner, simulate
 
-from tureen.runner.base import Batch, StepOutput
+from tureen.contract.runner import Batch, StepOutput
 
 
 class FarRunner(CheckedRunner):

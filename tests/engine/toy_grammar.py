@@ -7,7 +7,7 @@ from hashlib import blake2b
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from tureen.runner.base import RowError
+from tureen.contract.runner import RowError
 
 BROKEN = "broken"
 

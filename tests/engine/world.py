@@ -11,13 +11,13 @@ import msgspec
 from byte_tokenizer import make_byte_tokenizer
 from toy_grammar import BROKEN, COMPLETE, ToyCompiler, rule
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
+from tureen.contract.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.grammar.base import GrammarSpec
-from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
-from tureen.sampling.params import SamplingParams
-from tureen.types import NO_TOKEN, FinishReason, GenerateRequest, LogprobSpec, MediaItem, OutputDelta
 
 VOCAB_SIZE = 64
 EOS_IDS = (7,)
@@ -313,10 +313,10 @@ class World:
         ended_unsent = [delta.id for delta in self.engine._ended]
         engine = self.engine
         preparing = (
-            *engine.preparing.grammars._waiting,
-            *engine.preparing.replays._waiting,
-            *engine.preparing.client_code._waiting,
-            *engine.preparing.encoders._waiting,
+            *engine.preparing.grammars.waiting,
+            *engine.preparing.replays.waiting,
+            *engine.preparing.client_code.waiting,
+            *engine.preparing.encoders.waiting,
         )
         in_engine = [sequence.request.id for sequence in (*waiting, *running, *preparing)]
         assert sorted(in_engine + ended_unsent) == sorted(open_ids)
@@ -344,9 +344,9 @@ class World:
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
         assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
-        assert (len(engine.preparing.grammars), self.compiler.pending) == (0, [])
-        assert (len(engine.preparing.encoders), engine.preparing.encoders._current) == (0, None)
-        assert len(engine.preparing.replays) == 0
+        assert (len(engine.preparing.grammars.waiting), self.compiler.pending) == (0, [])
+        assert (len(engine.preparing.encoders.waiting), engine.preparing.encoders._current) == (0, None)
+        assert len(engine.preparing.replays.waiting) == 0
         assert not engine.cache._open
         assert all(answer.finish is not None for answer in self.answers.values())
         stats = engine.stats()

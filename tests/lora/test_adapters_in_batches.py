@@ -12,9 +12,9 @@ from tiny_adapters import write_adapter
 from tiny_models import VARIANTS, logprobs, write
 
 from tureen.config import Config
+from tureen.contract.types import LogprobSpec
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
-from tureen.types import LogprobSpec
 
 KERNELS = ("torch", "native")
 CLOSE = 1e-4

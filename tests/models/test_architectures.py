@@ -8,9 +8,9 @@ from runner_driver import Running, folder_source, generate, step
 from tiny_models import VARIANTS, greedy, logprobs, write
 
 from tureen.config import Config
+from tureen.contract.types import LogprobSpec
 from tureen.errors import StartupError
 from tureen.runner.load import load_runner
-from tureen.types import LogprobSpec
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 CLOSE = 1e-4

@@ -11,10 +11,10 @@ from runner_driver import folder_source
 from tiny_models import VARIANTS, greedy, write
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import NO_TOKEN, GenerateRequest
 from tureen.engine.engine import Engine
 from tureen.runner.load import load_runner
-from tureen.sampling.params import SamplingParams
-from tureen.types import NO_TOKEN, GenerateRequest
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 FAMILIES = ("llama-tied", "mistral-sliding", "qwen2", "qwen3", "gemma3")

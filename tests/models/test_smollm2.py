@@ -9,9 +9,9 @@ from runner_driver import GREEDY, Running, generate, step
 from tiny_models import greedy, logprobs
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import LogprobSpec
 from tureen.runner.load import load_runner
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
 from tureen.weights.source import load_tokenizer, model_config
 from tureen.weights.stored import iter_stored
 from tureen.weights.tensors import as_tensor

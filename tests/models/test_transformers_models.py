@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPE, greedy, logprobs, spread
 
 from tureen.config import Config
+from tureen.contract.runner import Batch, Row
+from tureen.contract.types import LogprobSpec
 from tureen.errors import StartupError
-from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
-from tureen.types import LogprobSpec
 
 CLOSE = 1e-4
 PROMPT = [random.Random(7).randrange(256) for _ in range(61)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tureen.runner.base import Row
+from tureen.contract.runner import Row
 
 native = pytest.importorskip("tureen.kernels.cpu._native")
 

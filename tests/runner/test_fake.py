@@ -2,11 +2,11 @@ import math
 
 import pytest
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import NAN_LOGITS, Batch, Capacity, Row, SlotState
+from tureen.contract.types import LogprobSpec
 from tureen.errors import NotFound
-from tureen.runner.base import NAN_LOGITS, Batch, Capacity, Row, SlotState
 from tureen.runner.fake import FakeRunner
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
 
 CAPACITY = Capacity(num_pages=8, page_size=4, max_rows=4, vocab_size=100, context_len=32)
 

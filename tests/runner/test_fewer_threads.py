@@ -8,8 +8,8 @@ from runner_driver import folder_source
 from tiny_models import write
 
 from tureen.config import Config
+from tureen.contract.runner import Batch, Row
 from tureen.devices import base
-from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
 
 pytest.importorskip("tureen.kernels.cpu._native")

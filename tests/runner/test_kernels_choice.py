@@ -8,9 +8,9 @@ from runner_driver import folder_source
 from tiny_models import write
 
 from tureen.config import Config
+from tureen.contract.runner import Batch, Row
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
-from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
 from tureen.runner.torch_forward import TorchForward
 

@@ -7,12 +7,12 @@ from runner_driver import GREEDY, Running, folder_source, generate, step
 from tiny_models import greedy, write
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import NAN_LOGITS, Batch
+from tureen.contract.types import LogprobSpec
 from tureen.errors import NotFound, StartupError
 from tureen.kernels.cpu import native
-from tureen.runner.base import NAN_LOGITS, Batch
 from tureen.runner.load import load_runner
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")
 EVERYTHING = LogprobSpec(prompt_start=0, top=256)

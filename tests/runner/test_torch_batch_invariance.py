@@ -8,8 +8,8 @@ from runner_driver import Running, folder_source, step
 from tiny_models import write
 
 from tureen.config import Config
+from tureen.contract.types import LogprobSpec
 from tureen.runner.load import load_runner
-from tureen.types import LogprobSpec
 
 PROMPT = [random.Random(5).randrange(256) for _ in range(75)]
 MODELS = ("llama", "qwen2-moe", "gemma2-softcaps", "gemma3")

@@ -10,11 +10,11 @@ from runner_driver import GREEDY, Running, folder_source
 from tiny_models import write
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Row
+from tureen.contract.types import LogprobSpec
 from tureen.kernels.cpu import native
-from tureen.runner.base import Batch, Row
 from tureen.runner.load import load_runner
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
 
 PROMPT = [random.Random(5).randrange(256) for _ in range(21)]
 COUNT = 24  # tokens of output

@@ -5,8 +5,8 @@ from collections import Counter
 
 import numpy as np
 
-from tureen.runner.base import SlotState
-from tureen.sampling.params import SamplingParams
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import SlotState
 
 
 def make_state(slot=0, *, seed=0, prompt=(1, 2, 3), output=(), ends=(), logprobs=None, **params):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sampling_reference import make_logits, make_state
 
+from tureen.contract.types import LogprobSpec
 from tureen.sampling.native_arithmetic import NativeArithmetic
 from tureen.sampling.sampler import Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
-from tureen.types import LogprobSpec
 
 native = pytest.importorskip("tureen.kernels.cpu._native", reason="the native kernels are not built")
 
@@ -120,12 +120,12 @@ import numpy as np
 from tureen.kernels.cpu import _native as native
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.sampling.processor_pool import ProcessorPool
-from tureen.runner.base import SlotState
+from tureen.contract.runner import SlotState
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.native_arithmetic import NativeArithmetic
-from tureen.sampling.params import SamplingParams
+from tureen.contract.params import SamplingParams
 from tureen.sampling.sampler import Sampler
-from tureen.types import LogprobSpec
+from tureen.contract.types import LogprobSpec
 
 class Mine(CustomLogitProcessor):
     def __call__(self, logits, custom_param_list):

@@ -443,7 +443,7 @@ def test_a_worker_that_is_killed_while_nobody_needs_it_costs_no_request(pool):
 
 
 def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(pool, monkeypatch):
-    real_load, killed = processor_pool.Processor.load, []
+    real_load, killed = processor_pool.RemoteProcessor.load, []
 
     def kill_first(processor, payload):
         processor.worker.begin(time.monotonic() + PATIENCE_S)
@@ -452,7 +452,7 @@ def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(po
             kill(processor.worker)
         real_load(processor, payload)
 
-    monkeypatch.setattr(processor_pool.Processor, "load", kill_first)
+    monkeypatch.setattr(processor_pool.RemoteProcessor, "load", kill_first)
     for number, fails in ((1, False), (3, True)):
         lease = pool.acquire(f"client {number}", ONLY)
         assert lease.is_settled.wait(120)

@@ -14,12 +14,12 @@ from arithmetics import arithmetic, make_array, make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 
 from tureen.config import Config
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, StartupError
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
 from tureen.requests.processor_field import check_processor
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
-from tureen.types import LogprobSpec
 
 another = itertools.count()
 """A number for each payload: none is refused for what an earlier one did."""

@@ -10,10 +10,10 @@ from sampling_reference import make_logits, make_state
 
 import tureen
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.requests.drafts import constrained
-from tureen.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 

@@ -10,9 +10,9 @@ from arithmetics import arithmetic, make_array, make_rows, make_sampler
 from sampling_reference import make_logits, make_state
 from scipy.stats import chisquare
 
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW
+from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW
+from tureen.contract.types import LogprobSpec
 from tureen.sampling.custom import CustomProcessors, load_registered
-from tureen.types import LogprobSpec
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import log_softmax, make_logits, make_state, processed_logits
 
-from tureen.types import LogprobSpec
+from tureen.contract.types import LogprobSpec
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 

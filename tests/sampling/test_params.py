@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import count_lines
 
+from tureen.contract.params import SamplingParams, check_params
 from tureen.errors import InvalidRequest
 from tureen.requests.planning import Names
-from tureen.sampling.params import SamplingParams, check_params
 
 MOST_LINES = 200_000
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_reference import draw, make_logits, make_state
 
-from tureen.runner.base import NAN_LOGITS
+from tureen.contract.runner import NAN_LOGITS
+from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.sampling.random import uniform
 from tureen.sampling.sampler import Draw, Sampler
 from tureen.sampling.torch_arithmetic import TorchArithmetic
-from tureen.types import NO_TOKEN, LogprobSpec
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 

@@ -6,10 +6,10 @@ import asyncio
 
 from fake_engine import make_engine
 
+from tureen.contract.types import EngineFailed, EngineReady
 from tureen.engine.loop import Loop
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
-from tureen.types import EngineFailed, EngineReady
 
 TIMEOUT_S, GRACE_S = 20.0, 5.0
 

@@ -19,11 +19,11 @@ from fake_engine import SLOW_STEP_S, make_request
 from patience import until, wait_until
 
 from tureen.config import Config
+from tureen.contract.types import NO_TOKEN, EngineStats
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, StartupError, TureenError, Unavailable
 from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient
-from tureen.types import NO_TOKEN, EngineStats
 
 TESTS = str(Path(fake_engine.__file__).parent)
 KINDS = ("thread", "process")
@@ -351,7 +351,7 @@ import asyncio
 from fake_engine import make_request
 from tureen.config import Config
 from tureen.serving.process import ProcessClient
-from tureen.types import NO_TOKEN, EngineStats
+from tureen.contract.types import NO_TOKEN, EngineStats
 
 async def main():
     client = ProcessClient("fake_engine:make_slow_engine", Config())

@@ -10,12 +10,12 @@ from byte_tokenizer import EOS
 from fake_engine import HIDDEN_SIZE, make_engine, make_request
 from stepped_host import GRACE_S, TIMEOUT_S, World
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import EngineStats, LogprobSpec, MediaItem
 from tureen.errors import NotFound, RequestFailed, StartupError, Unavailable
 from tureen.grammar.base import GrammarSpec
-from tureen.sampling.params import SamplingParams
 from tureen.serving import healing, live
 from tureen.serving.healing import TICK_S
-from tureen.types import EngineStats, LogprobSpec, MediaItem
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 from fake_engine import make_request
 
 from tureen.config import Config
+from tureen.contract.types import Abort, MediaItem, Submit
 from tureen.serving import pixels
 from tureen.serving.pixels import Borrower, Forget, Keep, Lender, ToChild
 from tureen.serving.process import ProcessClient
-from tureen.types import Abort, MediaItem, Submit
 
 CAT, DOG = "1" * 64, "2" * 64
 SIZE = 3 << 20

@@ -8,9 +8,9 @@ import random
 import pytest
 from fake_engine import make_request
 
+from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
 from tureen.errors import TureenError, Unavailable
 from tureen.serving.streams import MERGE_AT, Streams
-from tureen.types import FinishReason, OutputDelta, PositionLogprobs, StepReport, Usage
 
 END = FinishReason(type="length", length=1)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from virtual_time import VirtualLoop
 
+from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, ToEngine
 from tureen.engine.engine import Engine
 from tureen.engine.loop import Loop
 from tureen.log import Progress, no_progress
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign
-from tureen.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, ToEngine
 
 WATCHDOG_S, FREEZE_GRACE_S = 30.0, 5.0
 

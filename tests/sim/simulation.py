@@ -17,14 +17,14 @@ from simulated_engine import Faults, SimulatedHost, Surroundings
 from virtual_time import Clock, VirtualLoop, virtual_time
 
 from tureen.config import Config
+from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
+from tureen.contract.types import EngineInfo
 from tureen.control.reporter import report_forever
 from tureen.engine.engine import Engine
 from tureen.engine.queue import Schedule
 from tureen.front.app import build_app
 from tureen.log import Progress
-from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import POISON, WIDTH, FakeRunner
-from tureen.types import EngineInfo
 
 REFUSALS = frozenset({"queue_full", "tokens_per_minute", "too_many_requests", "too_many_sessions"})
 LOST = frozenset({"engine_dead", "engine_lost", "poison"})
@@ -228,8 +228,8 @@ class Simulation:
         waiting = [
             *scheduler.queue.candidates(),
             *scheduler.running,
-            *engine.preparing.grammars._waiting,
-            *engine.preparing.replays._waiting,
+            *engine.preparing.grammars.waiting,
+            *engine.preparing.replays.waiting,
         ]
         assert sorted(one.request.id for one in waiting) == sorted(engine._sequences)
         unsent = {delta.id for delta in engine._ended}

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, IM_END, PIECES, SPECIALS, make_toy_tokenizer
 from work import count_lines
 
+from tureen.contract.params import SamplingParams
 from tureen.errors import RequestFailed
-from tureen.sampling.params import SamplingParams
 from tureen.text import stops as stops_module
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.stops import LOOKBEHIND_CHARS, StopPatterns, StopStrings

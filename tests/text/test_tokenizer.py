@@ -15,8 +15,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from toy_tokenizer import BOS, CHAR_OF_BYTE, IM_END, make_toy_tokenizer
 
+from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest, StartupError
-from tureen.sampling.params import SamplingParams
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.gguf_vocab import PRE_TOKENIZERS
 from tureen.text.tokenizer import Tokenizer, from_folder, from_gguf_metadata

@@ -13,13 +13,13 @@ from runner_driver import folder_source
 from safetensors.torch import load_file, save_file
 
 from tureen.config import Config
+from tureen.contract.types import MediaItem
 from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import no_progress
 from tureen.media.llava_next import parse as parse_family
 from tureen.runner.encoder import load_encoder
 from tureen.runner.loading import describe
-from tureen.types import MediaItem
 from tureen.vision.names import local_name
 from tureen.weights.source import model_config, preprocessor_config
 from tureen.weights.stored import VISION

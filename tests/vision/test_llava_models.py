@@ -12,13 +12,13 @@ from runner_driver import GREEDY, Running, folder_source
 from safetensors.torch import load_file, save_file
 
 from tureen.config import Config
+from tureen.contract.runner import Batch
+from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem
 from tureen.devices.base import resolve_device
 from tureen.log import no_progress
 from tureen.media.families import find_family
-from tureen.runner.base import Batch
 from tureen.runner.encoder import load_encoder
 from tureen.runner.load import load_runner
-from tureen.types import NO_TOKEN, LogprobSpec, MediaItem
 from tureen.weights.source import model_config, preprocessor_config
 
 DEVICE = os.environ.get("TUREEN_TEST_DEVICE", "cpu")

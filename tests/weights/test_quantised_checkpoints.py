@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from tureen.config import Config
+from tureen.contract.types import LogprobSpec
 from tureen.errors import StartupError
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
-from tureen.types import LogprobSpec
 from tureen.weights.source import model_config
 from tureen.weights.stored import iter_stored, to_float32
 

@@ -75,10 +75,10 @@ def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dt
         sizes = agreeing_sizes(partial(attend, seen=KEY_BLOCK, width=KEY_BLOCK), queries, SIZES)
 
         def agrees(seen: int, width: int, rows: int = 1) -> bool:
-            one, other = (
+            first, other = (
                 partial(attend, seen=seen, width=of, rows=of_rows) for of, of_rows in ((KEY_BLOCK, 1), (width, rows))
             )
-            return _agree(one, other, queries, sizes)
+            return _agree(first, other, queries, sizes)
 
         keys = [width for width in KEYS if all(agrees(seen, width) for seen in (PAIRED, width // 2 + PAIRED, width))]
         if not (
@@ -91,11 +91,11 @@ def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dt
 
 
 def _agree(
-    one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], queries: Tensor, sizes: tuple[int, ...]
+    first: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], queries: Tensor, sizes: tuple[int, ...]
 ) -> bool:
     """Whether they give the same bits for the fewest and for the most queries."""
-    found = [of_each(function, queries, size) for function in (one, other) for size in {*sizes[:1], *sizes[-1:]}]
-    return all(result is not None and found[0] is not None and torch.equal(result, found[0]) for result in found)
+    results = [of_each(function, queries, size) for function in (first, other) for size in {*sizes[:1], *sizes[-1:]}]
+    return all(result is not None and results[0] is not None and torch.equal(result, results[0]) for result in results)
 
 
 def _attend(
@@ -104,8 +104,8 @@ def _attend(
     """queries [number, kv_heads * head_dim] -> as many, of which each sees the first `seen` of `width` keys."""
     kv_heads, head_dim = k.shape[1], k.shape[3]
     q = queries.view(1, -1, kv_heads, head_dim).transpose(1, 2).expand(rows, -1, -1, -1)
-    k, v = (torch.cat((one[:, :, :seen], one[:, :, :1].expand(-1, -1, width - seen, -1)), 2) for one in (k, v))
-    k, v = (one.expand(rows, -1, -1, -1) for one in (k, v))
+    k, v = (torch.cat((tensor[:, :, :seen], tensor[:, :, :1].expand(-1, -1, width - seen, -1)), 2) for tensor in (k, v))
+    k, v = (tensor.expand(rows, -1, -1, -1) for tensor in (k, v))
     mask = torch.zeros(rows, 1, len(queries), width, dtype=queries.dtype)
     mask[..., seen:] = float("-inf")
     out = scaled_dot_product(q, k, v, mask, head_dim**-0.5, softcap)

@@ -16,18 +16,18 @@ import uvloop
 from tureen.bench.http import Address, BenchError, ClientConnection
 from tureen.bench.report import Spread, spread
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import Batch, Capacity, Masks, StepOutput
+from tureen.contract.types import EngineInfo, GenerateRequest
 from tureen.engine.engine import Engine
 from tureen.front.app import build_app
 from tureen.http.server import Server
 from tureen.log import Progress
-from tureen.runner.base import Batch, Capacity, Masks, StepOutput
 from tureen.runner.fake import FakeRunner
-from tureen.sampling.params import SamplingParams
 from tureen.server import SWITCH_INTERVAL_S
 from tureen.serving.client import EngineClient
 from tureen.serving.inproc import InprocClient
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineInfo, GenerateRequest
 
 RUNNING = (1, 16, 64)
 PROMPT_LEN = 128

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from tureen.bench.report import Spread, spread
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import SlotState
 from tureen.kernels.cpu import native
-from tureen.runner.base import SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.native_arithmetic import NativeArithmetic
-from tureen.sampling.params import SamplingParams
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.sampler import Sampler
 

@@ -15,10 +15,10 @@ from tureen.bench.overhead import RUNNING, make_request
 from tureen.bench.report import Spread, spread
 from tureen.build import find_model
 from tureen.config import Config
+from tureen.contract.runner import Batch, Capacity, Masks, PendingStep
+from tureen.contract.types import MediaItem
 from tureen.engine.engine import Engine
-from tureen.runner.base import Batch, Capacity, Masks, PendingStep
 from tureen.runner.load import load_runner
-from tureen.types import MediaItem
 
 STEPS = 100
 LEAD = 100  # steps in which the first sequences decode and the last prompts are still computed, at most

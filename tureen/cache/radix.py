@@ -50,15 +50,15 @@ class RadixTree:
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[RadixNode]:
         """The nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
-        found: list[RadixNode] = []
+        path: list[RadixNode] = []
         node = self.root
-        while len(found) < max_pages:
-            child = node.children.get(self.key(namespace, token_ids, len(found)))
+        while len(path) < max_pages:
+            child = node.children.get(self.key(namespace, token_ids, len(path)))
             if child is None:
                 break
-            found.append(child)
+            path.append(child)
             node = child
-        return found
+        return path
 
     def key(self, namespace: Namespace, token_ids: Sequence[int], index: int) -> Key:
         """Returns the key under which the node of page number `index` of these tokens is filed."""

@@ -1,6 +1,5 @@
 """Our own routes beside those that generate: health, facts, metrics, sessions, adapters, weights, profiles, pauses.
 
-Imports: config, devices, errors, http, log, media, requests, sampling, text, types, weights; asyncio, msgspec,
-starlette.
+Imports: config, contract, devices, errors, http, log, media, requests, text, weights; asyncio, msgspec, starlette.
 Imported by: front.
 """

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tureen import __version__
 from tureen.config import Config
+from tureen.contract.params import SamplingParams
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, Unavailable, echo
 from tureen.http.call import call_of
@@ -24,7 +25,6 @@ from tureen.requests.generation import Run
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
-from tureen.sampling.params import SamplingParams
 
 HEALTH_TIMEOUT_S = 20.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,9 +9,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tureen.contract.types import PauseMode
 from tureen.http.dialect import Docs, Entry, read_body
 from tureen.requests.state import ServerState
-from tureen.types import PauseMode
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

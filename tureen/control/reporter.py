@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from tureen.contract.types import EngineStats
 from tureen.log import get_logger
 from tureen.requests.state import ServerState
-from tureen.types import EngineStats
 
 log = get_logger("stats")
 

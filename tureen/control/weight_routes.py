@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse, Response
 
 from tureen import __version__
 from tureen.config import cache_dir
+from tureen.contract.params import JsonObject
 from tureen.devices.cpu import trim
 from tureen.errors import InvalidRequest, NotFound, StartupError, echo
 from tureen.http.dialect import Docs, Entry, read_body, unless_gone
 from tureen.log import get_logger
 from tureen.requests.body import refuse_unknown
 from tureen.requests.state import ServerState
-from tureen.sampling.params import JsonObject
 from tureen.text.tokenizer import Tokenizer
 from tureen.weights.source import WHAT_IS_TAKEN, ModelSource, load_tokenizer, resolve_model
 

@@ -20,12 +20,12 @@ class GroupMemory(NamedTuple):
 
 def memory() -> list[GroupMemory]:
     """Returns the memory of each group around this process that has a limit: an outer one may be the tighter."""
-    return [one for folder in _folders("memory") if (one := _memory_of(folder)) is not None]
+    return [memory for folder in _folders("memory") if (memory := _memory_of(folder)) is not None]
 
 
 def cpu_quotas() -> list[float]:
     """Processors that each group around this process may use."""
-    return [one for folder in _folders("cpu") if (one := _quota_of(folder)) is not None]
+    return [quota for folder in _folders("cpu") if (quota := _quota_of(folder)) is not None]
 
 
 def _memory_of(folder: Path) -> GroupMemory | None:
@@ -69,4 +69,4 @@ def _folders(controller: str) -> Iterator[Path]:
             continue
         inside = PurePosixPath(path.lstrip("/"))
         for mount in mounts[:1] if mounts[0].is_dir() else mounts[1:]:
-            yield from (mount / one for one in (inside, *inside.parents) if (mount / one).is_dir())
+            yield from (mount / folder for folder in (inside, *inside.parents) if (mount / folder).is_dir())

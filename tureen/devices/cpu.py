@@ -21,12 +21,14 @@ def num_threads() -> int:
 
 def free_bytes() -> int:
     """Memory that can be had without swapping, within the limits of the control groups."""
-    return max(0, min(_meminfo("MemAvailable"), *(one.limit - one.used for one in cgroups.memory()), cgroups.UNLIMITED))
+    return max(
+        0, min(_meminfo("MemAvailable"), *(group.limit - group.used for group in cgroups.memory()), cgroups.UNLIMITED)
+    )
 
 
 def total_bytes() -> int:
     """Memory of the machine, within the limits of the control groups."""
-    return min(_meminfo("MemTotal"), *(one.limit for one in cgroups.memory()), cgroups.UNLIMITED)
+    return min(_meminfo("MemTotal"), *(group.limit for group in cgroups.memory()), cgroups.UNLIMITED)
 
 
 def trim() -> None:

@@ -2,6 +2,6 @@
 
 docs/adding-a-dialect.md says how to add one.
 
-Imports: errors, http, log, media, requests, sampling, text, types; msgspec, numpy, starlette.
+Imports: contract, errors, http, log, media, requests, text; msgspec, numpy, starlette.
 Imported by: offline.
 """

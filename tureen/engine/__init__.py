@@ -2,6 +2,6 @@
 
 It plans with integers, and knows no tensors, sockets, processes or event loops.
 
-Imports: cache, constraining, errors, grammar, log, runner, sampling, sandbox, text, types; msgspec, numpy.
+Imports: cache, constraining, contract, errors, grammar, log, sampling, sandbox, text; msgspec, numpy.
 Imported by: bench, build, front, serving.
 """

@@ -77,7 +77,7 @@ class Adapters:
         Raises NotFound."""
         if not name:
             return NO_ADAPTER
-        by_path = (one for one in self._loaded.values() if one.path == name)
+        by_path = (adapter for adapter in self._loaded.values() if adapter.path == name)
         loaded = self._loaded.get(name) or next(by_path, None)
         if loaded is None:
             raise not_loaded(name, "lora_path")

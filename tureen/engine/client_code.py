@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from tureen.contract.runner import RowError
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.runner.base import RowError
 from tureen.sampling.custom import load_failed
 from tureen.sampling.processor_pool import Lease, ProcessorPool
 from tureen.sandbox.budget import MemoryBudget
@@ -22,14 +22,10 @@ class ClientCode:
         self._pool: ProcessorPool | None = None
         self._scheduler = scheduler
         self._leases: dict[Sequence, Lease] = {}
-        self._waiting: dict[Sequence, None] = {}
-
-    def __len__(self) -> int:
-        """The number of sequences whose code is not loaded yet."""
-        return len(self._waiting)
+        self.waiting: dict[Sequence, None] = {}  # read from outside, changed here only
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._waiting
+        return sequence in self.waiting
 
     def allow(self, pool: ProcessorPool) -> None:
         """Take requests that use code; these processes run it."""
@@ -62,20 +58,23 @@ class ClientCode:
         lease = self._leases.get(sequence)
         if lease is None or (lease.is_settled.is_set() and lease.error is None):
             return False
-        self._waiting[sequence] = None
+        self.waiting[sequence] = None
         return True
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
         """Sequences that wait no longer: their code is loaded, or this is why it is not."""
-        done = [one for one in self._waiting if self._leases[one].is_settled.is_set()]
-        for one in done:
-            del self._waiting[one]
-        return [(one, None if (error := self._leases[one].error) is None else load_failed(error)) for one in done]
+        done = [sequence for sequence in self.waiting if self._leases[sequence].is_settled.is_set()]
+        for sequence in done:
+            del self.waiting[sequence]
+        return [
+            (sequence, None if (error := self._leases[sequence].error) is None else load_failed(error))
+            for sequence in done
+        ]
 
     def release(self, sequence: Sequence) -> bool:
         """It has ended. Whether it still waited for its code."""
-        was_waiting = sequence in self._waiting
-        self._waiting.pop(sequence, None)
+        was_waiting = sequence in self.waiting
+        self.waiting.pop(sequence, None)
         lease = self._leases.pop(sequence, None)
         if lease is not None and self._pool is not None:
             self._pool.release(lease)
@@ -87,9 +86,9 @@ class ClientCode:
         for client, seconds in waits.items():
             own = None
             is_shared = False
-            for one in sequences:
-                own = one if one.request.client == client else own
-                is_shared = is_shared or one.request.client != client
+            for sequence in sequences:
+                own = sequence if sequence.request.client == client else own
+                is_shared = is_shared or sequence.request.client != client
             if self._pool is not None and is_shared:
                 self._pool.charges.add(client, seconds)
                 if own is not None:

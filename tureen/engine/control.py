@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
+from tureen.contract.types import PauseMode
 from tureen.engine.adapters import Caller
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.errors import Conflict, InvalidRequest, Unavailable
-from tureen.types import PauseMode
 
 RELEASED_RETRY_S = 5
 PARTS = ("kv_cache", "weights")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tureen.types import NO_TOKEN, GenerateRequest
+from tureen.contract.types import NO_TOKEN, GenerateRequest
 
 
 class Embedded:
@@ -24,11 +24,11 @@ class Embedded:
         if self._given:
             size = len(self._given) // self._num_prompt
             return self._given[start * size : end * size]
-        found = b""
+        rows = b""
         for item, embeddings in zip(self.media, self.encoded, strict=True):
             size = len(embeddings) // item.num_tokens
-            found += embeddings[max(0, start - item.start) * size : max(0, end - item.start) * size]
-        return found
+            rows += embeddings[max(0, start - item.start) * size : max(0, end - item.start) * size]
+        return rows
 
 
 def without_digests(token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, Usage
 from tureen.engine import finish
 from tureen.engine.fairness import LeastServedFirst
 from tureen.engine.queue import FIRST_COME, QueueOrder, Schedule, WaitingQueue, first_come, priority_first
@@ -14,7 +15,6 @@ from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, 
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, Usage
 
 DONE = FinishReason(type="length", length=0)
 NO_TEXT = "this model makes embeddings and generates no text; use /v1/embeddings, /v1/rerank or /encode"

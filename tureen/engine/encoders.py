@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from tureen.contract.runner import RowError
+from tureen.contract.types import GenerateRequest, MediaItem
 from tureen.engine.queue import Rank
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, Unavailable
 from tureen.log import get_logger
-from tureen.runner.base import RowError
-from tureen.types import GenerateRequest, MediaItem
 
 SHARE = 0.8
 """Seconds of encoding for each second of steps while both have work: the time between tokens stays under twice."""
@@ -68,7 +68,7 @@ class Encoders:
         self._runner = runner
         self._rank = rank
         self._clock = clock
-        self._waiting: dict[Sequence, None] = {}
+        self.waiting: dict[Sequence, None] = {}  # read from outside, changed here only
         self._kept: OrderedDict[Key, bytes] = OrderedDict()  # the longest unused first
         self._kept_bytes = 0
         self._current: Current | None = None
@@ -76,24 +76,21 @@ class Encoders:
         self._credit_s = 0.0
         self._step_began_s = 0.0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._waiting
+        return sequence in self.waiting
 
     def add(self, sequence: Sequence) -> bool:
         """Whether it has all its embeddings already; else it waits for them."""
         is_ready = self._complete(sequence)
         if not is_ready:
-            self._waiting[sequence] = None
+            self.waiting[sequence] = None
         return is_ready
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""
-        del self._waiting[sequence]
+        del self.waiting[sequence]
         if self._current is not None and self._current.sequence is sequence:
-            successor = next((one for one in self._waiting if self._current.key in _keys(one)), None)
+            successor = next((waiting for waiting in self.waiting if self._current.key in _keys(waiting)), None)
             self._current = None if successor is None else self._current._replace(sequence=successor)
 
     def clear(self) -> None:
@@ -106,7 +103,7 @@ class Encoders:
         return {"total_pictures": self._num_found, "total_pictures_encoded": self._num_encoded}
 
     def begin_step(self) -> None:
-        if self._waiting:
+        if self.waiting:
             self._step_began_s = self._clock()
 
     def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[EncodedSequence]:
@@ -114,22 +111,22 @@ class Encoders:
 
         Nothing while those that are `queued` hold much already. Returns who waits no longer.
         """
-        if not self._waiting:
+        if not self.waiting:
             return []
         step_s = self._clock() - self._step_began_s
         self._credit_s = min(self._credit_s, 0.0) + SHARE * step_s if after_step else 0.0
         if after_step and _encoded_bytes(queued) > KEPT_BYTES:
             return []
-        found: list[EncodedSequence] = []
-        while self._waiting and (self._credit_s > 0 or not after_step):
+        ready: list[EncodedSequence] = []
+        while self.waiting and (self._credit_s > 0 or not after_step):
             started_s = self._clock()
-            found += self._advance()
+            ready += self._advance()
             spent_s = self._clock() - started_s
             self._current_s += spent_s
             if not after_step:
                 break
             self._credit_s -= spent_s
-        return found
+        return ready
 
     def _advance(self) -> list[EncodedSequence]:
         """One piece of work."""
@@ -139,20 +136,20 @@ class Encoders:
         except Exception:  # the request fails, the others go on
             log.exception("a picture of request %s could not be encoded", current.sequence.request.id)
             self._current = None
-            del self._waiting[current.sequence]
+            del self.waiting[current.sequence]
             return [EncodedSequence(current.sequence, FAILED)]
         if embeddings is None:
             return []
         self._current = None
         self._num_encoded += 1
         self._keep(current.key, embeddings)
-        ready = [one for one in self._waiting if self._complete(one)]
-        for one in ready:
-            del self._waiting[one]
-        return [EncodedSequence(one) for one in ready]
+        ready = [sequence for sequence in self.waiting if self._complete(sequence)]
+        for sequence in ready:
+            del self.waiting[sequence]
+        return [EncodedSequence(sequence) for sequence in ready]
 
     def _begin(self) -> Current:
-        sequence = min(self._waiting, key=self._rank)
+        sequence = min(self.waiting, key=self._rank)
         assert sequence.embedded is not None
         item = sequence.embedded.media[len(sequence.embedded.encoded)]
         self._current_s = 0.0
@@ -176,11 +173,11 @@ class Encoders:
         embedded = sequence.embedded
         assert embedded is not None
         for key in _keys(sequence)[len(embedded.encoded) :]:
-            found = self._kept.get(key)
-            if found is None:
+            kept = self._kept.get(key)
+            if kept is None:
                 return False
             self._kept.move_to_end(key)
-            embedded.encoded.append(found)
+            embedded.encoded.append(kept)
             self._num_found += 1
         embedded.media = tuple(msgspec.structs.replace(item, pixels=b"") for item in embedded.media)
         sequence.request = msgspec.structs.replace(sequence.request, media=embedded.media)
@@ -203,7 +200,7 @@ def share_pixels(request: GenerateRequest, others: Iterable[Sequence]) -> Genera
         return request
     sizes: dict[str, int] = {}
     pixels: dict[str, bytes] = {}
-    for item in (*(item for one in others for item in one.request.media), *request.media):
+    for item in (*(item for other in others for item in other.request.media), *request.media):
         sizes[item.digest] = math.prod(item.shape)
         if item.pixels:
             pixels.setdefault(item.digest, item.pixels)
@@ -222,5 +219,10 @@ def _keys(sequence: Sequence) -> list[Key]:
 
 def _encoded_bytes(sequences: Iterable[Sequence]) -> int:
     """Returns the bytes of the distinct embeddings that these sequences hold."""
-    held = {id(one): len(one) for sequence in sequences if sequence.embedded for one in sequence.embedded.encoded}
+    held = {
+        id(embeddings): len(embeddings)
+        for sequence in sequences
+        if sequence.embedded
+        for embeddings in sequence.embedded.encoded
+    }
     return sum(held.values())

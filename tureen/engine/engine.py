@@ -10,6 +10,8 @@ from typing import NamedTuple
 from tureen.cache.manager import CacheManager
 from tureen.constraining.compiler import Compiler
 from tureen.constraining.masks import MaskThread
+from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
+from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
 from tureen.engine.adapters import Adapters
 from tureen.engine.client_code import ClientCode
@@ -33,10 +35,8 @@ from tureen.engine.sequence import Sequence
 from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 from tureen.log import get_logger
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 
 log = get_logger("engine")
 
@@ -160,7 +160,7 @@ class Engine:
             self._encode(after_step=False)
             return deltas
         self._totals.steps += 1
-        if self.preparing.encoders:
+        if self.preparing.encoders.waiting:
             self.preparing.encoders.begin_step()
         for sequence, row, result in zip(plan.sequences, plan.rows, self._rows.run(plan), strict=True):
             try:
@@ -170,7 +170,7 @@ class Engine:
             if delta is not None:
                 deltas.append(delta)
         self.preparing.client_code.charge(self._sequences.values())
-        if self.preparing.encoders:
+        if self.preparing.encoders.waiting:
             self._encode(after_step=True)
         return deltas
 
@@ -198,7 +198,7 @@ class Engine:
             self.cache,
             step_ms=step_ms,
             is_paused=self.control.is_paused,
-            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars),
+            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars.waiting),
             more=self.preparing.stats(),
         )
 

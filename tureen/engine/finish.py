@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tureen.contract.runner import RowError
+from tureen.contract.types import FinishReason
 from tureen.engine.sequence import Sequence
 from tureen.errors import TryLater, TureenError
-from tureen.runner.base import RowError
-from tureen.types import FinishReason
 
 
 def reached(

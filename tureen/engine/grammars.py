@@ -8,11 +8,11 @@ from typing import Any
 
 from tureen.constraining.compiler import Compilation, Compiler
 from tureen.constraining.masks import MaskThread, PendingMasks
+from tureen.contract.runner import Row, RowError
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar import GrammarSpec
-from tureen.runner.base import Row, RowError
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 
@@ -24,20 +24,17 @@ class Grammars:
         self._compiler = compiler
         self._masks = masks
         self._eos_token_ids = eos_token_ids
-        self._waiting: dict[Sequence, Compilation] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._waiting
+        return sequence in self.waiting
 
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
         """Have its grammar compiled. Raises InvalidRequest."""
         if self._compiler is None:
             field = sequence.request.grammar_field
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
-        self._waiting[sequence] = self._compiler.submit(spec)
+        self.waiting[sequence] = self._compiler.submit(spec)
 
     @property
     def supervisor(self) -> Supervisor | None:
@@ -56,18 +53,20 @@ class Grammars:
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""
-        compilation = self._waiting.pop(sequence)
+        compilation = self.waiting.pop(sequence)
         if self._compiler is not None:
             self._compiler.release(compilation)
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
         """Sequences that wait no longer: their constraint is there, or this is why there is none."""
-        if self._compiler is None or not self._waiting:
+        if self._compiler is None or not self.waiting:
             return []
         self._compiler.poll()
-        done = [(sequence, one) for sequence, one in self._waiting.items() if one.state != "pending"]
+        done = [
+            (sequence, compilation) for sequence, compilation in self.waiting.items() if compilation.state != "pending"
+        ]
         for sequence, _ in done:
-            del self._waiting[sequence]
+            del self.waiting[sequence]
         return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
 
     def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
@@ -90,7 +89,7 @@ class Grammars:
             return {}
         totals = self._compiler.stats
         return {
-            "num_preparing": len(self._waiting),
+            "num_preparing": len(self.waiting),
             "total_grammar_compiles": totals.compiles,
             "total_grammar_hits": totals.hits,
             "total_grammar_failures": totals.failures,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.types import HiddenStates
+from tureen.contract.types import HiddenStates
 
 
 class HiddenStateQueue:
     """The hidden states that one sequence asked for. Positions are computed in order; each is sent once, whatever is
     computed again later."""
 
-    def __init__(self, wanted: HiddenStates, num_prompt: int, num_sent: int = 0) -> None:
+    def __init__(self, mode: HiddenStates, num_prompt: int, num_sent: int = 0) -> None:
         """num_sent: so many were sent by another engine."""
-        self._wanted = wanted
+        self._wanted = mode
         self._num_prompt = num_prompt
         self._next = num_sent  # the first position that was not computed yet
         self._ready: list[bytes] = []

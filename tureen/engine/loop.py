@@ -10,10 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from tureen.engine import finish
-from tureen.errors import RequestFailed, TureenError, Unavailable
-from tureen.log import get_logger
-from tureen.types import (
+from tureen.contract.types import (
     Abort,
     CallResult,
     Close,
@@ -28,6 +25,9 @@ from tureen.types import (
     ToEngine,
     Usage,
 )
+from tureen.engine import finish
+from tureen.errors import RequestFailed, TureenError, Unavailable
+from tureen.log import get_logger
 
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
@@ -174,8 +174,8 @@ class Loop:
         now = self._clock()
         limits = Deadlines.of(request, now if arrived_s is None else arrived_s)
         # others' prompts may come later, whenever they came
-        before = (one for one in self._live.values() if one.client == request.client and not one.has_output)
-        wait_s = self._pace.seconds_for(one.num_prompt for one in before)
+        before = (live for live in self._live.values() if live.client == request.client and not live.has_output)
+        wait_s = self._pace.seconds_for(live.num_prompt for live in before)
         if now + wait_s > limits.soonest_s and not request.resumed:
             raise _unreachable(request, wait_s)
         try:
@@ -290,7 +290,7 @@ class Pace:
 
     def _expected_s(self) -> float:
         """Returns the seconds until the next request ends: as it was lately, were one more to end now."""
-        seconds = sum(one for one, _ in self._ends)
+        seconds = sum(seconds_each for seconds_each, _ in self._ends)
         return max(1.0, seconds / (1 + sum(count for _, count in self._ends)))
 
 

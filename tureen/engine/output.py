@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tureen.contract.types import FinishReason, OutputDelta
 from tureen.engine import finish
 from tureen.engine.sequence import Sequence
-from tureen.types import FinishReason, OutputDelta
 
 
 def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:

@@ -26,12 +26,12 @@ class Preparing:
     def __len__(self) -> int:
         """The number of sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in
         steps."""
-        return len(self.grammars) + len(self.client_code) + len(self.replays)
+        return len(self.grammars.waiting) + len(self.client_code.waiting) + len(self.replays.waiting)
 
     @property
     def num_sequences(self) -> int:
         """All of them."""
-        return len(self) + len(self.encoders)
+        return len(self) + len(self.encoders.waiting)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:

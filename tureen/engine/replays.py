@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tureen.contract.types import GenerateRequest
 from tureen.engine import finish, output
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, TureenError
-from tureen.types import GenerateRequest
 
 TOKENS_AT_ONCE = 256
 """Between two steps: so many hold up what runs for no longer than a step does."""
@@ -17,31 +17,28 @@ class Replays:
     """Sequences that have not yet all of their output that was sent. Afterwards each is as if it had been preempted."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Sequence, Iterator[None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[Sequence, Iterator[None]] = {}  # read from outside, changed here only
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._waiting
+        return sequence in self.waiting
 
     def add(self, sequence: Sequence, context_len: int) -> None:
         """Its grammar, if it has one, is there."""
-        self._waiting[sequence] = _replay(sequence, context_len)
+        self.waiting[sequence] = _replay(sequence, context_len)
 
     def remove(self, sequence: Sequence) -> None:
         """It waits no longer."""
-        del self._waiting[sequence]
+        del self.waiting[sequence]
 
     def lacks(self, sequence: Sequence) -> bool:
         """It has not all of its output that was sent: nothing that it says of it may be sent."""
-        return sequence in self._waiting or sequence.num_output < len(sequence.request.resumed)
+        return sequence in self.waiting or sequence.num_output < len(sequence.request.resumed)
 
     def advance(self) -> list[Sequence]:
         """Go on, first come first. Returns who is through, and who has `ended` with an error: that one still waits."""
         done: list[Sequence] = []
         num_left = TOKENS_AT_ONCE
-        for sequence, tokens in tuple(self._waiting.items()):
+        for sequence, tokens in tuple(self.waiting.items()):
             try:
                 while num_left > 0 and next(tokens, self) is None:
                     num_left -= 1
@@ -51,7 +48,7 @@ class Replays:
                 continue
             if num_left <= 0:
                 break
-            del self._waiting[sequence]
+            del self.waiting[sequence]
             done.append(sequence)
         return done
 
@@ -61,7 +58,7 @@ def check(request: GenerateRequest, vocab_size: int) -> None:
     num_resumed = len(request.resumed)
     if num_resumed > request.max_new_tokens:
         raise _not_resumable(f"it has {num_resumed} tokens, at most {request.max_new_tokens} are asked for")
-    unknown = next((one for one in request.resumed if not 0 <= one < vocab_size), None)
+    unknown = next((token_id for token_id in request.resumed if not 0 <= token_id < vocab_size), None)
     if unknown is not None:
         raise _not_resumable(f"it has token {unknown}, the model has tokens 0 to {vocab_size - 1}")
     if min(request.resumed_cached, request.resumed_states) < 0:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from tureen.cache.manager import CacheManager
 from tureen.constraining.masks import PendingMasks
+from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
 from tureen.log import get_logger
-from tureen.runner.base import Batch, Row, RowError, RowOutput, Runner
 
 MAX_FAILED_STEPS = 3
 STEP_FAILED = RowError("request_failed")
@@ -41,7 +41,9 @@ class RowRunner:
         else:
             self._num_failed_steps = 0
             return outputs
-        outputs = tuple(map(self._run_alone, plan.sequences, plan.rows, [one in plan.new for one in plan.sequences]))
+        outputs = tuple(
+            map(self._run_alone, plan.sequences, plan.rows, [sequence in plan.new for sequence in plan.sequences])
+        )
         all_failed = all(output.error == STEP_FAILED for output in outputs)
         self._num_failed_steps = self._num_failed_steps + 1 if all_failed else 0
         if self._num_failed_steps >= MAX_FAILED_STEPS and not self._can_compute():

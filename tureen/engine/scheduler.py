@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.radix import RadixNode
+from tureen.contract.runner import Row
 from tureen.engine.queue import WaitingQueue
 from tureen.engine.sequence import Sequence
 from tureen.errors import TureenError
-from tureen.runner.base import Row
 
 RESUME_HEADROOM = 64
 """Tokens for which every running sequence must have room before a preempted one comes back."""
@@ -225,8 +225,8 @@ def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
         return ()
 
 
-def _num_common_pages(one: list[int], other: list[int], size: int, known: int, last: int) -> int:
+def _num_common_pages(first: list[int], other: list[int], size: int, known: int, last: int) -> int:
     """How many full pages two token lists share from the start; `known` of them surely, `last` at most."""
-    while known < last and one[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
+    while known < last and first[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
         known += 1
     return known

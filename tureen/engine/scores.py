@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tureen.types import LogprobSpec, PositionLogprobs
+from tureen.contract.types import LogprobSpec, PositionLogprobs
 
 
 class ScoreQueue:
@@ -56,8 +56,8 @@ class ScoreQueue:
         """Returns, for a row of positions start … end - 1, the index of the first that is scored, and the tokens that
         follow."""
         score_from = max(0, self._next - start)
-        found = tuple(token_ids[start + score_from + 1 : min(end, self._end) + 1])
-        return score_from if found else 0, found
+        targets = tuple(token_ids[start + score_from + 1 : min(end, self._end) + 1])
+        return score_from if targets else 0, targets
 
     def add(self, scores: Sequence[PositionLogprobs]) -> None:
         """Adds the scores of the next targets."""

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from tureen.cache.manager import PageTable
 from tureen.cache.radix import Namespace
+from tureen.contract.runner import Row, RowOutput, SlotState
+from tureen.contract.types import FinishReason, GenerateRequest, Usage
 from tureen.engine.constraint import Constraint
 from tureen.engine.embedded import Embedded, without_digests
 from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scores import ScoreQueue
-from tureen.runner.base import Row, RowOutput, SlotState
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import FinishReason, GenerateRequest, Usage
 
 
 class SequenceTerms(NamedTuple):

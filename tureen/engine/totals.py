@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tureen.cache.manager import CacheManager
+from tureen.contract.types import EngineStats
 from tureen.engine.scheduler import Scheduler
-from tureen.types import EngineStats
 
 
 class Totals:

@@ -1,6 +1,6 @@
 """The whole application, put together of what dialects and control say of themselves; `/openapi.json`, `/compat`.
 
-Imports: config, control, engine, errors, http, log, media, metrics, requests, sampling, serving, text; asyncio,
+Imports: config, contract, control, engine, errors, http, log, media, metrics, requests, serving, text; asyncio,
 msgspec, starlette.
 Imported by: bench.
 """

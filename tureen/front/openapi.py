@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from tureen.contract.params import ALIASES, SamplingParams, Stops
 from tureen.front.page import asset, page
 from tureen.http.dialect import Docs, Entry, dialects
 from tureen.http.replay import MAX_KEY_CHARS
 from tureen.requests.state import ServerState
-from tureen.sampling.params import ALIASES, SamplingParams, Stops
 
 Schema = dict[str, Any]
 Meanings = Mapping[tuple[type[msgspec.Struct], str], Any]

@@ -4,7 +4,7 @@ README.md in this folder says how it is used without the server. A constraint be
 backend compiles that for a vocabulary. No tensors, processes or threads.
 
 Imports: errors; llguidance, msgspec, numpy, outlines_core.
-Imported by: build, constraining, engine, requests, runner, sampling, types.
+Imported by: build, constraining, contract, engine, requests, runner, sampling.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Se
             groups.append((result, [size]))
         else:
             members.append(size)
-    found = max((members for _, members in groups), key=lambda members: (len(members), members[-1]), default=[])
-    if not found:
+    largest = max((members for _, members in groups), key=lambda members: (len(members), members[-1]), default=[])
+    if not largest:
         say_that_nothing_is_promised()
-    return tuple(found)
+    return tuple(largest)
 
 
 def by_pieces(function: Callable[[Tensor], Tensor], x: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -78,10 +78,10 @@ def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Te
     count = rows.shape[0]
     pieces = count if size > 1 else 2 * count
     index = (torch.arange(size) + torch.arange(pieces)[:, None]).flatten() % count
-    found = torch.cat([function(piece) for piece in rows[index].split(size)])  # type: ignore[no-untyped-call]
+    computed = torch.cat([function(piece) for piece in rows[index].split(size)])  # type: ignore[no-untyped-call]
     first = torch.stack([(index == row).nonzero()[0, 0] for row in range(count)])
-    result = found[first]
-    return result if torch.equal(found, result[index]) else None
+    result = computed[first]
+    return result if torch.equal(computed, result[index]) else None
 
 
 @lru_cache(maxsize=4096)

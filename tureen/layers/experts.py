@@ -39,8 +39,8 @@ class ExpertsMLP:
         for index, expert in enumerate(self._experts):
             rows, ranks = torch.where(chosen == index)
             if rows.numel():
-                given = expert(x[rows]) * weights[rows, ranks, None].to(x.dtype)
-                result.index_add_(0, rows, given)
+                weighted = expert(x[rows]) * weights[rows, ranks, None].to(x.dtype)
+                result.index_add_(0, rows, weighted)
         if self._shared is not None:
             mlp, gate = self._shared
             result += sigmoid(gate(x)) * mlp(x)

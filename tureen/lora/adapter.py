@@ -180,11 +180,11 @@ def _part(
     if (rank, up_rank) != (told, told):
         raise _fault(f"has factors of rank {rank} and {up_rank} for {echo(module)}, but its {CONFIG} says {told}")
     places = _places(local_name(module), shapes)
-    wanted = shapes[f"{next(iter(places))}.weight"][1], sum(places.values())
-    if (inputs, outputs) != wanted:
+    shape = shapes[f"{next(iter(places))}.weight"][1], sum(places.values())
+    if (inputs, outputs) != shape:
         raise _fault(
             f"is for another model: its {echo(module)} has {inputs} inputs and {outputs} outputs, here there are "
-            f"{wanted[0]} and {wanted[1]}"
+            f"{shape[0]} and {shape[1]}"
         )
     return ModuleTensors(pair["A"], pair["B"], _scale(module, rank, config), places)
 

@@ -95,17 +95,17 @@ def build(cache_dir: Path, progress: Progress) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-            made = Path(scratch) / "model"
-            made.mkdir()
+            model = Path(scratch) / "model"
+            model.mkdir()
             weights = {f"vision_tower.{name}": values for name, values in dinov2_weights(OnnxFile(vision)).items()}
-            save_file(weights, made / VISION_FILE)
-            (made / VISION_FILE).chmod(0o644)  # it is written for its owner only
-            _link(language, made / language.name)
+            save_file(weights, model / VISION_FILE)
+            (model / VISION_FILE).chmod(0o644)  # it is written for its owner only
+            _link(language, model / language.name)
             for name, content in small.items():
-                (made / name).write_bytes(content)
+                (model / name).write_bytes(content)
             if folder.exists():
                 folder.rename(Path(scratch) / "replaced")
-            made.rename(folder)
+            model.rename(folder)
     except OSError as error:
         if _is_current(folder, small):  # another process was first
             return folder
@@ -128,14 +128,14 @@ def dinov2_weights(file: OnnxFile) -> dict[str, NDArray[np.float32]]:
         raise StartupError(
             f"model {file.path}: has no tensor {missing}; it is not the file of {VISION_MODEL}"
         ) from None
-    found = {name.removeprefix(BACKBONE): _values(file, name) for name in file.tensors if name.startswith(BACKBONE)}
-    found["embeddings.position_embeddings"] = np.concatenate(positions, axis=1)
+    values = {name.removeprefix(BACKBONE): _values(file, name) for name in file.tensors if name.startswith(BACKBONE)}
+    values["embeddings.position_embeddings"] = np.concatenate(positions, axis=1)
     for node in file.nodes:
         matrices = [name for name in node.inputs if name in file.tensors]
         if node.name.startswith(BACKBONE_NODE) and node.name.endswith(PRODUCT) and matrices:
             name = node.name.removeprefix(BACKBONE_NODE).removesuffix(PRODUCT).replace("/", ".")
-            found[f"{name}.weight"] = np.ascontiguousarray(_values(file, matrices[0]).T)
-    return found
+            values[f"{name}.weight"] = np.ascontiguousarray(_values(file, matrices[0]).T)
+    return values
 
 
 def _values(file: OnnxFile, name: str) -> NDArray[np.float32]:

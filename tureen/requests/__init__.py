@@ -3,7 +3,7 @@ requests and the stream of their events, sessions, quotas, recordings.
 
 It knows no route and writes no answer.
 
-Imports: config, constraining, errors, files, grammar, log, logit_processor, media, metrics, sampling, sandbox,
-serving, text, types; asyncio, msgspec, numpy, starlette.
+Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, sandbox,
+serving, text; asyncio, msgspec, numpy, starlette.
 Imported by: control, dialects, front, http, offline, server.
 """

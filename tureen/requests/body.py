@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tureen.contract.params import ALIASES, SamplingParams
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
 from tureen.requests.allowed import fields_at, words_at
-from tureen.sampling.params import ALIASES, SamplingParams
 
 T = TypeVar("T")
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tureen.contract.params import CONSTRAINTS
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests import planning
@@ -20,11 +22,9 @@ from tureen.requests.offload import offload
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
-from tureen.sampling.params import CONSTRAINTS
 from tureen.text.messages import Message, Tool, ToolChoice
 from tureen.text.reasoning import ReasoningFormat
 from tureen.text.tools import ToolFormat, constraint, schema_places
-from tureen.types import LogprobSpec
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.config import Config
+from tureen.contract.params import CONSTRAINTS, MAX_STOPS, SamplingParams
+from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.requests.planning import Sampling, name_requests
@@ -17,8 +19,6 @@ from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
-from tureen.sampling.params import CONSTRAINTS, MAX_STOPS, SamplingParams
-from tureen.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 
 SEED_BITS = 52
 """Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import EngineInfo, HiddenStates
 from tureen.errors import DeadlineExceeded, InvalidRequest, echo
 from tureen.requests import tokenising, waves
 from tureen.requests.drafts import Options
@@ -17,9 +19,7 @@ from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.waves import Asker
-from tureen.sampling.params import SamplingParams
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import EngineInfo, HiddenStates
 
 NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 from tureen.errors import RequestFailed, TureenError, Unavailable
 from tureen.log import get_logger
 from tureen.metrics import Metrics
@@ -20,7 +21,6 @@ from tureen.requests.quotas import current_work
 from tureen.requests.reading import OutputReader
 from tureen.requests.state import ServerState
 from tureen.text.messages import Part
-from tureen.types import FinishReason, GenerateRequest, OutputDelta, PositionLogprobs, Usage
 
 WHOLE_INTERVAL = 64
 """Where nobody sees a part of the output, it is looked at after so many tokens."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast, get_args
 
 import msgspec
 
+from tureen.contract.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family, Modality, Prepared
 from tureen.media.loader import MAX_REFERENCES, MediaLoader
@@ -15,7 +16,6 @@ from tureen.requests.offload import LARGE, offload
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.state import Context
-from tureen.types import NO_TOKEN, PICTURE, VIDEO, MediaItem
 
 Given = str | list[str] | list[str | list[str] | None] | None
 

@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from tureen.contract.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, check_params
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert
 from tureen.requests.offload import offload
 from tureen.requests.prompts import check_batch
 from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
-from tureen.sampling.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, check_params
 
 T = TypeVar("T")
 

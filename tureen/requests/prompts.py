@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tureen.contract.types import NO_TOKEN, MediaItem
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
-from tureen.types import NO_TOKEN, MediaItem
 
 LARGEST = {"float16": 65504.0}
 FLOAT32_MAX = float(np.finfo(np.float32).max)

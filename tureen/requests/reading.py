@@ -8,11 +8,11 @@ from typing import Protocol
 
 import msgspec
 
+from tureen.contract.types import FinishReason
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 from tureen.text.reasoning import ReasoningFormat, ReasoningParser
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, ToolParser
-from tureen.types import FinishReason
 
 
 class ReadableOutput(Protocol):

@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
-from tureen.types import LogprobsMode
+from tureen.contract.types import LogprobsMode
 
 T = TypeVar("T")
 

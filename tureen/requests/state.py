@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tureen.config import Config
+from tureen.contract.params import SamplingParams, check_params
+from tureen.contract.types import PICTURE, VIDEO, EngineInfo
 from tureen.errors import InvalidRequest, StartupError, Unavailable, echo, not_loaded
 from tureen.media.base import Family
 from tureen.media.loader import MediaLoader
@@ -22,14 +24,12 @@ from tureen.requests.keys import load_keys
 from tureen.requests.quotas import Quotas
 from tureen.requests.recording import Recordings
 from tureen.requests.sessions import Sessions
-from tureen.sampling.params import SamplingParams, check_params
 from tureen.sandbox.budget import FRONT_SHARE, MemoryBudget, helper_bytes
 from tureen.serving.client import EngineClient
 from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
-from tureen.types import PICTURE, VIDEO, EngineInfo
 
 if TYPE_CHECKING:
     pass

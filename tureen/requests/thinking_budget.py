@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from tureen.contract.types import GenerateRequest
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
 from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
-from tureen.types import GenerateRequest
 
 
 async def events_within(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tureen.contract.types import PICTURE, VIDEO
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family
 from tureen.requests.media_fields import Filling, Wanted, check_count
@@ -12,7 +13,6 @@ from tureen.requests.offload import offload
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import PICTURE, VIDEO
 
 
 async def resolve(

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert, refuse_unknown
-from tureen.sampling.params import JsonObject
 from tureen.text.messages import Tool, ToolChoice
 
 MAX_TOOLS = 128

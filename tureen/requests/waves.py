@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tureen.contract.types import GenerateRequest
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.requests import planning
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
@@ -15,7 +16,6 @@ from tureen.requests.prompts import Prompt
 from tureen.requests.quotas import current_work
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
-from tureen.types import GenerateRequest
 
 WAVE = 64
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tureen.contract.runner import Row, RowOutput
 from tureen.grammar import Mask
-from tureen.runner.base import Row, RowOutput
 from tureen.runner.forward import ForwardOutput
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 

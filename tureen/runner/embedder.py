@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tureen.config import Config
+from tureen.contract.types import Pooling
 from tureen.devices.base import resolve_device
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import Progress
@@ -18,7 +19,6 @@ from tureen.models import bert
 from tureen.models.bert import BertConfig
 from tureen.models.torch_bert import TorchBert
 from tureen.runner import loading
-from tureen.types import Pooling
 from tureen.weights.sentence_files import SentenceConfig, read_sentence_config
 from tureen.weights.source import ModelSource, model_config
 from tureen.weights.stored import iter_plain

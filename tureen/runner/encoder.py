@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tureen.config import Config
+from tureen.contract.types import MediaItem
 from tureen.devices.base import DeviceInfo
 from tureen.errors import RequestFailed, StartupError
 from tureen.log import Progress
@@ -20,7 +21,6 @@ from tureen.media.resizing import PictureSettings, picture_settings
 from tureen.media.vision_config import VisionConfig
 from tureen.registry import find_model
 from tureen.runner import loading
-from tureen.types import MediaItem
 from tureen.vision.names import local_name
 from tureen.weights.source import ModelSource, preprocessor_config
 from tureen.weights.stored import Stored, iter_vision

@@ -13,9 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Literal
 
-from tureen.errors import NotFound
-from tureen.grammar import Mask
-from tureen.runner.base import (
+from tureen.contract.runner import (
     NAN_LOGITS,
     NOTHING_TO_DRAW,
     Batch,
@@ -28,7 +26,9 @@ from tureen.runner.base import (
     SlotState,
     StepOutput,
 )
-from tureen.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
+from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
+from tureen.errors import NotFound
+from tureen.grammar import Mask
 
 WIDTH = 8  # bytes stored per position
 POISON = b"\xff" * WIDTH  # stands for NaN: whatever is computed from it is poison too

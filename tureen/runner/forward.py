@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.contract.runner import Batch
 from tureen.lora.adapter import Adapter
-from tureen.runner.base import Batch
 from tureen.runner.trace import Trace, TraceOptions
 from tureen.sampling.arithmetic import Logits, Peaks
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.contract.runner import Batch, Row
+from tureen.contract.types import NO_TOKEN
 from tureen.layers.rope import frequencies
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
-from tureen.runner.base import Batch, Row
 from tureen.runner.forward import ForwardOutput, drawn_tokens, hidden_ranges, score_pieces
 from tureen.runner.trace import StepTrace, TraceOptions
 from tureen.sampling.arithmetic import Peaks
-from tureen.types import NO_TOKEN
 
 Floats = NDArray[np.float32]
 NOTHING = np.empty(0, np.float32)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from tureen.attention.base import ModelInput, Span
-from tureen.runner.base import Batch, Row
+from tureen.contract.runner import Batch, Row
+from tureen.contract.types import NO_TOKEN
 from tureen.runner.forward import drawn_tokens
-from tureen.types import NO_TOKEN
 
 
 def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tureen.config import Config
+from tureen.contract.runner import Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.errors import StartupError
 from tureen.log import get_logger
 from tureen.models.config import ModelConfig
-from tureen.runner.base import Capacity
 from tureen.sandbox.budget import helper_bytes
 
 CPU_CONTEXTS, CPU_TOKENS = 4, 65536  # on CPU the computed pool holds at most this many contexts or tokens

@@ -12,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
-from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
-from tureen.lora.adapter import Adapter, read_adapter
-from tureen.models.config import ModelConfig
-from tureen.runner import drawing
-from tureen.runner.base import (
+from tureen.contract.runner import (
     NAN_LOGITS,
     NOTHING_TO_DRAW,
     Batch,
@@ -27,6 +23,11 @@ from tureen.runner.base import (
     RowOutput,
     StepOutput,
 )
+from tureen.contract.types import MediaItem, PositionLogprobs
+from tureen.errors import Conflict, InvalidRequest, NotFound, RequestFailed, Unavailable
+from tureen.lora.adapter import Adapter, read_adapter
+from tureen.models.config import ModelConfig
+from tureen.runner import drawing
 from tureen.runner.encoder import Encoder
 from tureen.runner.forward import Forward, ForwardOutput
 from tureen.runner.parts import ForwardParts, Tag
@@ -35,7 +36,6 @@ from tureen.sampling.arithmetic import Arithmetic, Logits
 from tureen.sampling.custom import CustomProcessors, load_registered
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.sampler import Sampler
-from tureen.types import MediaItem, PositionLogprobs
 from tureen.weights.source import ModelSource
 
 NOTHING = RowOutput()

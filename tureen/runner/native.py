@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tureen.config import Config
+from tureen.contract.runner import Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.errors import StartupError
@@ -19,7 +20,6 @@ from tureen.kernels.cpu import native
 from tureen.log import Progress, get_logger, no_progress
 from tureen.models.config import ModelConfig
 from tureen.runner import loading
-from tureen.runner.base import Capacity
 from tureen.runner.graphs import TapeForward, record
 from tureen.runner.kv_pool import plan_capacity
 from tureen.runner.model_runner import ModelRunner, make_sampler

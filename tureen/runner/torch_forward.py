@@ -14,6 +14,7 @@ from torch import Tensor
 from tureen.attention.base import AttentionBackend, AttentionNeeds
 from tureen.attention.choice import find_backend
 from tureen.config import Config
+from tureen.contract.runner import Batch, Capacity
 from tureen.devices.base import DeviceInfo
 from tureen.devices.cpu import trim
 from tureen.devices.dtypes import default_dtype
@@ -24,7 +25,6 @@ from tureen.lora.torch_adapters import StepAdapters
 from tureen.models.config import ModelConfig
 from tureen.models.torch_decoder import DecoderModel, layer_shape
 from tureen.runner import loading, torch_pool
-from tureen.runner.base import Batch, Capacity
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity

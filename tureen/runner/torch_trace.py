@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import torch
 
-from tureen.runner.base import Batch
+from tureen.contract.runner import Batch
 from tureen.runner.trace import TraceOptions, describe, no_gpu
 
 

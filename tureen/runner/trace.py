@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, Protocol
 
+from tureen.contract.runner import Batch
 from tureen.errors import Conflict, Forbidden, InvalidRequest, RequestFailed, echo
 from tureen.log import get_logger
-from tureen.runner.base import Batch
 
 MAX_STEPS = 10_000
 """A trace ends after so many by itself."""

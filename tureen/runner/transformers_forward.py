@@ -16,6 +16,7 @@ from torch import Tensor
 from tureen.attention.base import AttentionBackend, AttentionNeeds, LayerShape
 from tureen.attention.choice import find_backend
 from tureen.config import Config
+from tureen.contract.runner import Batch
 from tureen.devices.base import DeviceInfo
 from tureen.devices.dtypes import default_dtype
 from tureen.errors import InvalidRequest, StartupError
@@ -25,7 +26,6 @@ from tureen.log import Progress
 from tureen.lora.adapter import Adapter
 from tureen.models.config import ModelConfig
 from tureen.runner import loading, torch_pool
-from tureen.runner.base import Batch
 from tureen.runner.forward import ForwardOutput, hidden_ranges, score_pieces
 from tureen.runner.inputs import make_input
 from tureen.runner.kv_pool import plan_capacity

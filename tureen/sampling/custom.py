@@ -11,9 +11,10 @@ from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tureen.contract.runner import RowError, SlotState
+from tureen.contract.types import NO_TOKEN
 from tureen.errors import InvalidRequest, StartupError, echo
 from tureen.logit_processor import BUILT_IN, CustomLogitProcessor
-from tureen.runner.base import RowError, SlotState
 from tureen.sampling.arithmetic import Arithmetic, Logits, Peaks
 from tureen.sampling.processor_pool import (
     CALL_TIMEOUT_S,
@@ -25,7 +26,6 @@ from tureen.sampling.processor_pool import (
     WorkerKey,
     key_of,
 )
-from tureen.types import NO_TOKEN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,10 +58,10 @@ class CustomState:
         self.code = key_of(state.client, state.processor) if state.processor.startswith("{") else None  # None = a name
         self.prompt_ids = state.prompt_ids
         known = [token_id for token_id in state.prompt_ids if token_id != NO_TOKEN]
-        given = state.params.custom_params or {}
-        self.tracked = Tracked(number, given, known, list(state.output_ids))
+        client_params = state.params.custom_params or {}
+        self.tracked = Tracked(number, client_params, known, list(state.output_ids))
         request = SimpleNamespace(origin_input_ids=known, output_ids=self.tracked.output_ids)
-        self.params: dict[str, Any] = given | {"__req__": request}
+        self.params: dict[str, Any] = client_params | {"__req__": request}
 
     @property
     def key(self) -> str | WorkerKey:
@@ -96,7 +96,7 @@ class CustomProcessors:
         going_on = [held for held in self._left if state.output_ids and held.goes_on_as(state)]
         if not going_on:
             return CustomState(state, next(self._numbers))
-        held = max(going_on, key=lambda one: len(one.tracked.output_ids))
+        held = max(going_on, key=lambda member: len(member.tracked.output_ids))
         self._left.remove(held)
         held.tracked.output_ids += state.output_ids[len(held.tracked.output_ids) :]
         return held
@@ -126,7 +126,7 @@ class CustomProcessors:
         results = self._run(arithmetic, logits, list(groups.values()))
         for group, result in zip(groups.values(), results, strict=True):
             if isinstance(result, Fault) and result.may_be_one_row and len(group) > 1:
-                alone += [[one] for one in group]
+                alone += [[member] for member in group]
             else:
                 failures |= _take_over(arithmetic, logits, peaks, [row for row, _ in group], result)
         limit_s = time.monotonic() + CALL_TIMEOUT_S
@@ -146,7 +146,7 @@ class CustomProcessors:
             ProcessorBatch(
                 code,
                 [arithmetic.host_row(logits, row) for row, _ in group],
-                [one.tracked for _, one in group],
+                [member.tracked for _, member in group],
             )
             for group in groups
             if (code := group[0][1].code) is not None
@@ -175,16 +175,16 @@ class CustomProcessors:
         import torch  # noqa: PLC0415 - a server on the CPU does without, unless such a processor is used
 
         with torch.inference_mode():
-            given = arithmetic.tensor(logits, [row for row, _ in group])
+            rows = arithmetic.tensor(logits, [row for row, _ in group])
             try:
-                result = processor(given, [state.params for _, state in group])
+                result = processor(rows, [state.params for _, state in group])
             except InvalidRequest as error:
                 return Fault(RowError(FAILED, error.message, error.status, error.field), may_be_one_row=True)
             except Exception as error:  # noqa: BLE001 - the operator's code fails its own requests only
                 return _fault(f"{type(error).__name__}: {echo(str(error))[1:-1]}", may_be_one_row=True)
-            if not isinstance(result, torch.Tensor) or result.shape != given.shape:
+            if not isinstance(result, torch.Tensor) or result.shape != rows.shape:
                 return _fault("it did not return a tensor of the shape it was given")
-            return result.to(given)
+            return result.to(rows)
 
 
 def load_failed(error: ProcessorError) -> RowError:
@@ -217,15 +217,15 @@ def _take_over(
 
 def load_registered(entries: Sequence[str]) -> dict[str, CustomLogitProcessor]:
     """The built-in processors, and those that the operator names as NAME=MODULE:CLASS. Raises StartupError."""
-    found = {name: _load("built-in", where) for name, where in BUILT_IN.items()}
+    processors = {name: _load("built-in", where) for name, where in BUILT_IN.items()}
     for entry in entries:
         name, _, where = entry.partition("=")
         if not name or name.startswith("{") or where.count(":") != 1:
             raise StartupError(f"--logit-processor {entry}: it must be NAME=MODULE:CLASS")
-        if name in found:
+        if name in processors:
             raise StartupError(f"--logit-processor {entry}: the name {echo(name)} is taken")
-        found[name] = _load(f"--logit-processor {entry}", where)
-    return found
+        processors[name] = _load(f"--logit-processor {entry}", where)
+    return processors
 
 
 def _load(flag: str, where: str) -> CustomLogitProcessor:

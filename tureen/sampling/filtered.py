@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Ids, Ranking, Softmaxes, Values
-from tureen.sampling.params import SamplingParams
 from tureen.sampling.processors import num_kept
 
 RANKING_WIDTHS = (256, 4096)  # tokens ranked at first, and where the cuts reach further; then the whole vocabulary
@@ -29,8 +29,8 @@ def draw_filtered(
             is_settled = (kept < width) | (width >= vocab_size)
             settled = np.array(part)[is_settled]
             if len(settled):
-                found = Ranking(*(values[is_settled] for values in ranking))
-                tokens[settled] = _draw(found, kept[is_settled], uniforms[settled])
+                ranked = Ranking(*(values[is_settled] for values in ranking))
+                tokens[settled] = _draw(ranked, kept[is_settled], uniforms[settled])
             reaching += np.array(part)[~is_settled].tolist()
         waiting = reaching
     return tokens

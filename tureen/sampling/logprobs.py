@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tureen.contract.types import LogprobSpec, PositionLogprobs, TokenLogprob
 from tureen.sampling.arithmetic import Arithmetic, Ids, Softmaxes
-from tureen.types import LogprobSpec, PositionLogprobs, TokenLogprob
 
 
 def report(

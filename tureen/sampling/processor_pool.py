@@ -108,14 +108,14 @@ class RemoteProcessor:
         for place, row in enumerate(logits):
             self._rows[place] = row
         rows, new = [], []
-        for one in sequences:
-            heard = self._known.get(one.number)
+        for sequence in sequences:
+            heard = self._known.get(sequence.number)
             if heard is None:
-                params = msgspec.json.encode(one.params)
-                new.append(messages.NewSequence(one.number, params, one.prompt_ids, one.output_ids))
-                heard = len(one.output_ids)
-            rows.append((one.number, one.output_ids[heard:]))
-            self._known[one.number] = len(one.output_ids)
+                params = msgspec.json.encode(sequence.params)
+                new.append(messages.NewSequence(sequence.number, params, sequence.prompt_ids, sequence.output_ids))
+                heard = len(sequence.output_ids)
+            rows.append((sequence.number, sequence.output_ids[heard:]))
+            self._known[sequence.number] = len(sequence.output_ids)
         self._number += 1
         message = messages.RunRows(self._number, rows, new, self._dropped)
         self._dropped = []
@@ -407,7 +407,7 @@ class ProcessorPool:
                 field="custom_logit_processor",
                 code="custom_logit_processor_queue_full",
             )
-        self._end(min(idle, key=lambda one: one.idle_since_s))
+        self._end(min(idle, key=lambda processor: processor.idle_since_s))
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.key]
@@ -424,7 +424,7 @@ def _has_lost_worker(lease: Lease) -> bool:
 
 def _answering(processors: list[RemoteProcessor], until_s: float) -> list[RemoteProcessor]:
     """Those whose reply has come; past the time all of them."""
-    by_number = {one.worker.fileno(): one for one in processors}
+    by_number = {processor.worker.fileno(): processor for processor in processors}
     poll = select.poll()
     for number in by_number:
         poll.register(number, select.POLLIN)

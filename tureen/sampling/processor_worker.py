@@ -97,23 +97,23 @@ def _load(payload: str) -> Any:
 def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[str, Any]], logits: torch.Tensor) -> None:
     for number in message.dropped:
         sequences.pop(number, None)
-    for one in message.new:
-        request = SimpleNamespace(origin_input_ids=one.prompt_ids, output_ids=one.output_ids)
-        sequences[one.number] = json.loads(one.params) | {"__req__": request}
+    for sequence in message.new:
+        request = SimpleNamespace(origin_input_ids=sequence.prompt_ids, output_ids=sequence.output_ids)
+        sequences[sequence.number] = json.loads(sequence.params) | {"__req__": request}
     params = []
     for number, new_ids in message.rows:
         sequences[number]["__req__"].output_ids += new_ids
         params.append(sequences[number])
-    given = logits[: len(params)]
-    result = processor(given, params)
+    rows = logits[: len(params)]
+    result = processor(rows, params)
     if isinstance(result, np.ndarray):
         result = torch.from_numpy(result)
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"it returned {type(result).__name__}, not a tensor")
-    if result.shape != given.shape:
-        raise ValueError(f"it returned the shape {list(result.shape)}, not {list(given.shape)}")
-    if result.data_ptr() != given.data_ptr() or result.dtype is not torch.float32:
-        given.copy_(result)
+    if result.shape != rows.shape:
+        raise ValueError(f"it returned the shape {list(result.shape)}, not {list(rows.shape)}")
+    if result.data_ptr() != rows.data_ptr() or result.dtype is not torch.float32:
+        rows.copy_(result)
 
 
 def warm_up() -> None:

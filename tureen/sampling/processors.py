@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tureen.contract.params import SamplingParams
 from tureen.sampling.arithmetic import Arithmetic, Change, Ids, Logits, Operation, Values
-from tureen.sampling.params import SamplingParams
 from tureen.sampling.slots import Slot, TokenCounts
 
 Applies = Callable[[SamplingParams], bool]
@@ -158,8 +158,8 @@ def top_k(ranked: Ranked) -> Ids:
 @cut(lambda p: p.top_p < 1.0)
 def top_p(ranked: Ranked) -> Ids:
     """The smallest set of tokens whose probability reaches top_p"""
-    wanted = ranked.column(p.top_p for p in ranked.params) * ranked.totals
-    return _num_before(np.cumsum(ranked.weights, axis=1) >= wanted[:, None]) + 1
+    least = ranked.column(p.top_p for p in ranked.params) * ranked.totals
+    return _num_before(np.cumsum(ranked.weights, axis=1) >= least[:, None]) + 1
 
 
 @cut(lambda p: p.min_p > 0.0)
@@ -188,9 +188,9 @@ def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slo
     for place in sorted(rows_of):
         stage = LOGIT_STAGES[place]
         changes = {row: stage.run(User(slots[row], num_outputs[row])) for row in rows_of[place]}
-        wanted = {row: change for row, change in changes.items() if len(change[0])}
-        if wanted:
-            arithmetic.change(logits, stage.operation, list(wanted), list(wanted.values()))
+        changed = {row: change for row, change in changes.items() if len(change[0])}
+        if changed:
+            arithmetic.change(logits, stage.operation, list(changed), list(changed.values()))
     return bool(rows_of)
 
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
+from tureen.contract.types import LogprobsMode, LogprobSpec, PositionLogprobs
 from tureen.grammar import Mask
-from tureen.runner.base import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors
 from tureen.sampling.filtered import draw_filtered
 from tureen.sampling.processor_pool import ProcessorPool
 from tureen.sampling.slots import Slot, start_slot
-from tureen.types import LogprobsMode, LogprobSpec, PositionLogprobs
 
 SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
 FAILURES = {NOT_SOUND: NAN_LOGITS, NOTHING_ALLOWED: NOTHING_TO_DRAW}

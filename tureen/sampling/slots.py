@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tureen.runner.base import SlotState
+from tureen.contract.params import SamplingParams
+from tureen.contract.runner import SlotState
+from tureen.contract.types import NO_TOKEN
 from tureen.sampling.arithmetic import Ids, Values
 from tureen.sampling.custom import CustomState
-from tureen.sampling.params import SamplingParams
-from tureen.types import NO_TOKEN
 
 
 class TokenCounts:

@@ -54,9 +54,9 @@ class TorchArithmetic:
     def greedy(self, logits: Tensor, masks: Sequence[Mask | None]) -> list[int]:
         values = logits.amax(dim=1)
         sound = values.isfinite()
-        given = {row: mask for row, mask in enumerate(masks) if mask is not None}
-        if given:
-            grammar_mask.apply(logits, list(given), list(given.values()))
+        present = {row: mask for row, mask in enumerate(masks) if mask is not None}
+        if present:
+            grammar_mask.apply(logits, list(present), list(present.values()))
             values = logits.amax(dim=1)
         best = torch.where(values == -torch.inf, NOTHING_ALLOWED, peak_tokens(logits, values))
         tokens: list[int] = torch.where(sound, best, NOT_SOUND).tolist()
@@ -65,7 +65,7 @@ class TorchArithmetic:
     @torch.inference_mode()
     def peaks(self, logits: Tensor) -> Peaks:
         values = logits.amax(dim=1)
-        return Peaks(*(_on_host(one) for one in (values, peak_tokens(logits, values))))
+        return Peaks(*(_on_host(tensor) for tensor in (values, peak_tokens(logits, values))))
 
     @torch.inference_mode()
     def change(self, logits: Tensor, operation: Operation, rows: Sequence[int], changes: Sequence[Change]) -> None:
@@ -91,7 +91,7 @@ class TorchArithmetic:
         logits, weights = self._weights(softmaxes)
         token_ids = _best(logits, width)
         ranked = weights.at(torch.arange(len(logits), device=self._device), token_ids)
-        return Ranking(*(_on_host(one) for one in (token_ids, ranked, weights.totals)))
+        return Ranking(*(_on_host(tensor) for tensor in (token_ids, ranked, weights.totals)))
 
     @torch.inference_mode()
     def best(self, logits: Tensor, rows: Ids, width: int) -> Ids:

@@ -79,7 +79,7 @@ def _seal(keep: int) -> None:
 
 def _close_but(keep: Sequence[int]) -> None:
     first = 0
-    for one in sorted(keep):
-        os.closerange(first, one)
-        first = one + 1
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
     os.closerange(first, MAX_DESCRIPTORS)

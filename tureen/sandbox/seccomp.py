@@ -80,7 +80,7 @@ def program() -> bytes:
             (RETURN, 0, 0, ALLOW),
         ]
     body.append((RETURN, 0, 0, REFUSE))
-    return b"".join(struct.pack("<HBBI", *one) for one in body)
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in body)
 
 
 def control(option: int, value: int) -> None:

@@ -14,12 +14,12 @@ import threading
 import msgspec
 
 from tureen.config import Config
+from tureen.contract.types import EngineFailed, EngineReady, FromEngine, StartupPhase, ToEngine
 from tureen.engine.loop import Loop
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
 from tureen.serving.pixels import Borrower, ToChild
-from tureen.types import EngineFailed, EngineReady, FromEngine, StartupPhase, ToEngine
 
 PING = b""
 """The message that asks whether somebody is there, and the answer to it. All others are msgpack."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from tureen.contract.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 from tureen.serving.streams import Watch
-from tureen.types import EngineHealth, EngineInfo, EngineStats, GenerateRequest, OutputDelta
 
 
 class EngineClient(Protocol):

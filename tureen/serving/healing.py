@@ -12,10 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tureen import errors
-from tureen.log import Progress, get_logger, no_progress
-from tureen.serving.streams import Streams, Watch
-from tureen.serving.watchdog import Sign, Watchdog
-from tureen.types import (
+from tureen.contract.types import (
     EngineFailed,
     EngineHealth,
     EngineInfo,
@@ -27,6 +24,9 @@ from tureen.types import (
     StartupPhase,
     ToEngine,
 )
+from tureen.log import Progress, get_logger, no_progress
+from tureen.serving.streams import Streams, Watch
+from tureen.serving.watchdog import Sign, Watchdog
 
 TICK_S = 0.4
 """Seconds between two looks at whether the engine is well."""

@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from tureen.contract.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, StartupPhase, ToEngine
 from tureen.engine.loop import Loop, SteppedEngine
 from tureen.errors import TureenError
 from tureen.log import Progress, get_logger
 from tureen.serving.healing import HealingClient
 from tureen.serving.watchdog import Sign, processor_s
-from tureen.types import Close, EngineFailed, EngineInfo, EngineReady, FromEngine, StartupPhase, ToEngine
 
 EngineFactory = Callable[[Progress], tuple[SteppedEngine, EngineInfo]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from tureen.contract.types import EngineInfo
 from tureen.errors import Conflict, TureenError
 from tureen.log import get_logger
-from tureen.types import EngineInfo
 
 log = get_logger("serving")
 
@@ -61,10 +61,10 @@ class Journal:
 
     async def _replay_adapters(self, do: Do, there: Mapping[str, str]) -> None:
         """One that cannot be loaded is missed by those that ask for it, not by all."""
-        wanted = there if self._adapters is None else self._adapters
-        for name in there.keys() - wanted.keys():
+        adapters = there if self._adapters is None else self._adapters
+        for name in there.keys() - adapters.keys():
             await do("unload_adapter", name=name)
-        for name, path in wanted.items():
+        for name, path in adapters.items():
             if there.get(name) == path:
                 continue
             try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from tureen.contract.types import FinishReason, GenerateRequest, OutputDelta, Usage
 from tureen.errors import RequestFailed
 from tureen.logit_processor import BUILT_IN
-from tureen.types import FinishReason, GenerateRequest, OutputDelta, Usage
 
 
 class Live:

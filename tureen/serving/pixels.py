@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tureen.types import GenerateRequest, Submit, ToEngine
+from tureen.contract.types import GenerateRequest, Submit, ToEngine
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep", array_like=True):

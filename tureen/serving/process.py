@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from tureen.config import Config
+from tureen.contract.types import Close, FromEngine, GenerateRequest, StepReport, Submit, ToEngine
 from tureen.log import get_logger
 from tureen.sandbox.framing import HEADER, framed
 from tureen.serving.child import PING, BuildOrder
 from tureen.serving.healing import HealingClient
 from tureen.serving.pixels import Lender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
-from tureen.types import Close, FromEngine, GenerateRequest, StepReport, Submit, ToEngine
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen import errors
-from tureen.log import get_logger
-from tureen.serving.journal import Journal
-from tureen.serving.live import Live
-from tureen.serving.trials import POISON_AFTER, Trials
-from tureen.types import (
+from tureen.contract.types import (
     Abort,
     CallResult,
     ControlCall,
@@ -29,6 +25,10 @@ from tureen.types import (
     Submit,
     ToEngine,
 )
+from tureen.log import get_logger
+from tureen.serving.journal import Journal
+from tureen.serving.live import Live
+from tureen.serving.trials import POISON_AFTER, Trials
 
 ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
     kind.status: kind
@@ -231,7 +231,11 @@ class Streams:
         for number, call in list(self._calls.items()):
             if call.num_sent >= MOST_SENT or call.future.done():
                 self._end_call(number, _lost(f"{reason}, and so was the one before it"))
-        suspects = [one for one, stream in self._streams.items() if stream.live.is_submitted and not stream.has_ended]
+        suspects = [
+            request_id
+            for request_id, stream in self._streams.items()
+            if stream.live.is_submitted and not stream.has_ended
+        ]
         for stream in self._streams.values():
             stream.live.is_submitted = False
         if not is_suspicious:

@@ -31,14 +31,16 @@ class Trials:
 
     def died(self, suspects: Collection[str]) -> str | None:
         """The engine has died; these ran. Returns the one that is poison."""
-        for one in suspects:
-            self._deaths[one] = self._deaths.get(one, 0) + 1
-        tried = [one for one in self._tried if one in suspects]
+        for request_id in suspects:
+            self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
+        tried = [request_id for request_id in self._tried if request_id in suspects]
         if self._is_alone and tried and self._deaths[tried[0]] >= POISON_AFTER:
             self.ended(tried[0])
             return tried[0]
-        wary = [one for one in suspects if self._deaths[one] > 1 and one not in tried]
-        unheard = [one for one in self._tried if one not in suspects]  # the engine did not come so far
+        wary = [request_id for request_id in suspects if self._deaths[request_id] > 1 and request_id not in tried]
+        unheard = [
+            request_id for request_id in self._tried if request_id not in suspects
+        ]  # the engine did not come so far
         self._held = [*([wary + unheard] if tried else [unheard]), *self._held, tried or wary]
         self._tried = {}
         self._next()
@@ -59,7 +61,7 @@ class Trials:
         """Whether others may run now that could not before."""
         if self._deaths.pop(request_id, 0) < 2:
             return False
-        self._held = [[one for one in group if one != request_id] for group in self._held]
+        self._held = [[member for member in group if member != request_id] for group in self._held]
         return self._tried.pop(request_id, None) is not None and self._next()
 
     def _next(self) -> bool:
@@ -71,6 +73,6 @@ class Trials:
         group = self._held.pop() if self._held else []
         half = (len(group) + 1) // 2
         self._held += [group[half:]] if group[half:] else []
-        self._tried = {one: GROWTH ** max(0, self._deaths[one] - 2) for one in group[:half]}
+        self._tried = {member: GROWTH ** max(0, self._deaths[member] - 2) for member in group[:half]}
         self._is_alone = False
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from tureen.sampling.params import SamplingParams
+from tureen.contract.params import SamplingParams
 from tureen.text.stops import Match, StopPatterns, StopStrings
 from tureen.text.tokenizer import Tokenizer
 

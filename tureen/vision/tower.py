@@ -42,12 +42,12 @@ class Tower:
         Layer 0 is the input of the first.
         """
         hidden = yield from self._embed(pixels)
-        found = {0: hidden.clone()} if 0 in layers else {}
+        features = {0: hidden.clone()} if 0 in layers else {}
         for layer in range(self.config.num_layers):
             yield from self._run_layer(hidden, f"layers.{layer}")
             if layer + 1 in layers:
-                found[layer + 1] = hidden.clone()
-        return torch.cat([found[layer] for layer in layers], dim=-1)
+                features[layer + 1] = hidden.clone()
+        return torch.cat([features[layer] for layer in layers], dim=-1)
 
     def _embed(self, pixels: Tensor) -> Work:
         config, weights = self.config, self._weights
@@ -100,7 +100,7 @@ class Tower:
             for out, part in zip(projected, "qkv", strict=True):
                 out[rows] = self._linear(normed, f"{name}.{part}")
             yield len(normed) * row_flops
-        q, k, v = (one.view(size, num_heads, -1).transpose(0, 1)[None] for one in projected)
+        q, k, v = (tensor.view(size, num_heads, -1).transpose(0, 1)[None] for tensor in projected)
         mixed = torch.empty_like(hidden)
         heads = mixed.view(size, num_heads, -1).transpose(0, 1)
         head_flops = 4 * size * size * (width // num_heads)

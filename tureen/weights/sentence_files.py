@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from tureen.contract.types import Pooling
 from tureen.errors import StartupError, echo
 from tureen.files import read_regular
-from tureen.types import Pooling
 
 STAGES: Final = ("Transformer", "Pooling", "Normalize")
 POOLINGS: Final[dict[str, Pooling]] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}

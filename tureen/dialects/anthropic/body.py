@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
-from tureen.sampling.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens; Anthropic's own bound

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import LogitBias, Stops, StopTokenIds
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
@@ -25,8 +27,6 @@ from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
-from tureen.sampling.params import LogitBias, Stops, StopTokenIds
-from tureen.types import LogprobSpec
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16

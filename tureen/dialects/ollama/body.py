@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import JsonObject, Stops
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
 from tureen.requests.state import Context
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
-from tureen.sampling.params import JsonObject, Stops
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)

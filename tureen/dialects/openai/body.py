@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
@@ -26,8 +28,6 @@ from tureen.requests.shared_fields import (
 )
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import FieldTable, read_tables
-from tureen.sampling.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
-from tureen.types import LogprobSpec
 
 T = TypeVar("T", bound="OpenAIBody")
 Entry = TypeVar("Entry")

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.types import TokenLogprob
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.answer import Answer, Counting, token_text
@@ -25,7 +26,6 @@ from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 from tureen.text.tokenizer import Tokenizer
-from tureen.types import TokenLogprob
 
 
 def routes(state: ServerState) -> list[Entry]:

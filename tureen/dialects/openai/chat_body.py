@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
 from tureen.errors import InvalidRequest
@@ -15,7 +16,6 @@ from tureen.requests.chat import Chat
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
 from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
-from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 TABLE = openai_fields.table_of("chat")

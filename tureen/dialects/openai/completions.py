@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import INT64_MAX, MAX_N
+from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.answer import Answer, Counting, token_text
@@ -26,9 +28,7 @@ from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import Context, ServerState
-from tureen.sampling.params import INT64_MAX, MAX_N
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import LogprobSpec, PositionLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 

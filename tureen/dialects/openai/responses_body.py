@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.body import Label, OpenAIBody, Tokens
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
@@ -18,7 +19,6 @@ from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
 from tureen.requests.tool_fields import MAX_TOOLS, check_tools, choose, read_tool_choice
-from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_MESSAGES, Tool, ToolChoice
 
 TABLE = openai_fields.table_of("responses")

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import JsonObject
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.chat_body import MessageField
 from tureen.errors import InvalidRequest, echo
@@ -23,7 +24,6 @@ from tureen.requests.offload import offload
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import Tools, read_tools
-from tureen.sampling.params import JsonObject
 from tureen.text.messages import MAX_MESSAGES
 
 T = TypeVar("T", "TokenizeBody", "DetokenizeBody")

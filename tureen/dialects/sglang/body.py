@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from tureen.contract.params import JsonObject
+from tureen.contract.types import NO_TOKEN, EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
@@ -38,8 +40,6 @@ from tureen.requests.shared_fields import (
 )
 from tureen.requests.state import Context, ServerState
 from tureen.requests.verdicts import read_tables
-from tureen.sampling.params import JsonObject
-from tureen.types import NO_TOKEN, EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
 
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""

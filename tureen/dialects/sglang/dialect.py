@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tureen.contract.params import ALIASES, SamplingParams
 from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
@@ -10,7 +11,6 @@ from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, GenerateF
 from tureen.requests.sessions import SessionParams
 from tureen.requests.shared_fields import PerPrompt
 from tureen.requests.state import ServerState
-from tureen.sampling.params import ALIASES, SamplingParams
 
 EMBEDDINGS = "See [embeddings](embeddings.md)."
 

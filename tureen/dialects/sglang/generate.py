@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import GenerateBody, GeneratePlan
 from tureen.errors import InvalidRequest, TureenError
@@ -31,7 +32,6 @@ from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import resolve
-from tureen.types import FinishReason, LogprobSpec, TokenLogprob
 
 ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "priority", "cache_salt", "deadline_ms")
 

@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import embedding, planning, prompts, tokenising, waves
@@ -25,8 +27,6 @@ from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.requests.waves import Asker
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 

@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.contract.params import JsonObject, SamplingParams, Stops
+from tureen.contract.types import FinishReason, LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
 from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared, streamed, unless_gone
 from tureen.http.sse import event
@@ -25,9 +27,7 @@ from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
 from tureen.requests.verdicts import read_tables
-from tureen.sampling.params import JsonObject, SamplingParams, Stops
 from tureen.text.detokenizer import Detokenizer
-from tureen.types import FinishReason, LogprobSpec
 
 DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}

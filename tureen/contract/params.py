@@ -230,12 +230,12 @@ def _pattern_faults(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
-    given = [name for name in CONSTRAINTS if getattr(params, name) is not None]
-    if len(given) > 1:
-        yield given[1], f"cannot go with {given[0]}: at most one of {', '.join(CONSTRAINTS)}"
-    if params.grammar_after and not given:
+    constraints = [name for name in CONSTRAINTS if getattr(params, name) is not None]
+    if len(constraints) > 1:
+        yield constraints[1], f"cannot go with {constraints[0]}: at most one of {', '.join(CONSTRAINTS)}"
+    if params.grammar_after and not constraints:
         yield "grammar_after", f"needs what comes after it: one of {', '.join(CONSTRAINTS)}"
-    for name in given:
+    for name in constraints:
         value = getattr(params, name)
         if value == "":
             yield name, "is empty; leave it out, or send what the output must match"

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tureen.contract.params import SamplingParams
+from tureen.contract.types import LogprobSpec, MediaItem, PositionLogprobs
 from tureen.errors import TureenError
 from tureen.grammar import Mask
-from tureen.sampling.params import SamplingParams
-from tureen.types import LogprobSpec, MediaItem, PositionLogprobs
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,4 @@
-"""Frozen values that cross the engine boundary, in process or as msgpack. Ints, strings and bytes only.
-
-Imports: grammar, sampling; msgspec.
-Imported by: bench, build, control, dialects, engine, requests, runner, sampling, serving, terminal, weights.
-"""
+"""Frozen values that cross the engine boundary, in process or as msgpack. Ints, strings and bytes only."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tureen.contract.params import SamplingParams
 from tureen.grammar import GrammarSpec
-from tureen.sampling.params import SamplingParams
 
 LogprobsMode = Literal["processed", "raw"]
 HiddenStates = Literal["none", "last", "all", "pooled"]

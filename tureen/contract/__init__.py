@@ -1,0 +1,7 @@
+"""The values and interfaces that cross boundaries: requests, outputs, sampling parameters, a step and its runner.
+
+Plain frozen data; no tensors.
+
+Imports: errors, grammar; msgspec, regex.
+Imported by: all.
+"""

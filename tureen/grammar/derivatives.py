@@ -183,11 +183,11 @@ class Derivatives:
     def targets(self, term: int) -> list[int]:
         """The different derivatives but NOTHING."""
         own, other = self.moves(term)
-        found = dict.fromkeys(own.values())
+        different = dict.fromkeys(own.values())
         if len(own) < len(self.alphabet.atoms):
-            found[other] = None
-        found.pop(NOTHING, None)
-        return list(found)
+            different[other] = None
+        different.pop(NOTHING, None)
+        return list(different)
 
     def by_atom(self, term: int) -> Iterator[tuple[int, int]]:
         """The derivative by each atom but NOTHING."""

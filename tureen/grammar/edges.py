@@ -141,15 +141,15 @@ def _at_edge(node: Expression, ranges: Ranges, is_first: bool) -> Expression:
 
 def _chain_at_edge(items: tuple[Expression, ...], ranges: Ranges, is_first: bool) -> Expression:
     order = items if is_first else items[::-1]
-    found = []
+    options = []
     for number, item in enumerate(order):
         if number > MAX_OPTIONAL:
             return _intersected(Chain(items), ranges, is_first)
         edge, others = _at_edge(item, ranges, is_first), order[number + 1 :]
-        found.append(chain((edge, *others) if is_first else (*others[::-1], edge)))
+        options.append(chain((edge, *others) if is_first else (*others[::-1], edge)))
         if not is_nullable(item):
             break
-    return either(found)
+    return either(options)
 
 
 def _intersected(node: Expression, ranges: Ranges, is_first: bool) -> Expression:

@@ -82,8 +82,8 @@ class Elimination:
         for source in into:
             first = self._terms.chain(self._out[source].pop(state), around)
             for target, last in out.items():
-                found = self._terms.chain(first, last)
-                self._out[source][target] = self._either(self._out[source].get(target, NOTHING), found, MAX_FACTORS)
+                bypass = self._terms.chain(first, last)
+                self._out[source][target] = self._either(self._out[source].get(target, NOTHING), bypass, MAX_FACTORS)
                 self._into[target].add(source)
                 self._check(self._out[source][target])
         self._out[state], self._into[state] = {}, set()

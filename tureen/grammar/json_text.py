@@ -33,12 +33,12 @@ def decoded(text: str, name: str) -> Any:
         raise GrammarError(f"{name} is not valid JSON: {word} is not a number of JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        value = dict(pairs)
+        if len(value) < len(pairs):
             times = Counter(key for key, _ in pairs)
             twice = next(key for key in times if times[key] > 1)
             raise GrammarError(f"{name} has the key {echo(twice)} twice in one object; remove one")
-        return found
+        return value
 
     try:
         return json.loads(text, parse_float=number, parse_constant=constant, object_pairs_hook=unique)
@@ -89,14 +89,14 @@ def strings(value: Any, path: str, *, may_be_none: bool = False) -> tuple[str, .
     """Strings that are not empty, each one once; at least one, if there need not be none."""
     if may_be_none and value == []:
         return ()
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for at, item in enumerate(listed(value, path)):
         if string(item, f"{path}[{at}]") == "":
             raise GrammarError(f"{path}[{at}] is empty; remove it or write a text")
-        if item in found:
+        if item in texts:
             raise GrammarError(f"{path}[{at}] is there twice: {echo(item)}; remove one")
-        found[item] = None
-    return tuple(found)
+        texts[item] = None
+    return tuple(texts)
 
 
 def integer(value: Any, path: str, most: int | None = None) -> int:

@@ -53,14 +53,14 @@ class Assembly:
 
     def joined(self, pieces: Iterable[TerminalPiece]) -> TerminalPiece:
         """One after the other: no terminals from the first of them on whose end is not certain."""
-        made = [piece for piece in pieces if piece is not NO_PIECE]
-        for at in range(len(made) - 1):
-            if not _end_is_certain(made[at], made[at + 1]):
-                made[at:] = [self.without_terminals(piece) for piece in made[at:]]
+        kept = [piece for piece in pieces if piece is not NO_PIECE]
+        for at in range(len(kept) - 1):
+            if not _end_is_certain(kept[at], kept[at + 1]):
+                kept[at:] = [self.without_terminals(piece) for piece in kept[at:]]
                 break
-        if len(made) < 2:
-            return made[0] if made else NO_PIECE
-        return TerminalPiece(chain(piece.expression for piece in made), made[0].starts, made[-1].goes_on)
+        if len(kept) < 2:
+            return kept[0] if kept else NO_PIECE
+        return TerminalPiece(chain(piece.expression for piece in kept), kept[0].starts, kept[-1].goes_on)
 
     def either(self, pieces: Sequence[TerminalPiece]) -> TerminalPiece:
         """Any of them: no terminals if it does not show in their first characters which one it is."""

@@ -172,12 +172,12 @@ class Resolver:
                 "a repeated group with a lookahead is supported only where fixed texts follow up to the end,"
                 " as in ^((?!no).)*$"
             )
-        found = []
+        options = []
         for text in texts:
             fails = Both(Not(self._seen(guarded.look, "")), Repeat(ANY_CHAR, len(text) + 1))
             run = chain((Repeat(guarded.item, guarded.least, guarded.most), Text(text)))
-            found.append(Both(run, Not(chain((ANYTHING, fails)))))
-        return either(found)
+            options.append(Both(run, Not(chain((ANYTHING, fails)))))
+        return either(options)
 
     def _at_mark(self, mark: Mark, rest: tuple[Node, ...], before: str) -> Expression:
         if mark.kind == "start" or mark.kind == "line start":

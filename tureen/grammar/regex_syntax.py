@@ -141,7 +141,7 @@ def _char_set(node: Node) -> Ranges | None:
             return ((ord(text), ord(text)),)
         case Choice(items):
             sets = [_char_set(item) for item in items]
-            return merged(span for found in sets if found for span in found) if None not in sets else None
+            return merged(span for part in sets if part for span in part) if None not in sets else None
     return None
 
 
@@ -239,19 +239,19 @@ class PatternParser:
             return False
         if self.source.match(COMMENT):
             return True
-        found = self.source.match(GLOBAL_FLAGS)
-        if found:
-            self.flags = self._flags(found, start)
-        return found is not None
+        match = self.source.match(GLOBAL_FLAGS)
+        if match:
+            self.flags = self._flags(match, start)
+        return match is not None
 
-    def _flags(self, found: re.Match[str], start: int) -> int:
+    def _flags(self, match: re.Match[str], start: int) -> int:
         """The flags in force after (?on-off."""
-        on, off = found[1], (found[2] or "")[1:]
+        on, off = match[1], (match[2] or "")[1:]
         if "x" in on:
             self.source.refuse("verbose patterns (?x) are not supported", start)
         both_kinds = "a" in on and "u" in on
         if not set(on) <= set("imsau") or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
-            self.source.refuse(f"(?{found[1]}{found[2] or ''}: no such flags", start)
+            self.source.refuse(f"(?{match[1]}{match[2] or ''}: no such flags", start)
         flags = self.flags & ~ASCII if "u" in on else self.flags
         for letter in on:
             flags |= FLAGS[letter]
@@ -286,11 +286,11 @@ class PatternParser:
     def _quantifier(self) -> tuple[int, int | None] | None:
         """Read one; None where the brace is a character like others."""
         start = self.source.at
-        found = self.source.match(QUANTIFIER)
-        if not found or found[0] == "{}":
+        match = self.source.match(QUANTIFIER)
+        if not match or match[0] == "{}":
             self.source.at = start
             return None
-        letter, low, comma, high = found.groups()
+        letter, low, comma, high = match.groups()
         if letter:
             span: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[letter]
         elif not low and not self.source.is_python:
@@ -333,8 +333,8 @@ class PatternParser:
         """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
         item."""
         source = self.source
-        if found := source.match(PLAIN):
-            return self._literal(found[0])
+        if match := source.match(PLAIN):
+            return self._literal(match[0])
         char = source.peek()
         source.at += 1
         if char == "(":
@@ -377,8 +377,8 @@ class PatternParser:
             source.at += 1
             word = python_class("w", bool(self.flags & ASCII)) if source.is_python else ASCII_WORD
             return [Mark("boundary" if source.pattern[source.at - 1] == "b" else "no boundary", word)]
-        found = escape(source, False, self.flags)
-        return self._literal(chr(found)) if isinstance(found, int) else [chars(found)]
+        escaped = escape(source, False, self.flags)
+        return self._literal(chr(escaped)) if isinstance(escaped, int) else [chars(escaped)]
 
     def _group(self) -> Node:
         """The group whose "(" has been read."""
@@ -403,15 +403,15 @@ class PatternParser:
         for prefix in ("?:", "?=", "?!"):
             if source.take(prefix):
                 return prefix[1].replace(":", "")
-        if (found := source.match(OPEN_NAMED)) and bool(found[1]) == source.is_python:
-            name = found[2]
+        if (match := source.match(OPEN_NAMED)) and bool(match[1]) == source.is_python:
+            name = match[2]
             if not name.replace("$", "" if source.is_python else "_").isidentifier() or name in self.names:
                 source.refuse(f"the group name {echo(name)} is used twice or no name", start)
             self.names.add(name)
             return ""
-        if source.is_python and not found and (found := source.match(OPEN_FLAGS)):
-            if found[3] == ")":
+        if source.is_python and not match and (match := source.match(OPEN_FLAGS)):
+            if match[3] == ")":
                 source.refuse("flags for the whole pattern go at its beginning", start)
-            self.flags = self._flags(found, start)
+            self.flags = self._flags(match, start)
             return ""
         return source.refuse(f"no such group in {'Python' if source.is_python else 'ECMA-262'}", start)

@@ -100,13 +100,13 @@ def _numbered(
         by_target: dict[int, list[int]] = {}
         for atom, target in by_atom[member].items():
             by_target.setdefault(block_of[target], []).append(atom)
-        found: list[tuple[int, int, int]] = []
+        spans: list[tuple[int, int, int]] = []
         for block, atoms in sorted(by_target.items(), key=lambda item: min(item[1])):
             if block not in numbers:
                 numbers[block] = len(members)
                 members.append(some_member[block])
-            found += [(first, last, numbers[block]) for atom in atoms for first, last in alphabet.atoms[atom]]
-        moves.append(_joined(found))
+            spans += [(first, last, numbers[block]) for atom in atoms for first, last in alphabet.atoms[atom]]
+        moves.append(_joined(spans))
     return Automaton(tuple(moves), tuple(accepting[member] for member in members))
 
 
@@ -199,16 +199,16 @@ def strings_of(expression: Expression, limit: int) -> list[str] | None:
     order = _topological(machine)
     if order is None or _count(machine, order) > limit:
         return None
-    found, here = [], [("", 0)]
+    texts, here = [], [("", 0)]
     while here:
-        found += [text for text, state in here if machine.accepting[state]]
+        texts += [text for text, state in here if machine.accepting[state]]
         here = [
             (text + chr(point), target)
             for text, state in here
             for first, last, target in machine.moves[state]
             for point in range(first, last + 1)
         ]
-    return found
+    return texts
 
 
 def _topological(machine: Automaton) -> list[int] | None:
@@ -261,7 +261,7 @@ def expression_of(machine: Automaton, max_nodes: int = MAX_NODES) -> Expression:
 
 def _by_target(machine: Automaton, state: int) -> dict[int, Ranges]:
     """The characters that lead to each next state."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    spans: dict[int, list[tuple[int, int]]] = {}
     for first, last, target in machine.moves[state]:
-        found.setdefault(target, []).append((first, last))
-    return {target: tuple(ranges) for target, ranges in found.items()}
+        spans.setdefault(target, []).append((first, last))
+    return {target: tuple(ranges) for target, ranges in spans.items()}

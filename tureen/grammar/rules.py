@@ -116,14 +116,14 @@ def unmarked(expression: Expression) -> Expression:
 
 def reachable(start: Expression, rules: Rules) -> dict[str, Expression]:
     """The rules that `start` needs, in the order of `rules`."""
-    found: set[str] = set()
+    needed: set[str] = set()
     rest = list(calls(start))
     while rest:
         name = rest.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             rest.extend(calls(rules[name]))
-    return {name: rule for name, rule in rules.items() if name in found}
+    return {name: rule for name, rule in rules.items() if name in needed}
 
 
 def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = frozenset()) -> bool:
@@ -172,15 +172,15 @@ def holding(rules: Rules, test: Callable[[Expression, set[str]], bool]) -> set[s
     for name, rule in rules.items():
         for callee in calls(rule):
             callers[callee].add(name)
-    found: set[str] = set()
+    names: set[str] = set()
     queue = dict.fromkeys(reversed(list(rules)))
     while queue:
         name = next(iter(queue))
         del queue[name]
-        if test(rules[name], found):
-            found.add(name)
-            queue.update(dict.fromkeys(callers[name] - found))
-    return found
+        if test(rules[name], names):
+            names.add(name)
+            queue.update(dict.fromkeys(callers[name] - names))
+    return names
 
 
 def left_calls(expression: Expression, empty: set[str]) -> list[str]:
@@ -280,11 +280,11 @@ class _Full:
         self._work = 0
 
     def rewritten(self) -> Rules:
-        made = {name: self._rewrite(rule) for name, rule in self._rules.items()}
+        rules = {name: self._rewrite(rule) for name, rule in self._rules.items()}
         while self._to_do:
             name = self._to_do.pop()
-            made[self._names[name]] = self._full(self._rules[name])
-        return made
+            rules[self._names[name]] = self._full(self._rules[name])
+        return rules
 
     def _rewrite(self, expression: Expression) -> Expression:
         self._count()

@@ -164,30 +164,30 @@ class TermTable:
 
     def choice(self, terms: Iterable[int]) -> int:
         """Any of them."""
-        wanted: set[int] = set()
+        parts: set[int] = set()
         for term in terms:
             if self.keys[term][0] == CHOICE:
-                wanted.update(self.keys[term][1:])
+                parts.update(self.keys[term][1:])
             else:
-                wanted.add(term)
-        self.spend(len(wanted))
-        if ANYTHING in wanted:
+                parts.add(term)
+        self.spend(len(parts))
+        if ANYTHING in parts:
             return ANYTHING
-        has_empty = EMPTY in wanted
-        wanted.discard(EMPTY)
-        if len(wanted) > 1:
-            wanted = self._merged(self._one_set(wanted))
-        if has_empty and not any(self.nullable[term] for term in wanted):
-            if len(wanted) == 1:
-                return self.repeat(wanted.pop(), 0, 1)
-            wanted.add(EMPTY)
-        if len(wanted) == 1:
-            return wanted.pop()
-        lengths = [self._lengths[term] for term in wanted]
+        has_empty = EMPTY in parts
+        parts.discard(EMPTY)
+        if len(parts) > 1:
+            parts = self._merged(self._one_set(parts))
+        if has_empty and not any(self.nullable[term] for term in parts):
+            if len(parts) == 1:
+                return self.repeat(parts.pop(), 0, 1)
+            parts.add(EMPTY)
+        if len(parts) == 1:
+            return parts.pop()
+        lengths = [self._lengths[term] for term in parts]
         return self._make(
-            (CHOICE, *sorted(wanted)),
-            any(self.nullable[term] for term in wanted),
-            all(self.plain[term] for term in wanted),
+            (CHOICE, *sorted(parts)),
+            any(self.nullable[term] for term in parts),
+            all(self.plain[term] for term in parts),
             (min((low for low, _ in lengths), default=UNBOUNDED), max((high for _, high in lengths), default=0)),
         )
 
@@ -206,10 +206,10 @@ class TermTable:
             head, rest = self.parted(term)
             item, least, most = self._counted(head)
             groups.setdefault((item, rest), []).append((least, most, term))
-        for (item, rest), found in groups.items():
-            if len(found) > 1:
-                terms = terms.difference(term for *_, term in found)
-                spans = _spans(found) if self.parted(rest)[0] != ANYTHING else [(min(found)[0],) * 2]
+        for (item, rest), counts in groups.items():
+            if len(counts) > 1:
+                terms = terms.difference(term for *_, term in counts)
+                spans = _spans(counts) if self.parted(rest)[0] != ANYTHING else [(min(counts)[0],) * 2]
                 terms.update(self.chain(self.repeat(item, *span), rest) for span in spans)
         open_ended = [least for least, most, _ in groups.get((ANY, EMPTY), ()) if most == UNBOUNDED]
         if not open_ended:
@@ -219,26 +219,26 @@ class TermTable:
 
     def both(self, terms: Iterable[int]) -> int:
         """Returns the term that matches what all of them match."""
-        wanted: set[int] = set()
+        parts: set[int] = set()
         for term in terms:
             if self.keys[term][0] == BOTH:
-                wanted.update(self.keys[term][1:])
+                parts.update(self.keys[term][1:])
             else:
-                wanted.add(term)
-        self.spend(len(wanted))
-        wanted = self._narrowed(wanted - {ANYTHING})
-        if EMPTY in wanted:
-            return EMPTY if all(self.nullable[term] for term in wanted) else NOTHING
-        if NOTHING in wanted or any(self.keys[term][0] == NOT and self.keys[term][1] in wanted for term in wanted):
+                parts.add(term)
+        self.spend(len(parts))
+        parts = self._narrowed(parts - {ANYTHING})
+        if EMPTY in parts:
+            return EMPTY if all(self.nullable[term] for term in parts) else NOTHING
+        if NOTHING in parts or any(self.keys[term][0] == NOT and self.keys[term][1] in parts for term in parts):
             return NOTHING
-        if len(wanted) < 2:
-            return wanted.pop() if wanted else ANYTHING
-        low = max(self._lengths[term][0] for term in wanted)
-        high = min(self._lengths[term][1] for term in wanted)
+        if len(parts) < 2:
+            return parts.pop() if parts else ANYTHING
+        low = max(self._lengths[term][0] for term in parts)
+        high = min(self._lengths[term][1] for term in parts)
         if low > high:
             return NOTHING
-        nullable = all(self.nullable[term] for term in wanted)
-        return self._make((BOTH, *sorted(wanted)), nullable, False, (low, high))
+        nullable = all(self.nullable[term] for term in parts)
+        return self._make((BOTH, *sorted(parts)), nullable, False, (low, high))
 
     def _narrowed(self, terms: set[int]) -> set[int]:
         """The repeats of character classes among them as one, left out where it only bounds a length that is kept."""

@@ -142,12 +142,12 @@ class LlguidanceGrammar:
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
             row_words = (self._tokens.count + 1) // 32 + 1  # for one bit more than it has tokens, END among them
-            made = np.zeros(max(row_words, self._tokens.words), dtype=np.uint32)
+            row = np.zeros(max(row_words, self._tokens.words), dtype=np.uint32)
             if not self._matcher.is_stopped():
-                self._matcher.unsafe_compute_mask_ptr(made.ctypes.data, row_words * 4)
+                self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row_words * 4)
             if self._matcher.is_error():
                 raise too_complex(self._matcher)
-            self._mask = made[: self._tokens.words] & self._tokens.texts
+            self._mask = row[: self._tokens.words] & self._tokens.texts
         return self._mask
 
 
@@ -176,10 +176,10 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 
 def lark(language: Language) -> str:
     """The language in llguidance's dialect of Lark. Raises GrammarError."""
-    made = lexed(language)
-    lines = [NO_FORCING, f"start: {_rule(made.start)}"]
-    lines += [f"{name}: {_rule(rule)}" for name, rule in made.rules.items()]
-    for name, item in made.terminals.items():
+    grammar = lexed(language)
+    lines = [NO_FORCING, f"start: {_rule(grammar.start)}"]
+    lines += [f"{name}: {_rule(rule)}" for name, rule in grammar.rules.items()]
+    for name, item in grammar.terminals.items():
         mixed: set[int] = set()
         _mixed(item, mixed)
         lines.append(f"{name}: {_terminal(item, mixed)}")
@@ -221,10 +221,10 @@ def _terminal(expression: Expression, mixed: set[int]) -> str:
     raise GrammarError(f"only what is regular can be combined with & or excluded: {type(expression).__name__}")
 
 
-def _mixed(expression: Expression, found: set[int]) -> bool:
+def _mixed(expression: Expression, mixed: set[int]) -> bool:
     """Find, by id, the parts that hold Both or Not."""
-    inside = [_mixed(part, found) for part in parts(expression)]
+    inside = [_mixed(part, mixed) for part in parts(expression)]
     if any(inside) or isinstance(expression, Both | Not):
-        found.add(id(expression))
+        mixed.add(id(expression))
         return True
     return False

@@ -195,15 +195,15 @@ class OutlinesGrammar:
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
             tokens = self._walk.tokens
-            made = np.zeros(max((tokens.count + 1) // 32 + 1, tokens.words), dtype=np.uint32)
-            self._guide.write_mask_into(made.ctypes.data, made.size, made.itemsize)
-            self._mask = made[: tokens.words] & tokens.texts
+            row = np.zeros(max((tokens.count + 1) // 32 + 1, tokens.words), dtype=np.uint32)
+            self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
+            self._mask = row[: tokens.words] & tokens.texts
         return self._mask
 
 
 def _common_start(texts: Collection[bytes]) -> bytes:
     first, last = min(texts), max(texts)
-    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    same = next((at for at, (low, high) in enumerate(zip(first, last, strict=False)) if low != high), len(first))
     return first[:same]
 
 

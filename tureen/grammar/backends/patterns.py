@@ -62,9 +62,9 @@ def count(least: int, most: int | None) -> str:
     return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
 
 
-def char(one: str) -> str:
+def char(character: str) -> str:
     """One character, literally."""
-    return one if one in PLAIN else f"\\x{{{ord(one):x}}}"
+    return character if character in PLAIN else f"\\x{{{ord(character):x}}}"
 
 
 def char_class(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -74,17 +74,17 @@ def char_class(ranges: tuple[tuple[int, int], ...]) -> str:
     if not ranges:
         return NO_CHAR
     if ranges[-1][1] == MAX_CODE_POINT:  # much of Unicode: what is left out is shorter
-        return f"[^{''.join(_range(*one) for one in _gaps(ranges))}]"
-    return f"[{''.join(_range(*one) for one in ranges)}]"
+        return f"[^{''.join(_range(*span) for span in _gaps(ranges))}]"
+    return f"[{''.join(_range(*span) for span in ranges)}]"
 
 
 def _gaps(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     """The ranges before and between these, without surrogates."""
     points = [0, *(last + 1 for _, last in ranges[:-1])]
-    found = []
+    gaps = []
     for first, (after, _) in zip(points, ranges, strict=True):
-        found += [(first, min(after, SURROGATES[0]) - 1), (max(first, SURROGATES[1] + 1), after - 1)]
-    return sorted({(first, last) for first, last in found if first <= last})
+        gaps += [(first, min(after, SURROGATES[0]) - 1), (max(first, SURROGATES[1] + 1), after - 1)]
+    return sorted({(first, last) for first, last in gaps if first <= last})
 
 
 def _range(first: int, last: int) -> str:

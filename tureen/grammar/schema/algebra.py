@@ -94,16 +94,16 @@ class Algebra:
         return node.opposite
 
     def _combined(self, kind: Kind, nodes: Iterable[ValueSet], neutral: ValueSet, absorbing: ValueSet) -> ValueSet:
-        found: dict[ValueSet, None] = {}
+        parts: dict[ValueSet, None] = {}
         for node in nodes:
             for part in node.parts if node.kind == kind else (node,):
-                if part is absorbing or part.opposite in found:
+                if part is absorbing or part.opposite in parts:
                     return absorbing
                 if part is not neutral:
-                    found[part] = None
-        if len(found) < 2:
-            return next(iter(found), neutral)
-        key = (kind, frozenset(found))
+                    parts[part] = None
+        if len(parts) < 2:
+            return next(iter(parts), neutral)
+        key = (kind, frozenset(parts))
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_NODES:
@@ -111,7 +111,7 @@ class Algebra:
                     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than"
                     f" {MAX_NODES} schemas arise from it"
                 )
-            known = self._known[key] = ValueSet(kind, tuple(found))
+            known = self._known[key] = ValueSet(kind, tuple(parts))
         return known
 
     def covers(self, node: ValueSet, other: ValueSet) -> bool:
@@ -251,10 +251,10 @@ def _once(seen: ValueShape, once: ValueShape, new: ValueShape) -> ValueShape:
 
 
 def _partial(shapes: list[ValueShape]) -> int:
-    found = 0
+    flags = 0
     for shape in shapes:
-        found |= shape.partial
-    return found
+        flags |= shape.partial
+    return flags
 
 
 def _partial_in(shape: ValueShape, other: ValueShape) -> int:

@@ -156,8 +156,8 @@ def _fraction(low: _Limit | None, high: _Limit | None, least: int, most: int) ->
             last -= 1
     if first <= last:
         items.append(chain(_digits(first, last), repeat(DIGIT, *room)))
-    found = choice(items + after)
-    return repeat(found, 0, 1) if can_end else found
+    digits = choice(items + after)
+    return repeat(digits, 0, 1) if can_end else digits
 
 
 def _split(bound: Bound) -> tuple[int, _Limit]:
@@ -239,10 +239,10 @@ def multiples(step: int, places: int) -> Expression:
         while left % prime == 0:
             left //= prime
             tens *= prime
-    found = _with_ending(tens, places)
+    texts = _with_ending(tens, places)
     if left not in SIMPLE_FACTORS:
         raise _too_large(Decimal(step).scaleb(-places))
-    return found if left == 1 else Both(found, divisible(left))
+    return texts if left == 1 else Both(texts, divisible(left))
 
 
 def _too_large(step: Number) -> GrammarError:

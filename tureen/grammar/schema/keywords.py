@@ -42,13 +42,13 @@ def check(schema: dict[str, Any], document: Document) -> None:
     """Raises GrammarError for a keyword that is unknown, or has a value of the wrong form."""
     known = KEYWORDS[document.draft]
     for keyword, value in schema.items():
-        found = known.get(keyword)
-        if found is None:
+        rule = known.get(keyword)
+        if rule is None:
             if keyword not in ANNOTATIONS and not keyword.startswith("x-"):
                 raise _unknown(keyword, document.draft, document.where(schema))
-        elif not found[0](value):
+        elif not rule[0](value):
             got = echo(json.dumps(value, default=str))
-            raise GrammarError(f'"{keyword}" at {document.where(schema)} must be {found[1]}, got {got}')
+            raise GrammarError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
 
 
 def count(schema: dict[str, Any], keyword: str) -> int | None:

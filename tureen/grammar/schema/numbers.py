@@ -68,7 +68,7 @@ class NumberSet:
         if ALL in self.ranges or ALL in other.ranges:
             return other if ALL in self.ranges else self
         points = _among(self.points, other) + _among(other.points, self)
-        return _made(points, (one.intersect(two) for one in self.ranges for two in other.ranges))
+        return _made(points, (left.intersect(right) for left in self.ranges for right in other.ranges))
 
     def union(self, other: NumberSet) -> NumberSet:
         """The numbers of either. Raises GrammarError."""
@@ -76,10 +76,10 @@ class NumberSet:
 
     def complement(self) -> NumberSet:
         """All other numbers. Raises GrammarError."""
-        found = _made((), [Range(without=frozenset(self.points))])
+        rest = _made((), [Range(without=frozenset(self.points))])
         for part in self.ranges:
-            found = found.intersect(_made((), part.complement()))
-        return found
+            rest = rest.intersect(_made((), part.complement()))
+        return rest
 
     def minus(self, other: NumberSet) -> NumberSet:
         """The numbers that `other` does not have. Raises GrammarError."""
@@ -96,19 +96,19 @@ class NumberSet:
     @property
     def values(self) -> tuple[Number, ...] | None:
         """The numbers, where they are few; None for others. Raises GrammarError."""
-        found = dict.fromkeys(self.points)
+        listed = dict.fromkeys(self.points)
         for part in self.ranges:
             few = part.values(MAX_LISTED)
             if few is None:
                 return None
-            found.update(dict.fromkeys(few))
-        return tuple(found)
+            listed.update(dict.fromkeys(few))
+        return tuple(listed)
 
     def expression(self) -> Expression:
         """The JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
         texts: list[Expression] = [Text(_text(value)) for value in self.points]
-        found = choice(texts + [part.expression() for part in self.ranges])
-        return found if found == NOTHING else Terminal(found)
+        numbers = choice(texts + [part.expression() for part in self.ranges])
+        return numbers if numbers == NOTHING else Terminal(numbers)
 
 
 EVERY_NUMBER = NumberSet(ranges=(ALL,))

@@ -141,8 +141,8 @@ class Range:
         part = self.as_read
         if part.is_free:
             is_all = part.low is None and part.high is None
-            found = every_decimal(FREE_DIGITS) if is_all else decimals(part.low, part.high, FREE_DIGITS)
-            return chain(found, repeat(EXPONENT, 0, 1))
+            texts = every_decimal(FREE_DIGITS) if is_all else decimals(part.low, part.high, FREE_DIGITS)
+            return chain(texts, repeat(EXPONENT, 0, 1))
         grid = _grid(part)
         if next(_found(part, grid), None) is None:
             return NOTHING
@@ -151,13 +151,13 @@ class Range:
             if few is not None:
                 return choice(_spelling(value, grid.places) for value in few)
         if grid.places:
-            found = decimals(part.low, part.high, grid.digits, is_fraction=ONE in part.against)
+            texts = decimals(part.low, part.high, grid.digits, is_fraction=ONE in part.against)
         else:
             limit = 10**grid.digits.whole
-            found = integers(*_counts(*_clipped(part, Bound(-limit, True), Bound(limit, True)), ONE))
+            texts = integers(*_counts(*_clipped(part, Bound(-limit, True), Bound(limit, True)), ONE))
         if grid.step > 1:
-            found = Both(found, multiples(grid.step, grid.places))
-        return _with_exceptions(found, part, grid)
+            texts = Both(texts, multiples(grid.step, grid.places))
+        return _with_exceptions(texts, part, grid)
 
 
 ONE = Fraction(1)
@@ -191,8 +191,8 @@ def _grid(part: Range) -> _Grid:
         return _Grid(step, places, Digits(whole, EXACT_DIGITS - places, places))
     if part.low is None or part.high is None:
         sizes.append(UNBOUNDED_BEFORE)
-    wanted = [_places(Fraction(value)) for value in values] + [_places(step) for step in part.against]
-    after = max(EXACT_DIGITS - max(sizes), MIN_AFTER, *(places for places in wanted if places < EXACT_DIGITS))
+    places_needed = [_places(Fraction(value)) for value in values] + [_places(step) for step in part.against]
+    after = max(EXACT_DIGITS - max(sizes), MIN_AFTER, *(places for places in places_needed if places < EXACT_DIGITS))
     return _Grid(1, after, Digits(whole, EXACT_DIGITS - after, after))
 
 
@@ -285,11 +285,11 @@ def _spelling(value: Number, places: int | None) -> Expression:
     return chain(Text(digits), repeat(zeros, 0, 1))
 
 
-def _with_exceptions(found: Expression, part: Range, grid: _Grid) -> Expression:
+def _with_exceptions(texts: Expression, part: Range, grid: _Grid) -> Expression:
     """Returns the expression without the multiples and the single numbers that the range leaves out."""
     for step in sorted(part.against - {ONE}):
         number, places = _decimal_step(step) if grid.places else (step.numerator, 0)
-        found = Both(found, Not(multiples(number, places)))
+        texts = Both(texts, Not(multiples(number, places)))
     if part.without:
-        found = Both(found, Not(choice(_spelling(value, None) for value in sorted(part.without))))
-    return found
+        texts = Both(texts, Not(choice(_spelling(value, None) for value in sorted(part.without))))
+    return texts

@@ -136,8 +136,8 @@ class SchemaReader:
         if "discriminator" not in schema:
             return algebra.one_of(nodes)
         having = self.having(schema["discriminator"]["propertyName"])
-        one = algebra.one_of([algebra.all_of((node, having)) for node in nodes])
-        return algebra.leaf(lambda: replace(algebra.shape(one), partial=OBJECTS))
+        exactly_one = algebra.one_of([algebra.all_of((node, having)) for node in nodes])
+        return algebra.leaf(lambda: replace(algebra.shape(exactly_one), partial=OBJECTS))
 
     def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema:
         """Returns the schema that "$ref" or "$dynamicRef" refers to. Raises GrammarError."""

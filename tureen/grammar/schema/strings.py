@@ -147,11 +147,11 @@ def both(first: Expression, second: Expression) -> Expression:
     if first == second:
         return first
     match first, second:
-        case Repeat(one, least, most), Repeat(two, least_too, most_too) if one == two == ANY_CHAR:
+        case Repeat(item, least, most), Repeat(item_too, least_too, most_too) if item == item_too == ANY_CHAR:
             ends = [end for end in (most, most_too) if end is not None]
             return length(max(least, least_too), min(ends, default=None))
-        case Not(one), Not(two):
-            return negated(either(one, two))
+        case Not(item), Not(item_too):
+            return negated(either(item, item_too))
     return Both(first, second)
 
 
@@ -170,7 +170,7 @@ def negated(item: Expression) -> Expression:
             return positive
         case Choice(()):
             return ANYTHING
-        case Repeat(one, least, most) if one == ANY_CHAR:
+        case Repeat(repeated, least, most) if repeated == ANY_CHAR:
             shorter = length(0, least - 1) if least else NOTHING
             return either(shorter, NOTHING if most is None else length(most + 1))
     return Not(item)
@@ -179,8 +179,8 @@ def negated(item: Expression) -> Expression:
 def _texts(expression: Expression) -> dict[str, None] | None:
     """The strings of an expression that is a choice of strings."""
     items = expression.items if isinstance(expression, Choice) else (expression,)
-    found = {item.text: None for item in items if isinstance(item, Text)}
-    return found if all(isinstance(item, Text) for item in items) else None
+    texts = {item.text: None for item in items if isinstance(item, Text)}
+    return texts if all(isinstance(item, Text) for item in items) else None
 
 
 def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
@@ -189,15 +189,15 @@ def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
         return tuple(values)
     machine = Derivatives(expression, Choice(tuple(map(Text, values))))
     start, by_char = machine.term(expression), machine.alphabet.by_char
-    found = []
+    matching = []
     for value in values:
         term = start
         for char in value:
             own, other = machine.moves(term)
             term = own.get(by_char[char], other)
         if machine.terms.nullable[term]:
-            found.append(value)
-    return tuple(found)
+            matching.append(value)
+    return tuple(matching)
 
 
 def _has_surrogate(text: str) -> bool:
@@ -278,10 +278,10 @@ def _escapes(codes: list[int]) -> Expression:
 
 def _one_of(letters: Iterable[str]) -> Expression:
     """One of these characters."""
-    found = sorted(set(map(ord, letters)))
-    if not found:
+    points = sorted(set(map(ord, letters)))
+    if not points:
         return NOTHING
-    return Text(chr(found[0])) if len(found) == 1 else Chars(merged((code, code) for code in found))
+    return Text(chr(points[0])) if len(points) == 1 else Chars(merged((code, code) for code in points))
 
 
 EVERY_STRING = StringSet(ANYTHING)

@@ -89,12 +89,12 @@ class SchemaWriter:
         )
 
     def _scalars(self, shape: ValueShape) -> list[Expression]:
-        found: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
+        texts: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
         if not shape.numbers.is_empty():
-            found.append(shape.numbers.expression())
+            texts.append(shape.numbers.expression())
         if not shape.strings.is_empty():
-            found.append(shape.strings.encoded())
-        return found
+            texts.append(shape.strings.encoded())
+        return texts
 
     def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
         """The shape of all arrays, or of all objects, is written once."""

@@ -23,6 +23,7 @@ _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 
 
 def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> Program:
+    """Returns the program of a worker that compiles one constraint a message. `setup` is a CompilerSetup."""
     compile_ = make_compile(msgspec.msgpack.decode(setup, type=CompilerSetup))
 
     def handle(message: bytes) -> bytes:

@@ -34,7 +34,7 @@ class Alphabet:
 
 
 def alphabet_of(expressions: Iterable[Expression]) -> Alphabet:
-    """The coarsest alphabet for these trees."""
+    """Returns the coarsest alphabet for these trees."""
     chars, classes = _characters(expressions)
     singles = {ord(char) for char in chars}
     toggles = {0: 0, SURROGATES[0]: 0, SURROGATES[1] + 1: 0, MAX_CODE_POINT + 1: 0}
@@ -87,7 +87,7 @@ def _characters(expressions: Iterable[Expression]) -> tuple[set[str], list[Range
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> Ranges:
-    """The union of ranges of code points: sorted, disjoint, not adjacent."""
+    """Returns the union of ranges of code points: sorted, disjoint, not adjacent."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:

@@ -72,7 +72,7 @@ LONG_CATEGORIES = {
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
+    """Returns all other characters."""
     gaps, following = [], 0
     for first, last in merged((*ranges, SURROGATES)):
         if first > following:
@@ -84,7 +84,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def union(sets: Iterable[tuple[int, int]]) -> Ranges:
-    """The characters of these ranges, which may overlap, without surrogates."""
+    """Returns the characters of these ranges, which may overlap, without surrogates."""
     joined = merged(sets)
     if any(first <= SURROGATES[1] and last >= SURROGATES[0] for first, last in joined):
         return complement(complement(joined))
@@ -92,7 +92,7 @@ def union(sets: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def intersection(left: Ranges, right: Ranges) -> Ranges:
-    """The characters that are in both."""
+    """Returns the characters that are in both."""
     if left == ANY_CHAR.ranges or right == ANY_CHAR.ranges:
         return right if left == ANY_CHAR.ranges else left
     common, at, beside = [], 0, 0
@@ -126,7 +126,7 @@ def _byte_order() -> str:
 
 @cache
 def category(name: str) -> Ranges | None:
-    """The characters of a general category, by its short or long name or a short name's first letter."""
+    """Returns the characters of a general category, by its short or long name or a short name's first letter."""
     name = LONG_CATEGORIES.get(name, name)
     names = {"LC": ("Lu", "Ll", "Lt")}.get(name) or tuple(key for key in _categories() if key.startswith(name))
     return union(span for key in names for span in _categories()[key]) if names and name else None
@@ -175,7 +175,8 @@ def _caseless() -> Ranges:
 
 
 def ignoring_case(source: str, ranges: Ranges, flags: int) -> Ranges:
-    """The characters that `re` finds for the source of one class, of which `ranges` is the set where case matters."""
+    """Returns the characters that `re` finds for the source of one class, of which `ranges` is the set where case
+    matters."""
     is_found = re.compile(source, flags | re.IGNORECASE).fullmatch
     cased = ((ord(char), ord(char)) for char in _cased() if is_found(char))
     return union((*intersection(ranges, _caseless()), *cased))
@@ -183,6 +184,6 @@ def ignoring_case(source: str, ranges: Ranges, flags: int) -> Ranges:
 
 @cache
 def variants(char: str, flags: int) -> Ranges:
-    """The characters that `re` takes for this one where case is ignored."""
+    """Returns the characters that `re` takes for this one where case is ignored."""
     is_found = re.compile(re.escape(char), flags | re.IGNORECASE).fullmatch
     return merged((ord(other), ord(other)) for other in _cased().get(char, [char]) if is_found(other))

@@ -77,6 +77,8 @@ HINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """A word of the notation and where it stands."""
+
     kind: str
     text: str
     line: int  # from 1
@@ -104,7 +106,7 @@ class OpenGroup:
 
 
 def ebnf(text: str) -> Language:
-    """The language of `root`, without Terminals. Raises GrammarError.
+    """Returns the language of `root`, without Terminals. Raises GrammarError.
 
     A rule without recursion becomes one regular expression, if it is not too large.
     """

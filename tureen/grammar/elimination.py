@@ -1,8 +1,8 @@
 """Expressions for automata, by state elimination.
 
-McNaughton and Yamada, "Regular expressions and state graphs for automata" (1960). States go in the order of what it
-costs (Delgado and Morais, "Approximation to the smallest regular expression for a given regular language", 2004), but
-those whose expressions are nested deep go last.
+Brzozowski and McCluskey, "Signal flow graph techniques for sequential circuit state diagrams" (1963). States go in the
+order of what it costs, but those whose expressions are nested deep go last: Delgado and Morais, "Approximation to the
+smallest regular expression for a given regular language" (2004).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Elimination:
                 self._into[target].add(state)
 
     def expression(self) -> Expression:
-        """The language of the automaton. Raises GrammarError when the expression is too large."""
+        """Returns an expression of the automaton's language. Raises GrammarError when the expression is too large."""
         costs = {state: self._cost(state) for state in range(self._start)}
         queue = [(cost, state) for state, cost in costs.items()]
         heapq.heapify(queue)

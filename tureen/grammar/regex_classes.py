@@ -45,22 +45,22 @@ class PatternSource:
         self.is_python = flavour == "python"
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise the GrammarError that says what is wrong and where."""
+        """Raises the GrammarError that says what is wrong and where."""
         raise GrammarError(f"pattern {echo(self.pattern)}: {what} (position {self.at if at is None else at})")
 
     def peek(self) -> str:
-        """The next character; "" at the end."""
+        """Returns the next character; "" at the end."""
         return self.pattern[self.at : self.at + 1]
 
     def take(self, text: str) -> bool:
-        """Read this if it comes next."""
+        """Reads this text if it comes next, and says whether it did."""
         if self.pattern.startswith(text, self.at):
             self.at += len(text)
             return True
         return False
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Read what this matches, if it does."""
+        """Reads what the pattern matches here, if it does."""
         match = pattern.match(self.pattern, self.at)
         if match:
             self.at = match.end()
@@ -153,7 +153,7 @@ def _identity(source: PatternSource) -> int:
 
 
 def bracketed(source: PatternSource, flags: int) -> Ranges:
-    """The class whose "[" has been read."""
+    """Returns the class whose "[" has been read."""
     start = source.at - 1
     negated = source.take("^")
     spans: list[tuple[int, int]] = []

@@ -108,7 +108,7 @@ ASSERTING = (Mark, Look, Concatenation, Alternatives, Times, Guarded)
 
 
 def sequence(items: list[Node]) -> Node:
-    """One after the other; neighbouring texts become one, and a lookahead at one character is done with."""
+    """Joins nodes one after the other; neighbouring texts become one, and a lookahead at one character is done with."""
     joined: list[Node] = []
     for item in items:
         last = joined[-1] if joined else None
@@ -146,7 +146,7 @@ def _char_set(node: Node) -> Ranges | None:
 
 
 def alternatives(items: list[Node]) -> Node:
-    """Any of these."""
+    """Returns any of the nodes."""
     pure = [item for item in items if not isinstance(item, ASSERTING)]
     if len(pure) == len(items):
         return either(pure)
@@ -154,7 +154,7 @@ def alternatives(items: list[Node]) -> Node:
 
 
 def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
-    """The same where these marks never hold."""
+    """Returns the node as it is where these marks never hold."""
     match node:
         case Mark(kind):
             return NOTHING if kind in kinds else node
@@ -169,7 +169,7 @@ def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
 
 
 def unmarked(node: Node) -> Expression:
-    """At least what it can match: every mark and lookahead holds."""
+    """Returns at least what the node can match, as if every mark and lookahead held."""
     match node:
         case Mark() | Look():
             return EMPTY
@@ -183,7 +183,7 @@ def unmarked(node: Node) -> Expression:
 
 
 def marks(node: Node) -> set[str]:
-    """The kinds of the assertions in it."""
+    """Returns the kinds of the assertions in it."""
     match node:
         case Mark(kind):
             return {kind}
@@ -197,7 +197,7 @@ def marks(node: Node) -> set[str]:
 
 
 def written(node: Node) -> int:
-    """How many characters it is about with all counted repeats written out."""
+    """Counts about how many characters a node has with all counted repeats written out."""
     match node:
         case Text(text):
             return len(text)
@@ -220,7 +220,7 @@ class PatternParser:
         self.names: set[str] = set()
 
     def pattern(self) -> Node:
-        """The whole pattern. Raises GrammarError."""
+        """Returns the whole pattern. Raises GrammarError."""
         if len(self.source.pattern) > MAX_PATTERN:
             self.source.refuse(f"it has {len(self.source.pattern)} characters, at most {MAX_PATTERN} are allowed", 0)
         while self._global_flags():

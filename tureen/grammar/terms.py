@@ -56,7 +56,7 @@ class TermTable:
         return known
 
     def spend(self, work: int) -> None:
-        """Count what is built. Raises GrammarError when it is too much."""
+        """Counts what is built. Raises GrammarError when it is too much."""
         self._work += work
         if self._work > MAX_WORK:
             raise GrammarError(
@@ -65,7 +65,7 @@ class TermTable:
             )
 
     def word(self, text: str) -> int:
-        """Exactly this string of at most WORD_CHARS."""
+        """Returns the term of exactly this string of at most WORD_CHARS."""
         if len(text) < 2:
             return self.one_of(frozenset((self.alphabet.by_char[text],))) if text else EMPTY
         number = self._word_ids.get(text)
@@ -75,7 +75,7 @@ class TermTable:
         return self._make((WORD, number), False, True, (len(text), len(text)))
 
     def one_of(self, atoms: frozenset[int]) -> int:
-        """One character of these atoms."""
+        """Returns the term of one character of these atoms."""
         if not atoms:
             return NOTHING
         number = self._set_ids.get(atoms)
@@ -85,14 +85,14 @@ class TermTable:
         return self._make((SET, number), False, True, (1, 1))
 
     def sequence(self, terms: list[int]) -> int:
-        """One after the other."""
+        """Joins terms one after the other."""
         result = EMPTY
         for term in reversed(terms):
             result = self.chain(term, result)
         return result
 
     def chain(self, first: int, second: int) -> int:
-        """One after the other. Chains are nested to the right; what was joined on the way is remembered."""
+        """Joins two terms. Chains are nested to the right; what was joined on the way is remembered."""
         following, after = self.parted(second)
         item, least, most = self._counted(following)
         if item == first and following != first:
@@ -138,7 +138,7 @@ class TermTable:
         return self.repeat(item, least, least)
 
     def parted(self, term: int) -> tuple[int, int]:
-        """The head and the rest of a chain; any other term is its own head."""
+        """Returns the head and the rest of a chain; any other term is its own head."""
         key = self.keys[term]
         return (key[1], key[2]) if key[0] == CHAIN else (term, EMPTY)
 
@@ -148,7 +148,7 @@ class TermTable:
         return (key[1], key[2], key[3]) if key[0] == REPEAT else (term, 1, 1)
 
     def repeat(self, item: int, least: int, most: int) -> int:
-        """`least` to `most` times. A repeat of a repeat is one where the counts leave no gap."""
+        """Repeats a term `least` to `most` times. A repeat of a repeat is one where the counts leave no gap."""
         if self.nullable[item]:
             least = 0
         if most == 0 or item in (EMPTY, NOTHING) or least > most:
@@ -163,7 +163,7 @@ class TermTable:
         return self._make((REPEAT, item, least, min(most, UNBOUNDED)), least == 0, self.plain[item], lengths)
 
     def choice(self, terms: Iterable[int]) -> int:
-        """Any of them."""
+        """Returns any of the terms."""
         parts: set[int] = set()
         for term in terms:
             if self.keys[term][0] == CHOICE:

@@ -59,7 +59,7 @@ class Ambiguity:
         self._together = self._allowed_together(self._ends(start).first)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Terminals and those (it may be the same) that go on where the terminal may have ended."""
+        """Yields terminals and those (it may be the same) that go on where the terminal may have ended."""
         starts = self._starts
         for index, name in enumerate(self._names):
             following = 0
@@ -177,7 +177,7 @@ def _first_bytes(machine: Automaton | None) -> int:
 
 
 def lead_bytes(ranges: Ranges | Sequence[tuple[int, int]]) -> int:
-    """The first bytes of these characters in UTF-8."""
+    """Returns the first bytes of these characters in UTF-8."""
     lead = 0
     for first, last in ranges:
         for low, high, base, shift in ((0, 0x7F, 0, 0), (0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12)):

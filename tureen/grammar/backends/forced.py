@@ -37,7 +37,8 @@ class ForcedText:
         self._longest = max(map(len, self._sorted), default=0)
 
     def tokens(self, text: bytes, trial: Trial) -> list[int]:
-        """The certain tokens of a text that comes next. `trial` is a copy of the grammar there, to be used up."""
+        """Returns the certain tokens of a text that comes next. `trial` is a copy of the grammar there, to be used
+        up."""
         text = _whole_characters(text[:MAX_BYTES])
         token_ids = self._encode(text.decode())
         if not all(map(self._tokens.is_text, token_ids)) or self._tokens.bytes_of(token_ids) != text:

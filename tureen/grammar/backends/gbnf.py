@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tureen.grammar.backends.patterns import count
-from tureen.grammar.backends.terminals import lifted
+from tureen.grammar.backends.terminals import uncut_terminal_grammar
 from tureen.grammar.expression import (
     ANY_CHAR,
     Both,
@@ -31,13 +31,13 @@ MAX_MOVES = 3_000
 
 
 def gbnf(language: Language) -> str:
-    """Rules; the first one is `root`. Raises GrammarError.
+    """Returns the rules in the notation of llama.cpp; the first one is `root`. Raises GrammarError.
 
     What is regular becomes a rule for each state of its automaton. The library works out the masks of these when it
     compiles; of alternatives and counted repeats inside of repeats it has to compute them at every token, which takes
     it a hundred times as long as a mask may.
     """
-    grammar = lifted(language)
+    grammar = uncut_terminal_grammar(language)
     writer = GbnfWriter()
     lines = [f"root ::= {writer.written(grammar.start)}"]
     lines += [f"{name} ::= {writer.written(rule)}" for name, rule in grammar.rules.items()]
@@ -53,7 +53,7 @@ class GbnfWriter:
         self._automata = 0
 
     def terminal(self, item: Expression) -> str:
-        """A regular expression."""
+        """Returns how a terminal, which is regular, is written."""
         if isinstance(item, Text | Chars):
             return self.written(item)
         try:
@@ -65,7 +65,7 @@ class GbnfWriter:
         return self._by_states(machine)
 
     def written(self, expression: Expression) -> str:
-        """An expression, of any kind."""
+        """Returns how an expression of any kind is written."""
         match expression:
             case Text(text):
                 return f'"{"".join(map(_char, text))}"'

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import ForcedText
 from tureen.grammar.backends.patterns import count, pattern
-from tureen.grammar.backends.terminals import lexed
+from tureen.grammar.backends.terminals import terminal_grammar
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
@@ -57,11 +57,11 @@ class LlguidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(_Tokenizer(vocabulary, encode))  # type: ignore[arg-type]  # by shape
 
     def translate(self, language: Language) -> bytes:
-        """The grammar as UTF-8. Raises GrammarError."""
+        """Returns the grammar as UTF-8. Raises GrammarError."""
         return lark(language).encode()
 
     def load(self, source: bytes) -> LlguidanceCompiled:
-        """Compile the grammar. Raises GrammarError."""
+        """Compiles the grammar. Raises GrammarError."""
         grammar = llguidance.LLMatcher.grammar_from_lark(source.decode())
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
@@ -175,8 +175,8 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 
 
 def lark(language: Language) -> str:
-    """The language in llguidance's dialect of Lark. Raises GrammarError."""
-    grammar = lexed(language)
+    """Returns the language in llguidance's dialect of Lark. Raises GrammarError."""
+    grammar = terminal_grammar(language)
     lines = [NO_FORCING, f"start: {_rule(grammar.start)}"]
     lines += [f"{name}: {_rule(rule)}" for name, rule in grammar.rules.items()]
     for name, item in grammar.terminals.items():

@@ -27,7 +27,7 @@ MAX_DEPTH = 200
 
 
 def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
-    """A pattern that can be put before and after others, and be repeated in a group of its own.
+    """Returns a pattern that can be put before and after others, and be repeated in a group of its own.
 
     Raises GrammarError for what is nested too deep, and ValueError for Both, Not and Call.
     """
@@ -51,24 +51,24 @@ def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
 
 
 def grouped(expression: Expression, written: str) -> str:
-    """The pattern, in a group where what follows would otherwise repeat only its last part."""
+    """Returns the pattern, in a group where what follows would otherwise repeat only its last part."""
     return written if isinstance(expression, Chars | Choice) else f"(?:{written})"
 
 
 def count(least: int, most: int | None) -> str:
-    """How often the pattern before it is repeated."""
+    """Returns the suffix that says how often the pattern before it is repeated."""
     if most is None:
         return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
     return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
 
 
 def char(character: str) -> str:
-    """One character, literally."""
+    """Returns the pattern of one character, literally."""
     return character if character in PLAIN else f"\\x{{{ord(character):x}}}"
 
 
 def char_class(ranges: tuple[tuple[int, int], ...]) -> str:
-    """Any character of these ranges."""
+    """Returns the pattern of any character of these ranges."""
     if ranges == ANY_CHAR.ranges:
         return "(?s:.)"
     if not ranges:

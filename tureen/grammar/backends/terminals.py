@@ -58,7 +58,7 @@ MAX_CUT_STATES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lexed:
+class TerminalGrammar:
     """A language whose rules are made of calls only: of rules (r0, r1, …) and of terminals (T0, T1, …)."""
 
     start: Expression
@@ -66,18 +66,19 @@ class Lexed:
     terminals: Mapping[str, Expression]
 
 
-def lexed(language: Language) -> Lexed:
-    """The same language. Raises GrammarError: nothing matches, it is nested too deep, or too large to be cut up."""
-    lifting = Lifting(pruned(language))
+def terminal_grammar(language: Language) -> TerminalGrammar:
+    """Splits a language for a greedy lexer. Raises GrammarError: nothing matches, it is nested too deep, or too
+    large."""
+    lifting = TerminalLifting(pruned(language))
     grammar = lifting.result()
     while lifting.cut_uncertain(grammar):
         grammar = lifting.result()
     return grammar
 
 
-def lifted(language: Language) -> Lexed:
-    """The same for what needs no lexer: nothing is cut up."""
-    return Lifting(pruned(language)).result()
+def uncut_terminal_grammar(language: Language) -> TerminalGrammar:
+    """Splits a language for a library without a lexer: nothing is cut up. Raises GrammarError."""
+    return TerminalLifting(pruned(language)).result()
 
 
 def pruned(language: Language) -> Language:
@@ -177,7 +178,7 @@ def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
     return firm_ids
 
 
-class Lifting:
+class TerminalLifting:
     """Makes terminals of a language's regular parts, and cuts up those that are not certain."""
 
     def __init__(self, language: Language) -> None:
@@ -193,15 +194,15 @@ class Lifting:
         }
         self._rounds = 0
 
-    def result(self) -> Lexed:
-        """The language as it is split by now."""
+    def result(self) -> TerminalGrammar:
+        """Returns the language as it is split by now."""
         by_name = {name: item for item, name in self._terminals.items()}
         needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
         rules = {name: rule for name, rule in needed.items() if name not in by_name}
-        return Lexed(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
+        return TerminalGrammar(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
 
-    def cut_uncertain(self, grammar: Lexed) -> bool:
-        """Cut up what a lexer could be wrong about; False if there is nothing."""
+    def cut_uncertain(self, grammar: TerminalGrammar) -> bool:
+        """Cuts up what a lexer could be wrong about; False if there is nothing."""
         self._rounds += 1
         loose = [name for name, item in grammar.terminals.items() if name not in self._marked and _can_be_cut(item)]
         if not loose or (isinstance(grammar.start, RuleCall) and grammar.start.name in grammar.terminals):
@@ -217,7 +218,7 @@ class Lifting:
         }
         return bool(pieces)
 
-    def _certain_pieces(self, grammar: Lexed) -> dict[str, Expression]:
+    def _certain_pieces(self, grammar: TerminalGrammar) -> dict[str, Expression]:
         """Returns the expressions that take the place of the terminals that are not certain."""
         pieces: dict[str, Expression] = {}
         for name, other in Ambiguity(grammar.start, grammar.rules, grammar.terminals, self._machines).conflicts():
@@ -313,7 +314,7 @@ def _over_terminals(expression: Expression) -> Expression:
 
 
 def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:
-    """The regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
+    """Returns the regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
     flat: dict[str, Expression] = {}
     extents: dict[str, tuple[int, int]] = {}
     fresh = True

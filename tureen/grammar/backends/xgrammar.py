@@ -37,11 +37,11 @@ class XgrammarBackend:
         self._compiler = self._library.GrammarCompiler(info, THREADS, False, -1)
 
     def translate(self, language: Language) -> bytes:
-        """The grammar as UTF-8. Raises GrammarError."""
+        """Returns the grammar as UTF-8. Raises GrammarError."""
         return gbnf(language).encode()
 
     def load(self, source: bytes) -> XgrammarCompiled:
-        """Compile the grammar: the library's own form of a compiled one takes longer to read. Raises GrammarError."""
+        """Compiles the grammar: the library's own form of a compiled one takes longer to read. Raises GrammarError."""
         try:
             compiled = self._compiler.compile_grammar_from_strings(source.decode(), "root")
         except RuntimeError as error:
@@ -124,7 +124,7 @@ class XgrammarGrammar:
 
 
 def compiled_part() -> ModuleType:
-    """The classes that the library's compiled code offers.
+    """Returns the classes that the library's compiled code offers.
 
     The package is entered without running its `__init__`, and the bridge to its code is imported as if torch, which it
     would import for nothing, were not there.

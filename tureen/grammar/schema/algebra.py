@@ -65,29 +65,32 @@ class Algebra:
         )
 
     def leaf(self, read: Callable[[], ValueShape]) -> ValueSet:
-        """A set that `read` describes, later."""
+        """Returns a set that `read` describes, later."""
         return ValueSet("leaf", (), read)
 
     def fixed(self, shape: ValueShape) -> ValueSet:
+        """Returns the set of the values of a shape that is known."""
         node = ValueSet("leaf")
         node.shape = shape
         return node
 
     def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
+        """Returns the intersection of the sets; without any, all values."""
         return self._combined("all", nodes, self.anything, self.nothing)
 
     def any_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
+        """Returns the union of the sets; without any, the empty set."""
         return self._combined("any", nodes, self.nothing, self.anything)
 
     def one_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
-        """The values of exactly one of the nodes."""
+        """Returns the values of exactly one of the nodes."""
         parts = tuple(node for node in nodes if node is not self.nothing)
         if not parts:
             return self.nothing
         return parts[0] if len(parts) == 1 else ValueSet("one", parts)
 
     def none_of(self, node: ValueSet) -> ValueSet:
-        """The complement."""
+        """Returns the complement."""
         if node.opposite is None:
             opposite = self.any_of(map(self.none_of, node.parts)) if node.kind == "all" else ValueSet("not", (node,))
             node.opposite, opposite.opposite = opposite, node
@@ -115,14 +118,14 @@ class Algebra:
         return known
 
     def covers(self, node: ValueSet, other: ValueSet) -> bool:
-        """`node` certainly has all values of `other`."""
+        """Returns whether `node` certainly has all values of `other`."""
         if node is other or node is self.anything or other is self.nothing:
             return True
         parts = other.parts if other.kind == "all" else (other,)
         return (node.kind == "all" and set(node.parts) <= set(parts)) or node in parts
 
     def shape(self, node: ValueSet) -> ValueShape:
-        """One level of a set. Raises GrammarError."""
+        """Returns one level of a set. Raises GrammarError."""
         if node.shape is None:
             if node.busy:
                 raise CircularError(
@@ -150,7 +153,7 @@ class Algebra:
         return self.complement(shapes[0]) if node.kind == "not" else self.exactly_one(shapes)
 
     def is_nothing(self, node: ValueSet) -> bool:
-        """True only where it is certain, found by looking a few levels deep."""
+        """Returns True only where it is certain, which is tried by looking a few levels deep."""
         if node is self.nothing or node is self.anything:
             return node is self.nothing
         level = self._depth

@@ -8,11 +8,12 @@ from tureen.grammar.schema.shapes import ArrayShape, ItemCount, ValueSet
 
 
 def item_at(shape: ArrayShape, index: int) -> ValueSet:
+    """Returns the set that the item at this index is in."""
     return shape.prefix[index] if index < len(shape.prefix) else shape.rest
 
 
 def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
-    """The arrays of both, as shapes that are not known to be empty."""
+    """Returns the arrays of both, as shapes that are not known to be empty."""
     length = max(len(first.prefix), len(second.prefix))
     shape = tidy(
         algebra,
@@ -29,7 +30,7 @@ def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[Arr
 
 
 def complement(algebra: SetAlgebra, shape: ArrayShape) -> list[ArrayShape]:
-    """The arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
+    """Returns the arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
     if shape.is_unique:
         raise GrammarError('"uniqueItems": true cannot be enforced under "not", "oneOf" or "if": leave it out there')
     anything = algebra.anything
@@ -54,7 +55,7 @@ def complement(algebra: SetAlgebra, shape: ArrayShape) -> list[ArrayShape]:
 
 
 def tidy(algebra: SetAlgebra, shape: ArrayShape) -> ArrayShape | None:
-    """The same arrays with what can be told by the number of items told so. None: no array."""
+    """Returns the same arrays, with what the number of items can say said by it. None: no array."""
     counted = _tidy_counts(algebra, shape)
     if counted is None:
         return None
@@ -90,7 +91,7 @@ def _tidy_counts(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCoun
 
 
 def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
-    """True only where it is certain."""
+    """Returns True only where it is certain that nothing is in it."""
     if any(algebra.is_nothing(node) for node in shape.prefix[: shape.least]):
         return True
     if shape.least > len(shape.prefix) and algebra.is_nothing(shape.rest):
@@ -103,7 +104,7 @@ def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
 
 
 def covers(algebra: SetAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
-    """The shape certainly has all arrays of the other one."""
+    """Returns whether the shape certainly has all arrays of the other one."""
     if shape is other or shape is algebra.any_array:
         return True
     return (

@@ -47,7 +47,7 @@ Scope: TypeAlias = tuple[Resource, ...]
 
 
 def parse(text: str) -> Any:
-    """Numbers with a fraction or exponent come as Decimal. Raises GrammarError."""
+    """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises GrammarError."""
     if len(text) > MAX_CHARACTERS:
         raise GrammarError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
@@ -118,7 +118,7 @@ class Document:
         self._index(root, whole, ())
 
     def where(self, schema: Schema) -> str:
-        """The place of a schema, for messages: "#/properties/a"."""
+        """Returns the place of a schema, for messages: "#/properties/a"."""
         path = self._path.get(id(schema), ())
         return echo("#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path))
 

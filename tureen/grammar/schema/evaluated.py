@@ -27,6 +27,7 @@ class EvaluatedParts(NamedTuple):
     matching: frozenset[ValueSet] = frozenset()  # the items in any of these, wherever they are
 
     def with_(self, other: EvaluatedParts) -> EvaluatedParts:
+        """Returns what either of them has evaluated."""
         return EvaluatedParts(
             self.keys | other.keys,
             self.patterns | other.patterns,
@@ -53,7 +54,7 @@ class Evaluated:
         self._algebra = algebra
 
     def node(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
-        """The values of a schema with "unevaluated…". Raises GrammarError."""
+        """Returns the values of a schema with "unevaluated…". Raises GrammarError."""
         return self._algebra.any_of(self._cases(schema, scope).values())
 
     def _cases(self, schema: Schema, scope: Scope) -> Cases:

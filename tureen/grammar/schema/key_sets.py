@@ -24,14 +24,14 @@ class KeySets:
         self._outside: dict[int, StringSet] = {}
 
     def pattern(self, pattern: str) -> StringSet:
-        """The keys that a pattern is found in. Raises GrammarError."""
+        """Returns the keys that a pattern is found in. Raises GrammarError."""
         keys = self._patterns.get(pattern)
         if keys is None:
             keys = self._patterns[pattern] = StringSet.pattern(pattern)
         return keys
 
     def both(self, first: StringSet, second: StringSet) -> StringSet:
-        """The intersection. Raises GrammarError."""
+        """Returns the intersection. Raises GrammarError."""
         parts = self._parts(first) | self._parts(second)
         common = self._made.get(parts)
         if common is None:
@@ -42,7 +42,7 @@ class KeySets:
         return common
 
     def outside(self, names: StringSet) -> StringSet:
-        """The complement."""
+        """Returns the complement."""
         others = self._outside.get(id(names))
         if others is None:
             self._parts(names)
@@ -53,7 +53,7 @@ class KeySets:
         return others
 
     def split(self, classes: Iterable[tuple[StringSet, T]], names: StringSet) -> list[tuple[StringSet, T, bool]]:
-        """Every class in two: what is in `names`, and what is not; empty ones are left out. Raises GrammarError."""
+        """Splits every class into what is in `names` and what is not; empty ones are left out. Raises GrammarError."""
         outside = self.outside(names)
         parts = []
         for have, value in classes:

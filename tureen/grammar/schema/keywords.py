@@ -52,7 +52,7 @@ def check(schema: dict[str, Any], document: Document) -> None:
 
 
 def count(schema: dict[str, Any], keyword: str) -> int | None:
-    """A number of characters, items or properties; None where the schema does not give it. Raises GrammarError."""
+    """Returns a number of characters, items or properties; None where the schema has none. Raises GrammarError."""
     value = schema.get(keyword)
     if value is None:
         return None

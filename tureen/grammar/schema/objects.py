@@ -20,7 +20,7 @@ def node_of(shape: ObjectShape, key: str) -> ValueSet:
 
 
 def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
-    """The objects of both, as shapes that are not known to be empty."""
+    """Returns the objects of both, as shapes that are not known to be empty."""
     named = {
         key: Property(
             (key in first.named and first.named[key].is_required)
@@ -46,7 +46,7 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
 
 
 def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
-    """The objects that are not in `shape`; the shapes may overlap."""
+    """Returns the objects that are not in `shape`; the shapes may overlap."""
     anything = algebra.anything
     everything = algebra.any_object
     shapes = []
@@ -69,7 +69,7 @@ def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
 
 
 def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
-    """True only where it is certain."""
+    """Returns True only where it is certain that nothing is in it."""
     required = [field.node for field in shape.named.values() if field.is_required]
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
         return True
@@ -82,7 +82,7 @@ def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
 
 
 def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
-    """The shape certainly has all objects of the other one."""
+    """Returns whether the shape certainly has all objects of the other one."""
     if shape is other or shape is algebra.any_object:
         return True
     return (

@@ -63,7 +63,7 @@ class Range:
     without: frozenset[Number] = frozenset()
 
     def contains(self, value: Number) -> bool:
-        """Exact."""
+        """Returns exactly whether the number is in the range."""
         low, high = self.low, self.high
         if low and (value < low.value or (low.is_open and value == low.value)):
             return False
@@ -99,13 +99,13 @@ class Range:
 
     @property
     def point(self) -> Number | None:
-        """The number, where the bounds leave one at most."""
+        """Returns the number, where the bounds leave one at most."""
         low, high = self.low, self.high
         return low.value if low and high and low.value == high.value else None
 
     @property
     def is_free(self) -> bool:
-        """It says nothing but which signs there are: readers of any precision agree."""
+        """Returns whether the range says nothing but which signs there are: readers of any precision agree."""
         bounds = [bound.value for bound in (self.low, self.high) if bound]
         return not (self.steps or self.against or self.without or any(bounds))
 
@@ -115,7 +115,8 @@ class Range:
         return replace(self, low=_as_read(self.low, True), high=_as_read(self.high, False))
 
     def is_empty(self) -> bool:
-        """Exact, also where no number of it has a text. Raises GrammarError where that takes too long to find out."""
+        """Returns exactly whether it is empty, also where no number of it has a text. Raises GrammarError where that
+        takes too long."""
         low, high = self.low, self.high
         if self.point is not None:
             return not self.contains(self.point)
@@ -129,7 +130,7 @@ class Range:
         return low is not None and high is not None and next(_multiples(self, low, high, step), None) is None
 
     def values(self, limit: int) -> list[Number] | None:
-        """The numbers that have texts, where these are few; None for others. Raises GrammarError."""
+        """Returns the numbers that have texts, where these are few; None for others. Raises GrammarError."""
         part = self.as_read
         if not part.steps or part.low is None or part.high is None:
             return None
@@ -137,7 +138,7 @@ class Range:
         return None if last - first >= limit else list(_found(part, _grid(part)))
 
     def expression(self) -> Expression:
-        """The texts. Raises GrammarError."""
+        """Returns the texts. Raises GrammarError."""
         part = self.as_read
         if part.is_free:
             is_all = part.low is None and part.high is None

@@ -55,6 +55,8 @@ class ArrayShape:
 
 
 class Property(NamedTuple):
+    """A named property: whether it must be there, and the set that its value is in."""
+
     is_required: bool
     node: ValueSet
 

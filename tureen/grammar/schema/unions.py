@@ -24,7 +24,7 @@ class Unions(Generic[S]):
     shape_complement: Callable[[S], list[S]]
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
-        """All of them, without those that another one covers."""
+        """Returns all the shapes, without those that another one covers."""
         kept: list[S] = []
         for shape in shapes:
             if not any(self.covers(other, shape) for other in kept):

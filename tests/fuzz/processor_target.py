@@ -12,7 +12,7 @@ import numpy as np
 from tureen.config import Config
 from tureen.logit_processor import CustomLogitProcessor
 from tureen.requests.processor_field import check_processor
-from tureen.sampling.processor_pool import Batch, ProcessorError, ProcessorPool, Tracked
+from tureen.sampling.processor_pool import ProcessorBatch, ProcessorError, ProcessorPool, Tracked
 
 HELD = contextlib.ExitStack()
 """What lives until all that is fuzzed here is."""
@@ -44,7 +44,7 @@ def call(payload: str, client: str) -> np.ndarray | ProcessorError:
     """What becomes of a row of zeros in a worker of this client's."""
     lease = pool().acquire(client, payload)
     lease.is_settled.wait()
-    [result] = pool().run([Batch(lease.key, np.zeros((1, VOCABULARY), np.float32), [Tracked(0, {}, [1], [])])])
+    [result] = pool().run([ProcessorBatch(lease.key, np.zeros((1, VOCABULARY), np.float32), [Tracked(0, {}, [1], [])])])
     pool().release(lease)
     pool().end_idle()
     return result

@@ -16,6 +16,8 @@ Result = CompiledGrammar | Failure
 
 
 class CacheEntry(NamedTuple):
+    """A grammar, or why there is none, with the memory it takes and the time until which it is kept."""
+
     result: Result
     num_bytes: int
     until_s: float
@@ -30,6 +32,7 @@ class Cache:
         self.num_bytes = 0
 
     def get(self, spec: GrammarSpec, now_s: float) -> Result | None:
+        """Returns what is kept for a constraint, and counts it as used; None where there is nothing, or no more."""
         entry = self._entries.get(spec)
         if entry is None:
             return None

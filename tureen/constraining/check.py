@@ -159,6 +159,7 @@ def _complaint(validator: jsonschema_rs.Validator, value: Any) -> str | None:
 
 
 def program(_: bytes) -> Program:
+    """Returns the program of a worker that judges one output a message."""
     sys.set_int_max_str_digits(0)
     warnings.simplefilter("ignore")
     decoder = msgspec.msgpack.Decoder(tuple[GrammarSpec, str])

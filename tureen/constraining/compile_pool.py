@@ -169,12 +169,14 @@ class CompilePool:
         """One of those that nobody needs is kept, others for a while."""
         with self._lock:
             old_s = time.monotonic() - IDLE_S
-            ended = [one for one in self._idle if not one.is_alive]
-            alive = [one for one in self._idle if one not in ended]
-            ended += alive[:-MAX_IDLE] + [one for one in alive[-MAX_IDLE:-1] if (one.idle_since_s or old_s) < old_s]
-            for one in ended:
-                del self._idle[one]
-                self.supervisor.end(one)
+            ended = [worker for worker in self._idle if not worker.is_alive]
+            alive = [worker for worker in self._idle if worker not in ended]
+            ended += alive[:-MAX_IDLE] + [
+                worker for worker in alive[-MAX_IDLE:-1] if (worker.idle_since_s or old_s) < old_s
+            ]
+            for worker in ended:
+                del self._idle[worker]
+                self.supervisor.end(worker)
 
 
 def _ask(worker: Worker, spec: bytes) -> tuple[CompileReply, bool]:

@@ -23,6 +23,7 @@ _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 
 
 def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> Program:
+    """Returns the program of a worker that compiles one constraint a message. `setup` is a CompilerSetup."""
     compile_ = make_compile(msgspec.msgpack.decode(setup, type=CompilerSetup))
 
     def handle(message: bytes) -> bytes:
@@ -62,14 +63,14 @@ def _ids(vocabulary: Vocabulary) -> dict[bytes, int]:
 def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
     """In place of the tokenizer, which is not here: the longest token each time. Costs a trial what the tokenizer's
     own tokens would; what it makes is seen by nobody."""
-    data, made, at = text.encode(), [], 0
+    data, token_ids, at = text.encode(), [], 0
     while at < len(data):
         size = next((size for size in range(min(LONGEST, len(data) - at), 0, -1) if data[at : at + size] in ids), 0)
         if not size:
             return []
-        made.append(ids[data[at : at + size]])
+        token_ids.append(ids[data[at : at + size]])
         at += size
-    return made
+    return token_ids
 
 
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:

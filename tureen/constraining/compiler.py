@@ -50,6 +50,7 @@ class Compilation:
         return "pending" if self.error is None else "failed"
 
     def settle(self, result: Result) -> None:
+        """Notes how it ended."""
         if isinstance(result, Failure):
             self.error = result
         else:

@@ -43,6 +43,7 @@ def invalid(spec: GrammarSpec, error: GrammarError) -> Failure:
 
 
 def invalid_code(spec: GrammarSpec) -> str:
+    """Returns the error code that tells the client which field is wrong."""
     return f"invalid_{spec.kind}"
 
 

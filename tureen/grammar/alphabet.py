@@ -34,7 +34,7 @@ class Alphabet:
 
 
 def alphabet_of(expressions: Iterable[Expression]) -> Alphabet:
-    """The coarsest alphabet for these trees."""
+    """Returns the coarsest alphabet for these trees."""
     chars, classes = _characters(expressions)
     singles = {ord(char) for char in chars}
     toggles = {0: 0, SURROGATES[0]: 0, SURROGATES[1] + 1: 0, MAX_CODE_POINT + 1: 0}
@@ -45,20 +45,20 @@ def alphabet_of(expressions: Iterable[Expression]) -> Alphabet:
     for point in singles:
         toggles.setdefault(point, 0)
         toggles.setdefault(point + 1, 0)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    ranges_by_key: dict[tuple[int, int], list[tuple[int, int]]] = {}
     points, inside = sorted(toggles), 0
     for point, following in pairwise(points):
         inside ^= toggles[point]
         if not SURROGATES[0] <= point <= SURROGATES[1]:
-            found.setdefault((point if point in singles else -1, inside), []).append((point, following - 1))
+            ranges_by_key.setdefault((point if point in singles else -1, inside), []).append((point, following - 1))
     members: list[list[int]] = [[] for _ in classes]
-    for atom, (_, inside) in enumerate(found):
+    for atom, (_, inside) in enumerate(ranges_by_key):
         while inside:
             members[(inside & -inside).bit_length() - 1].append(atom)
             inside &= inside - 1
-    by_char = {chr(point): atom for atom, (point, _) in enumerate(found) if point >= 0}
+    by_char = {chr(point): atom for atom, (point, _) in enumerate(ranges_by_key) if point >= 0}
     by_ranges = {ranges: frozenset(atoms) for ranges, atoms in zip(classes, members, strict=True)}
-    return Alphabet(tuple(tuple(ranges) for ranges in found.values()), by_char, by_ranges)
+    return Alphabet(tuple(tuple(ranges) for ranges in ranges_by_key.values()), by_char, by_ranges)
 
 
 def _characters(expressions: Iterable[Expression]) -> tuple[set[str], list[Ranges]]:
@@ -87,11 +87,11 @@ def _characters(expressions: Iterable[Expression]) -> tuple[set[str], list[Range
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> Ranges:
-    """The union of ranges of code points: sorted, disjoint, not adjacent."""
-    found: list[tuple[int, int]] = []
+    """Returns the union of ranges of code points: sorted, disjoint, not adjacent."""
+    joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            joined.append((first, last))
+    return tuple(joined)

@@ -42,23 +42,23 @@ class Grammar(Protocol):
     """The place of one output in its language. Not thread-safe; a method that computes long releases the GIL."""
 
     def fill_mask(self, mask: Mask) -> None:
-        """Write the tokens that may come next, all words. EOS is among them exactly where the output may end here.
+        """Writes the tokens that may come next, all words. EOS is among them exactly where the output may end here.
 
         Where nothing may come next the mask is all zero. Raises GrammarError when a limit on work or memory is
         reached; the object is of no use then.
         """
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed.
+        """Goes on by one token. False, and nothing changes, where the token is not allowed. EOS is never passed.
 
         Raises GrammarError as `fill_mask` does.
         """
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back to where it was before the last `num_tokens` tokens were accepted."""
+        """Goes back to where it was before the last `num_tokens` tokens were accepted."""
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as the tokenizer would make them of the only text there can be.
+        """Returns the tokens that must come next, as the tokenizer would make them of the only text there can be.
 
         Only those whose place is certain: the last ones are left out where what follows could merge with them. Empty
         where there is a choice. Changes nothing; each can be accepted one after the other. Raises GrammarError as
@@ -67,11 +67,11 @@ class Grammar(Protocol):
 
     @property
     def is_accepting(self) -> bool:
-        """The output may end here."""
+        """Returns whether the output may end here."""
 
     @property
     def is_done(self) -> bool:
-        """The output can only end here: it is accepted and nothing can follow."""
+        """Returns whether the output can only end here: it is accepted and nothing can follow."""
 
 
 class CompiledGrammar(Protocol):
@@ -79,9 +79,10 @@ class CompiledGrammar(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Returns about how much memory it takes."""
 
-    def start(self) -> Grammar: ...
+    def start(self) -> Grammar:
+        """Returns a grammar at the beginning of an output."""
 
 
 class Backend(Protocol):
@@ -90,8 +91,8 @@ class Backend(Protocol):
     imports torch."""
 
     def translate(self, language: Language) -> bytes:
-        """Do what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
+        """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
         enforce, naming the other backends that can."""
 
     def load(self, source: bytes) -> CompiledGrammar:
-        """Make it ready. Raises GrammarError. Releases the GIL where it computes long."""
+        """Makes it ready. Raises GrammarError. Releases the GIL where it computes long."""

@@ -72,39 +72,39 @@ LONG_CATEGORIES = {
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
-    found, following = [], 0
+    """Returns all other characters."""
+    gaps, following = [], 0
     for first, last in merged((*ranges, SURROGATES)):
         if first > following:
-            found.append((following, first - 1))
+            gaps.append((following, first - 1))
         following = last + 1
     if following <= MAX_CODE_POINT:
-        found.append((following, MAX_CODE_POINT))
-    return tuple(found)
+        gaps.append((following, MAX_CODE_POINT))
+    return tuple(gaps)
 
 
 def union(sets: Iterable[tuple[int, int]]) -> Ranges:
-    """The characters of these ranges, which may overlap, without surrogates."""
-    found = merged(sets)
-    if any(first <= SURROGATES[1] and last >= SURROGATES[0] for first, last in found):
-        return complement(complement(found))
-    return found
+    """Returns the characters of these ranges, which may overlap, without surrogates."""
+    joined = merged(sets)
+    if any(first <= SURROGATES[1] and last >= SURROGATES[0] for first, last in joined):
+        return complement(complement(joined))
+    return joined
 
 
-def intersection(one: Ranges, other: Ranges) -> Ranges:
-    """The characters that are in both."""
-    if one == ANY_CHAR.ranges or other == ANY_CHAR.ranges:
-        return other if one == ANY_CHAR.ranges else one
-    found, at, beside = [], 0, 0
-    while at < len(one) and beside < len(other):
-        first, last = max(one[at][0], other[beside][0]), min(one[at][1], other[beside][1])
+def intersection(left: Ranges, right: Ranges) -> Ranges:
+    """Returns the characters that are in both."""
+    if left == ANY_CHAR.ranges or right == ANY_CHAR.ranges:
+        return right if left == ANY_CHAR.ranges else left
+    common, at, beside = [], 0, 0
+    while at < len(left) and beside < len(right):
+        first, last = max(left[at][0], right[beside][0]), min(left[at][1], right[beside][1])
         if first <= last:
-            found.append((first, last))
-        if one[at][1] < other[beside][1]:
+            common.append((first, last))
+        if left[at][1] < right[beside][1]:
             at += 1
         else:
             beside += 1
-    return tuple(found)
+    return tuple(common)
 
 
 @cache
@@ -112,8 +112,8 @@ def python_class(letter: str, ascii_only: bool) -> Ranges:
     r"""Returns the characters that `\d`, `\w` or `\s` matches in a str pattern of `re`."""
     if ascii_only:
         return {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ASCII_SPACE}[letter]
-    found = re.finditer(rf"\{letter}+", _all_characters())
-    return tuple((match.start(), match.end() - 1) for match in found)
+    runs = re.finditer(rf"\{letter}+", _all_characters())
+    return tuple((match.start(), match.end() - 1) for match in runs)
 
 
 def _all_characters() -> str:
@@ -126,7 +126,7 @@ def _byte_order() -> str:
 
 @cache
 def category(name: str) -> Ranges | None:
-    """The characters of a general category, by its short or long name or a short name's first letter."""
+    """Returns the characters of a general category, by its short or long name or a short name's first letter."""
     name = LONG_CATEGORIES.get(name, name)
     names = {"LC": ("Lu", "Ll", "Lt")}.get(name) or tuple(key for key in _categories() if key.startswith(name))
     return union(span for key in names for span in _categories()[key]) if names and name else None
@@ -134,15 +134,15 @@ def category(name: str) -> Ranges | None:
 
 @cache
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    by_category: dict[str, list[tuple[int, int]]] = {}
     previous, start = "", 0
     for point, name in enumerate(map(unicodedata.category, _all_characters())):
         if name != previous:
-            found.setdefault(previous, []).append((start, point - 1))
+            by_category.setdefault(previous, []).append((start, point - 1))
             previous, start = name, point
-    found.setdefault(previous, []).append((start, MAX_CODE_POINT))
-    del found[""]
-    return found
+    by_category.setdefault(previous, []).append((start, MAX_CODE_POINT))
+    del by_category[""]
+    return by_category
 
 
 @cache
@@ -175,7 +175,8 @@ def _caseless() -> Ranges:
 
 
 def ignoring_case(source: str, ranges: Ranges, flags: int) -> Ranges:
-    """The characters that `re` finds for the source of one class, of which `ranges` is the set where case matters."""
+    """Returns the characters that `re` finds for the source of one class, of which `ranges` is the set where case
+    matters."""
     is_found = re.compile(source, flags | re.IGNORECASE).fullmatch
     cased = ((ord(char), ord(char)) for char in _cased() if is_found(char))
     return union((*intersection(ranges, _caseless()), *cased))
@@ -183,6 +184,6 @@ def ignoring_case(source: str, ranges: Ranges, flags: int) -> Ranges:
 
 @cache
 def variants(char: str, flags: int) -> Ranges:
-    """The characters that `re` takes for this one where case is ignored."""
+    """Returns the characters that `re` takes for this one where case is ignored."""
     is_found = re.compile(re.escape(char), flags | re.IGNORECASE).fullmatch
     return merged((ord(other), ord(other)) for other in _cased().get(char, [char]) if is_found(other))

@@ -66,7 +66,8 @@ class Derivatives:
         self._moves: dict[int, Moves] = {}
 
     def term(self, expression: Expression) -> int:
-        """The term of one of these trees. Raises GrammarError when it is not regular or deeper than MAX_DEPTH."""
+        """Returns the term of one of these trees. Raises GrammarError when it is not regular or deeper than
+        MAX_DEPTH."""
         return self._term(expression, MAX_DEPTH)
 
     def _term(self, node: Expression, depth: int) -> int:
@@ -109,7 +110,7 @@ class Derivatives:
         return self.terms.sequence([self.terms.word(piece) for piece in pieces])
 
     def moves(self, term: int) -> Moves:
-        """The derivatives of a term."""
+        """Returns the derivatives of a term."""
         known = self._moves.get(term)
         if known is None:
             known = self._moves[term] = self._derived(term)
@@ -181,16 +182,16 @@ class Derivatives:
         return by_atom, self.terms.both(other for _, other in parts)
 
     def targets(self, term: int) -> list[int]:
-        """The different derivatives but NOTHING."""
+        """Returns the different derivatives but NOTHING."""
         own, other = self.moves(term)
-        found = dict.fromkeys(own.values())
+        different = dict.fromkeys(own.values())
         if len(own) < len(self.alphabet.atoms):
-            found[other] = None
-        found.pop(NOTHING, None)
-        return list(found)
+            different[other] = None
+        different.pop(NOTHING, None)
+        return list(different)
 
     def by_atom(self, term: int) -> Iterator[tuple[int, int]]:
-        """The derivative by each atom but NOTHING."""
+        """Yields the derivative by each atom but NOTHING."""
         own, other = self.moves(term)
         if other == NOTHING:
             return ((atom, target) for atom, target in own.items() if target != NOTHING)
@@ -198,7 +199,7 @@ class Derivatives:
         return ((atom, target) for atom, target in by_atom if target != NOTHING)
 
     def is_empty(self, term: int) -> bool:
-        """Nothing is matched."""
+        """Returns whether nothing is matched."""
         seen, waiting = {term}, [term]
         for here in waiting:  # grows
             if self.terms.nullable[here] or (self.terms.plain[here] and here != NOTHING):

@@ -77,6 +77,8 @@ HINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """A word of the notation and where it stands."""
+
     kind: str
     text: str
     line: int  # from 1
@@ -104,7 +106,7 @@ class OpenGroup:
 
 
 def ebnf(text: str) -> Language:
-    """The language of `root`, without Terminals. Raises GrammarError.
+    """Returns the language of `root`, without Terminals. Raises GrammarError.
 
     A rule without recursion becomes one regular expression, if it is not too large.
     """
@@ -223,11 +225,11 @@ class _Parser:
     def _times(self, token: Token) -> tuple[int, int | None]:
         if token.text in "*+?":
             return {"*": (0, None), "+": (1, None), "?": (0, 1)}[token.text]
-        found = TIMES.fullmatch(token.text)
-        if found is None:
+        match = TIMES.fullmatch(token.text)
+        if match is None:
             raise self._fault(f"{echo(token.text)} is not a number of times", token.line, "write {n}, {n,} or {n,m}")
-        least = int(found[1])
-        most = least if found[2] is None else int(found[3]) if found[3] else None
+        least = int(match[1])
+        most = least if match[2] is None else int(match[3]) if match[3] else None
         if most is not None and most < least:
             raise self._fault(f"{echo(token.text)} is never possible", token.line, "write the smaller number first")
         if max(least, most or 0) > MAX_TIMES:
@@ -274,22 +276,22 @@ class _Parser:
                 units.append((text[at], False))
                 at += 1
                 continue
-            found = ESCAPE.match(text, at)
-            units.append((self._unescaped(found, text[at : at + 2], token), True))
-            at = found.end() if found else len(text)
+            match = ESCAPE.match(text, at)
+            units.append((self._unescaped(match, text[at : at + 2], token), True))
+            at = match.end() if match else len(text)
         return units
 
-    def _unescaped(self, found: re.Match[str] | None, written: str, token: Token) -> str:
-        if found is None:
+    def _unescaped(self, match: re.Match[str] | None, written: str, token: Token) -> str:
+        if match is None:
             raise self._fault(f"{echo(written)} is not complete", token.line, "write the escape in full")
-        digits = found[1] or found[2] or found[3]
+        digits = match[1] or match[2] or match[3]
         if digits is None:
-            if found[4] not in SHORT_ESCAPES:
-                raise self._fault(f"the escape {echo(written)} is not known", token.line, _escape_hint(found[4]))
-            return SHORT_ESCAPES[found[4]]
+            if match[4] not in SHORT_ESCAPES:
+                raise self._fault(f"the escape {echo(written)} is not known", token.line, _escape_hint(match[4]))
+            return SHORT_ESCAPES[match[4]]
         code = int(digits, 16)
         if code > MAX_CODE_POINT or SURROGATES[0] <= code <= SURROGATES[1]:
-            raise self._fault(f"{echo(found[0])} is no character", token.line, "write a Unicode code point")
+            raise self._fault(f"{echo(match[0])} is no character", token.line, "write a Unicode code point")
         return chr(code)
 
     def _char_class(self, token: Token) -> Expression:
@@ -324,18 +326,18 @@ def _tokens(text: str) -> list[Token]:
     at = 0
     starts_line = True
     while at < len(text):
-        found = TOKEN.match(text, at)
+        match = TOKEN.match(text, at)
         line = bisect_right(breaks, at - 1) + 1
-        if found is None or found.lastgroup is None:
+        if match is None or match.lastgroup is None:
             raise _unexpected(text, at, line)
-        if found.lastgroup == "space":
-            starts_line = starts_line or "\n" in found[0]
+        if match.lastgroup == "space":
+            starts_line = starts_line or "\n" in match[0]
         else:
-            end = found.end()
+            end = match.end()
             touches = _is_name(text[at - 1 : at]) or _is_name(text[end : end + 1])
-            tokens.append(Token(found.lastgroup, found[0], line, starts_line, touches))
+            tokens.append(Token(match.lastgroup, match[0], line, starts_line, touches))
             starts_line = False
-        at = found.end()
+        at = match.end()
     return tokens
 
 

@@ -29,7 +29,7 @@ MAX_OPTIONAL = 3  # items that may be left out before the edge, before an inters
 
 
 def chain(items: Iterable[Expression]) -> Expression:
-    """One after the other, without chains in it."""
+    """Returns the items one after the other, as a chain without chains in it."""
     parts: list[Expression] = []
     for item in items:
         if item == NOTHING:
@@ -42,7 +42,7 @@ def chain(items: Iterable[Expression]) -> Expression:
 
 
 def either(items: Iterable[Expression]) -> Expression:
-    """Any of these, without choices in it."""
+    """Returns any of the items, as a choice without choices in it."""
     parts: dict[Expression, None] = {}
     for item in items:
         parts.update(dict.fromkeys(item.items if isinstance(item, Choice) else (item,)))
@@ -50,7 +50,7 @@ def either(items: Iterable[Expression]) -> Expression:
 
 
 def chars(ranges: Ranges) -> Expression:
-    """One character of these."""
+    """Returns one character of these."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return Text(chr(ranges[0][0]))
     return Chars(ranges) if ranges else NOTHING
@@ -141,15 +141,15 @@ def _at_edge(node: Expression, ranges: Ranges, is_first: bool) -> Expression:
 
 def _chain_at_edge(items: tuple[Expression, ...], ranges: Ranges, is_first: bool) -> Expression:
     order = items if is_first else items[::-1]
-    found = []
+    options = []
     for number, item in enumerate(order):
         if number > MAX_OPTIONAL:
             return _intersected(Chain(items), ranges, is_first)
         edge, others = _at_edge(item, ranges, is_first), order[number + 1 :]
-        found.append(chain((edge, *others) if is_first else (*others[::-1], edge)))
+        options.append(chain((edge, *others) if is_first else (*others[::-1], edge)))
         if not is_nullable(item):
             break
-    return either(found)
+    return either(options)
 
 
 def _intersected(node: Expression, ranges: Ranges, is_first: bool) -> Expression:

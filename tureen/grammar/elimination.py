@@ -1,8 +1,8 @@
 """Expressions for automata, by state elimination.
 
-McNaughton and Yamada, "Regular expressions and state graphs for automata" (1960). States go in the order of what it
-costs (Delgado and Morais, "Approximation to the smallest regular expression for a given regular language", 2004), but
-those whose expressions are nested deep go last.
+Brzozowski and McCluskey, "Signal flow graph techniques for sequential circuit state diagrams" (1963). States go in the
+order of what it costs, but those whose expressions are nested deep go last: Delgado and Morais, "Approximation to the
+smallest regular expression for a given regular language" (2004).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Elimination:
                 self._into[target].add(state)
 
     def expression(self) -> Expression:
-        """The language of the automaton. Raises GrammarError when the expression is too large."""
+        """Returns an expression of the automaton's language. Raises GrammarError when the expression is too large."""
         costs = {state: self._cost(state) for state in range(self._start)}
         queue = [(cost, state) for state, cost in costs.items()]
         heapq.heapify(queue)
@@ -82,8 +82,8 @@ class Elimination:
         for source in into:
             first = self._terms.chain(self._out[source].pop(state), around)
             for target, last in out.items():
-                found = self._terms.chain(first, last)
-                self._out[source][target] = self._either(self._out[source].get(target, NOTHING), found, MAX_FACTORS)
+                bypass = self._terms.chain(first, last)
+                self._out[source][target] = self._either(self._out[source].get(target, NOTHING), bypass, MAX_FACTORS)
                 self._into[target].add(source)
                 self._check(self._out[source][target])
         self._out[state], self._into[state] = {}, set()

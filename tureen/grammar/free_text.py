@@ -21,7 +21,7 @@ from tureen.grammar.rules import SOMETHING, can_be_empty
 
 
 def any_of(texts: Iterable[str]) -> Expression:
-    """Exactly one of these strings."""
+    """Returns exactly one of these strings."""
     items = tuple(Text(text) for text in texts)
     return items[0] if len(items) == 1 else Choice(items)
 
@@ -29,7 +29,7 @@ def any_of(texts: Iterable[str]) -> Expression:
 def up_to(
     ends: Sequence[str], stops: Sequence[str], free: Expression = ANYTHING, never: Sequence[str] = ()
 ) -> Terminal:
-    """A text of `free` and one of `ends`, which is also where the first of `stops` is complete.
+    """Returns a text of `free` and one of `ends`, which is also where the first of `stops` is complete.
 
     `stops` hold the `ends`. No string of `never` occurs in the whole of it. No such text begins another one.
     """
@@ -40,7 +40,7 @@ def up_to(
 
 
 def free_of(strings: Sequence[str], most: int | None = None) -> Expression:
-    """Any text of at most `most` characters in which none of these strings occurs."""
+    """Returns any text of at most `most` characters in which none of these strings occurs."""
     text = ANYTHING if most is None else Repeat(ANY_CHAR, 0, most) if most else EMPTY
     if not strings:
         return text
@@ -49,7 +49,7 @@ def free_of(strings: Sequence[str], most: int | None = None) -> Expression:
 
 
 def to_the_end(text: Expression) -> Expression:
-    """A regular text after which the output ends: one terminal, as nothing follows, which is never empty."""
+    """Returns a regular text after which the output ends: one terminal, as nothing follows, which is never empty."""
     return Choice((EMPTY, Terminal(Both(text, SOMETHING)))) if can_be_empty(text) else Terminal(text)
 
 

@@ -13,7 +13,7 @@ from tureen.grammar.expression import GrammarError
 
 
 def exact(digits: str, name: str) -> Decimal:
-    """A number with a fraction or exponent. Raises GrammarError for an exponent that is too large."""
+    """Reads a number with a fraction or exponent. Raises GrammarError for an exponent that is too large."""
     try:
         return Decimal(digits)
     except ArithmeticError:
@@ -33,12 +33,12 @@ def decoded(text: str, name: str) -> Any:
         raise GrammarError(f"{name} is not valid JSON: {word} is not a number of JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        value = dict(pairs)
+        if len(value) < len(pairs):
             times = Counter(key for key, _ in pairs)
             twice = next(key for key in times if times[key] > 1)
             raise GrammarError(f"{name} has the key {echo(twice)} twice in one object; remove one")
-        return found
+        return value
 
     try:
         return json.loads(text, parse_float=number, parse_constant=constant, object_pairs_hook=unique)
@@ -49,7 +49,7 @@ def decoded(text: str, name: str) -> Any:
 
 
 def keys(value: Any, path: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
-    """`value` is an object with these keys. Raises GrammarError."""
+    """Raises GrammarError unless `value` is an object with these keys."""
     if not isinstance(value, dict):
         raise GrammarError(f"{path} must be an object, got {echo(value)}")
     for key in value:
@@ -61,7 +61,7 @@ def keys(value: Any, path: str, required: Sequence[str], optional: Sequence[str]
 
 
 def string(value: Any, path: str) -> str:
-    """Any string of characters."""
+    """Returns a value that must be a string of characters. Raises GrammarError."""
     if not isinstance(value, str):
         raise GrammarError(f"{path} must be a string, got {echo(value)}")
     check_characters(value, path)
@@ -69,7 +69,7 @@ def string(value: Any, path: str) -> str:
 
 
 def check_characters(text: str, name: str) -> None:
-    """One half of a surrogate pair is no character. Raises GrammarError."""
+    """Raises GrammarError where one half of a surrogate pair stands alone, which is no character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -79,28 +79,28 @@ def check_characters(text: str, name: str) -> None:
 
 
 def listed(value: Any, path: str) -> list[Any]:
-    """A list that is not empty."""
+    """Returns a value that must be a list that is not empty. Raises GrammarError."""
     if not isinstance(value, list) or not value:
         raise GrammarError(f"{path} must be a list that is not empty, got {echo(value)}")
     return value
 
 
 def strings(value: Any, path: str, *, may_be_none: bool = False) -> tuple[str, ...]:
-    """Strings that are not empty, each one once; at least one, if there need not be none."""
+    """Returns a value that must be a list of different strings that are not empty. Raises GrammarError."""
     if may_be_none and value == []:
         return ()
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for at, item in enumerate(listed(value, path)):
         if string(item, f"{path}[{at}]") == "":
             raise GrammarError(f"{path}[{at}] is empty; remove it or write a text")
-        if item in found:
+        if item in texts:
             raise GrammarError(f"{path}[{at}] is there twice: {echo(item)}; remove one")
-        found[item] = None
-    return tuple(found)
+        texts[item] = None
+    return tuple(texts)
 
 
 def integer(value: Any, path: str, most: int | None = None) -> int:
-    """An integer from 0 on."""
+    """Returns a value that must be an integer from 0 to `most`. Raises GrammarError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (most is not None and value > most):
         bound = "0 or more" if most is None else f"0 to {most}"
         raise GrammarError(f"{path} must be an integer, {bound}, got {echo(value)}")
@@ -108,7 +108,7 @@ def integer(value: Any, path: str, most: int | None = None) -> int:
 
 
 def flag(value: Any, path: str) -> bool:
-    """true or false."""
+    """Returns a value that must be true or false. Raises GrammarError."""
     if not isinstance(value, bool):
         raise GrammarError(f"{path} must be true or false, got {echo(value)}")
     return value

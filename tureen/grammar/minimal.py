@@ -8,7 +8,7 @@ MAX_MOVES = 200_000  # of an automaton that is made minimal: about half a second
 
 
 def minimal(by_atom: list[dict[int, int]], accepting: list[bool], live: set[int]) -> dict[int, int]:
-    """The block of each live state; the states of a block are equal.
+    """Returns the block of each live state; the states of a block are equal.
 
     A missing move leads nowhere. Hopcroft, "An n log n algorithm for minimizing states in a finite automaton" (1971);
     as in Valmari and Lehtinen (2008) both first blocks are splitters, so that moves may be missing. An automaton of

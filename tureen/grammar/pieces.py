@@ -25,12 +25,12 @@ NO_PIECE = TerminalPiece(EMPTY, ("",), "")
 
 
 def fixed(text: str, piece: TerminalPiece = NO_PIECE) -> TerminalPiece:
-    """A fixed text before it."""
+    """Returns the piece with a fixed text before it."""
     return TerminalPiece(chain((Text(text), piece.expression)), (text,), piece.goes_on) if text else piece
 
 
 def apart(texts: Sequence[str]) -> bool:
-    """None of these begins another one."""
+    """Returns whether none of these begins another one."""
     ordered = sorted(texts)
     return not any(longer.startswith(shorter) for shorter, longer in pairwise(ordered))
 
@@ -42,28 +42,28 @@ class Assembly:
         self.rules: dict[str, Expression] = {}
 
     def without_terminals(self, piece: TerminalPiece) -> TerminalPiece:
-        """The same language."""
+        """Returns a piece of the same language without terminals."""
         for name, rule in reachable(piece.expression, self.rules).items():
             self.rules[name] = unmarked(rule)
         return TerminalPiece(unmarked(piece.expression))
 
     def can_be_empty(self, piece: TerminalPiece) -> bool:
-        """The empty string is one of its texts."""
+        """Returns whether the empty string is one of its texts."""
         return can_be_empty(piece.expression, holding(reachable(piece.expression, self.rules), can_be_empty))
 
     def joined(self, pieces: Iterable[TerminalPiece]) -> TerminalPiece:
-        """One after the other: no terminals from the first of them on whose end is not certain."""
-        made = [piece for piece in pieces if piece is not NO_PIECE]
-        for at in range(len(made) - 1):
-            if not _end_is_certain(made[at], made[at + 1]):
-                made[at:] = [self.without_terminals(piece) for piece in made[at:]]
+        """Joins pieces one after the other, without terminals from the first of them on whose end is not certain."""
+        kept = [piece for piece in pieces if piece is not NO_PIECE]
+        for at in range(len(kept) - 1):
+            if not _end_is_certain(kept[at], kept[at + 1]):
+                kept[at:] = [self.without_terminals(piece) for piece in kept[at:]]
                 break
-        if len(made) < 2:
-            return made[0] if made else NO_PIECE
-        return TerminalPiece(chain(piece.expression for piece in made), made[0].starts, made[-1].goes_on)
+        if len(kept) < 2:
+            return kept[0] if kept else NO_PIECE
+        return TerminalPiece(chain(piece.expression for piece in kept), kept[0].starts, kept[-1].goes_on)
 
     def either(self, pieces: Sequence[TerminalPiece]) -> TerminalPiece:
-        """Any of them: no terminals if it does not show in their first characters which one it is."""
+        """Returns any of the pieces, without terminals if their first characters do not show which one it is."""
         if len(pieces) == 1:
             return pieces[0]
         known = [start for piece in pieces for start in piece.starts or ()]
@@ -77,7 +77,7 @@ class Assembly:
         )
 
     def ended(self, piece: TerminalPiece, ends: Sequence[str]) -> TerminalPiece:
-        """One of these fixed texts after it; nothing if there are none."""
+        """Returns the piece with one of these fixed texts after it; with nothing if there are none."""
         return (
             self.joined((piece, TerminalPiece(any_of(ends), tuple(ends), "" if apart(ends) else None)))
             if ends

@@ -55,7 +55,7 @@ NO_BOUNDARY_IN_EMPTY = re.search(r"\B", "") is not None  # whether `\B` of this 
 
 
 def parse(pattern: str, *, flavour: Flavour) -> Expression:
-    """The texts that match from end to end: `re.fullmatch`, or ECMA-262 with the flag u.
+    """Returns the texts that match from end to end: `re.fullmatch`, or ECMA-262 with the flag u.
 
     Raises GrammarError for what is no pattern, is not regular or not supported, with the position.
     """
@@ -63,7 +63,8 @@ def parse(pattern: str, *, flavour: Flavour) -> Expression:
 
 
 def search(pattern: str, *, flavour: Flavour) -> Expression:
-    """The texts in which the pattern is found somewhere, as JSON Schema wants it. Raises GrammarError like `parse`."""
+    """Returns the texts in which the pattern is found somewhere, as JSON Schema wants it. Raises GrammarError like
+    `parse`."""
     node = PatternParser(pattern, flavour).pattern()
     branches = list(node.items) if isinstance(node, Alternatives) else [node]
     plain: list[Node] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
@@ -89,7 +90,7 @@ class Resolver:
         raise GrammarError(f"pattern {echo(self._pattern)}: {what}")
 
     def language(self, items: tuple[Node, ...], before: str) -> Expression:
-        """The texts, up to the end, that these match one after the other."""
+        """Returns the texts, up to the end, that these match one after the other."""
         key = (tuple(map(id, items)), before)
         if key not in self._known:
             self._depth += 1
@@ -172,12 +173,12 @@ class Resolver:
                 "a repeated group with a lookahead is supported only where fixed texts follow up to the end,"
                 " as in ^((?!no).)*$"
             )
-        found = []
+        options = []
         for text in texts:
             fails = Both(Not(self._seen(guarded.look, "")), Repeat(ANY_CHAR, len(text) + 1))
             run = chain((Repeat(guarded.item, guarded.least, guarded.most), Text(text)))
-            found.append(Both(run, Not(chain((ANYTHING, fails)))))
-        return either(found)
+            options.append(Both(run, Not(chain((ANYTHING, fails)))))
+        return either(options)
 
     def _at_mark(self, mark: Mark, rest: tuple[Node, ...], before: str) -> Expression:
         if mark.kind == "start" or mark.kind == "line start":

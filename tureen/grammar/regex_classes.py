@@ -45,26 +45,26 @@ class PatternSource:
         self.is_python = flavour == "python"
 
     def refuse(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise the GrammarError that says what is wrong and where."""
+        """Raises the GrammarError that says what is wrong and where."""
         raise GrammarError(f"pattern {echo(self.pattern)}: {what} (position {self.at if at is None else at})")
 
     def peek(self) -> str:
-        """The next character; "" at the end."""
+        """Returns the next character; "" at the end."""
         return self.pattern[self.at : self.at + 1]
 
-    def take(self, wanted: str) -> bool:
-        """Read this if it comes next."""
-        if self.pattern.startswith(wanted, self.at):
-            self.at += len(wanted)
+    def take(self, text: str) -> bool:
+        """Reads this text if it comes next, and says whether it did."""
+        if self.pattern.startswith(text, self.at):
+            self.at += len(text)
             return True
         return False
 
-    def match(self, wanted: re.Pattern[str]) -> re.Match[str] | None:
-        """Read what this matches, if it does."""
-        found = wanted.match(self.pattern, self.at)
-        if found:
-            self.at = found.end()
-        return found
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Reads what the pattern matches here, if it does."""
+        match = pattern.match(self.pattern, self.at)
+        if match:
+            self.at = match.end()
+        return match
 
 
 def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
@@ -87,16 +87,16 @@ def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
 
 def _shorthand(source: PatternSource, letter: str, flags: int) -> Ranges:
     if source.is_python:
-        found = python_class(letter.lower(), bool(flags & ASCII))
+        ranges = python_class(letter.lower(), bool(flags & ASCII))
     else:
-        found = {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ECMA_SPACE}[letter.lower()]
-    return found if letter.islower() else complement(found)
+        ranges = {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ECMA_SPACE}[letter.lower()]
+    return ranges if letter.islower() else complement(ranges)
 
 
 def _python_escape(source: PatternSource, in_class: bool) -> int:
     start = source.at
-    if found := source.match(PYTHON_CLASS_OCTAL if in_class else PYTHON_OCTAL):
-        value = int(found[0], 8)
+    if match := source.match(PYTHON_CLASS_OCTAL if in_class else PYTHON_OCTAL):
+        value = int(match[0], 8)
         return value if value <= 0o377 else source.refuse("an octal escape is at most \\377", start)
     letter = source.peek()
     if letter in PYTHON_HEX:
@@ -121,20 +121,20 @@ def _python_escape(source: PatternSource, in_class: bool) -> int:
 
 def _ecma_escape(source: PatternSource) -> int | Ranges:
     start = source.at
-    if found := source.match(ECMA_PAIR):
-        return 0x10000 + ((int(found[1], 16) - 0xD800) << 10) + int(found[2], 16) - 0xDC00
-    if found := source.match(ECMA_HEX):
-        return int(found[1] or found[2], 16)
-    if found := source.match(ECMA_CODE_POINT):
-        value = int(found[1][-7:], 16) if found[1][:-7].strip("0") == "" else MAX_CODE_POINT + 1
+    if match := source.match(ECMA_PAIR):
+        return 0x10000 + ((int(match[1], 16) - 0xD800) << 10) + int(match[2], 16) - 0xDC00
+    if match := source.match(ECMA_HEX):
+        return int(match[1] or match[2], 16)
+    if match := source.match(ECMA_CODE_POINT):
+        value = int(match[1][-7:], 16) if match[1][:-7].strip("0") == "" else MAX_CODE_POINT + 1
         return value if value <= MAX_CODE_POINT else source.refuse("no code point is so large", start)
-    if found := source.match(ECMA_CONTROL):
-        return ord(found[1]) % 32
-    if found := source.match(ECMA_PROPERTY):
-        ranges = ECMA_SETS.get(found[2]) or category(found[2])
+    if match := source.match(ECMA_CONTROL):
+        return ord(match[1]) % 32
+    if match := source.match(ECMA_PROPERTY):
+        ranges = ECMA_SETS.get(match[2]) or category(match[2])
         if ranges is None:
             source.refuse("only general categories of Unicode are supported, as in \\p{L} or \\p{Lu}", start)
-        return ranges if found[1] == "p" else complement(ranges)
+        return ranges if match[1] == "p" else complement(ranges)
     if source.peek() in "123456789k":
         source.refuse("backreferences make a language that is not regular")
     if source.take("0"):
@@ -153,7 +153,7 @@ def _identity(source: PatternSource) -> int:
 
 
 def bracketed(source: PatternSource, flags: int) -> Ranges:
-    """The class whose "[" has been read."""
+    """Returns the class whose "[" has been read."""
     start = source.at - 1
     negated = source.take("^")
     spans: list[tuple[int, int]] = []

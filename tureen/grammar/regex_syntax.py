@@ -108,7 +108,7 @@ ASSERTING = (Mark, Look, Concatenation, Alternatives, Times, Guarded)
 
 
 def sequence(items: list[Node]) -> Node:
-    """One after the other; neighbouring texts become one, and a lookahead at one character is done with."""
+    """Joins nodes one after the other; neighbouring texts become one, and a lookahead at one character is done with."""
     joined: list[Node] = []
     for item in items:
         last = joined[-1] if joined else None
@@ -141,12 +141,12 @@ def _char_set(node: Node) -> Ranges | None:
             return ((ord(text), ord(text)),)
         case Choice(items):
             sets = [_char_set(item) for item in items]
-            return merged(span for found in sets if found for span in found) if None not in sets else None
+            return merged(span for part in sets if part for span in part) if None not in sets else None
     return None
 
 
 def alternatives(items: list[Node]) -> Node:
-    """Any of these."""
+    """Returns any of the nodes."""
     pure = [item for item in items if not isinstance(item, ASSERTING)]
     if len(pure) == len(items):
         return either(pure)
@@ -154,7 +154,7 @@ def alternatives(items: list[Node]) -> Node:
 
 
 def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
-    """The same where these marks never hold."""
+    """Returns the node as it is where these marks never hold."""
     match node:
         case Mark(kind):
             return NOTHING if kind in kinds else node
@@ -169,7 +169,7 @@ def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
 
 
 def unmarked(node: Node) -> Expression:
-    """At least what it can match: every mark and lookahead holds."""
+    """Returns at least what the node can match, as if every mark and lookahead held."""
     match node:
         case Mark() | Look():
             return EMPTY
@@ -183,7 +183,7 @@ def unmarked(node: Node) -> Expression:
 
 
 def marks(node: Node) -> set[str]:
-    """The kinds of the assertions in it."""
+    """Returns the kinds of the assertions in it."""
     match node:
         case Mark(kind):
             return {kind}
@@ -197,7 +197,7 @@ def marks(node: Node) -> set[str]:
 
 
 def written(node: Node) -> int:
-    """How many characters it is about with all counted repeats written out."""
+    """Counts about how many characters a node has with all counted repeats written out."""
     match node:
         case Text(text):
             return len(text)
@@ -220,7 +220,7 @@ class PatternParser:
         self.names: set[str] = set()
 
     def pattern(self) -> Node:
-        """The whole pattern. Raises GrammarError."""
+        """Returns the whole pattern. Raises GrammarError."""
         if len(self.source.pattern) > MAX_PATTERN:
             self.source.refuse(f"it has {len(self.source.pattern)} characters, at most {MAX_PATTERN} are allowed", 0)
         while self._global_flags():
@@ -239,19 +239,19 @@ class PatternParser:
             return False
         if self.source.match(COMMENT):
             return True
-        found = self.source.match(GLOBAL_FLAGS)
-        if found:
-            self.flags = self._flags(found, start)
-        return found is not None
+        match = self.source.match(GLOBAL_FLAGS)
+        if match:
+            self.flags = self._flags(match, start)
+        return match is not None
 
-    def _flags(self, found: re.Match[str], start: int) -> int:
+    def _flags(self, match: re.Match[str], start: int) -> int:
         """The flags in force after (?on-off."""
-        on, off = found[1], (found[2] or "")[1:]
+        on, off = match[1], (match[2] or "")[1:]
         if "x" in on:
             self.source.refuse("verbose patterns (?x) are not supported", start)
         both_kinds = "a" in on and "u" in on
         if not set(on) <= set("imsau") or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
-            self.source.refuse(f"(?{found[1]}{found[2] or ''}: no such flags", start)
+            self.source.refuse(f"(?{match[1]}{match[2] or ''}: no such flags", start)
         flags = self.flags & ~ASCII if "u" in on else self.flags
         for letter in on:
             flags |= FLAGS[letter]
@@ -286,11 +286,11 @@ class PatternParser:
     def _quantifier(self) -> tuple[int, int | None] | None:
         """Read one; None where the brace is a character like others."""
         start = self.source.at
-        found = self.source.match(QUANTIFIER)
-        if not found or found[0] == "{}":
+        match = self.source.match(QUANTIFIER)
+        if not match or match[0] == "{}":
             self.source.at = start
             return None
-        letter, low, comma, high = found.groups()
+        letter, low, comma, high = match.groups()
         if letter:
             span: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[letter]
         elif not low and not self.source.is_python:
@@ -333,8 +333,8 @@ class PatternParser:
         """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
         item."""
         source = self.source
-        if found := source.match(PLAIN):
-            return self._literal(found[0])
+        if match := source.match(PLAIN):
+            return self._literal(match[0])
         char = source.peek()
         source.at += 1
         if char == "(":
@@ -377,8 +377,8 @@ class PatternParser:
             source.at += 1
             word = python_class("w", bool(self.flags & ASCII)) if source.is_python else ASCII_WORD
             return [Mark("boundary" if source.pattern[source.at - 1] == "b" else "no boundary", word)]
-        found = escape(source, False, self.flags)
-        return self._literal(chr(found)) if isinstance(found, int) else [chars(found)]
+        escaped = escape(source, False, self.flags)
+        return self._literal(chr(escaped)) if isinstance(escaped, int) else [chars(escaped)]
 
     def _group(self) -> Node:
         """The group whose "(" has been read."""
@@ -403,15 +403,15 @@ class PatternParser:
         for prefix in ("?:", "?=", "?!"):
             if source.take(prefix):
                 return prefix[1].replace(":", "")
-        if (found := source.match(OPEN_NAMED)) and bool(found[1]) == source.is_python:
-            name = found[2]
+        if (match := source.match(OPEN_NAMED)) and bool(match[1]) == source.is_python:
+            name = match[2]
             if not name.replace("$", "" if source.is_python else "_").isidentifier() or name in self.names:
                 source.refuse(f"the group name {echo(name)} is used twice or no name", start)
             self.names.add(name)
             return ""
-        if source.is_python and not found and (found := source.match(OPEN_FLAGS)):
-            if found[3] == ")":
+        if source.is_python and not match and (match := source.match(OPEN_FLAGS)):
+            if match[3] == ")":
                 source.refuse("flags for the whole pattern go at its beginning", start)
-            self.flags = self._flags(found, start)
+            self.flags = self._flags(match, start)
             return ""
         return source.refuse(f"no such group in {'Python' if source.is_python else 'ECMA-262'}", start)

@@ -46,7 +46,7 @@ class Automaton:
 
 
 def automaton(expression: Expression, max_states: int = MAX_STATES) -> Automaton:
-    """The automaton of an expression; minimal unless it is very large.
+    """Returns the automaton of an expression; minimal unless it is very large.
 
     Raises GrammarError when it takes more than `max_states` states before it is made small.
     """
@@ -100,13 +100,13 @@ def _numbered(
         by_target: dict[int, list[int]] = {}
         for atom, target in by_atom[member].items():
             by_target.setdefault(block_of[target], []).append(atom)
-        found: list[tuple[int, int, int]] = []
+        spans: list[tuple[int, int, int]] = []
         for block, atoms in sorted(by_target.items(), key=lambda item: min(item[1])):
             if block not in numbers:
                 numbers[block] = len(members)
                 members.append(some_member[block])
-            found += [(first, last, numbers[block]) for atom in atoms for first, last in alphabet.atoms[atom]]
-        moves.append(_joined(found))
+            spans += [(first, last, numbers[block]) for atom in atoms for first, last in alphabet.atoms[atom]]
+        moves.append(_joined(spans))
     return Automaton(tuple(moves), tuple(accepting[member] for member in members))
 
 
@@ -169,7 +169,7 @@ def includes(first: Expression, second: Expression) -> bool:
 
 
 def first_chars(expression: Expression) -> Chars:
-    """The characters that a match can begin with."""
+    """Returns the characters that a match can begin with."""
     terms = Derivatives(expression)
     empty: dict[int, bool] = {}
     atoms = []
@@ -182,7 +182,7 @@ def first_chars(expression: Expression) -> Chars:
 
 
 def continuations(expression: Expression, max_states: int = MAX_STATES) -> Chars:
-    """The characters with which a match can go on to a longer one."""
+    """Returns the characters with which a match can go on to a longer one."""
     machine = automaton(expression, max_states)
     ends = (moves for moves, accepting in zip(machine.moves, machine.accepting, strict=True) if accepting)
     return Chars(merged((first, last) for moves in ends for first, last, _ in moves))
@@ -194,21 +194,21 @@ def is_finite(expression: Expression) -> bool:
 
 
 def strings_of(expression: Expression, limit: int) -> list[str] | None:
-    """All strings it matches, shorter ones first, else by code point; None when there are more than `limit`."""
+    """Returns all strings it matches, shorter ones first, else by code point; None if there are more than `limit`."""
     machine = automaton(expression)
     order = _topological(machine)
     if order is None or _count(machine, order) > limit:
         return None
-    found, here = [], [("", 0)]
+    texts, here = [], [("", 0)]
     while here:
-        found += [text for text, state in here if machine.accepting[state]]
+        texts += [text for text, state in here if machine.accepting[state]]
         here = [
             (text + chr(point), target)
             for text, state in here
             for first, last, target in machine.moves[state]
             for point in range(first, last + 1)
         ]
-    return found
+    return texts
 
 
 def _topological(machine: Automaton) -> list[int] | None:
@@ -236,7 +236,7 @@ def _count(machine: Automaton, order: list[int]) -> int:
 
 
 def rules_of(machine: Automaton, prefix: str) -> Language:
-    """A right-linear grammar of the same language without Both and Not; its rules are `prefix` and a number."""
+    """Returns a right-linear grammar of the same language without Both and Not; its rules are `prefix` and a number."""
     rules: dict[str, Expression] = {}
     for state, accepting in enumerate(machine.accepting):
         options: list[Expression] = [EMPTY] if accepting else []
@@ -248,7 +248,7 @@ def rules_of(machine: Automaton, prefix: str) -> Language:
 
 
 def expression_of(machine: Automaton, max_nodes: int = MAX_NODES) -> Expression:
-    """An expression of the same language without Both and Not.
+    """Returns an expression of the same language without Both and Not.
 
     Raises GrammarError when it takes more than `max_nodes` nodes or is nested too deep.
     """
@@ -261,7 +261,7 @@ def expression_of(machine: Automaton, max_nodes: int = MAX_NODES) -> Expression:
 
 def _by_target(machine: Automaton, state: int) -> dict[int, Ranges]:
     """The characters that lead to each next state."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    spans: dict[int, list[tuple[int, int]]] = {}
     for first, last, target in machine.moves[state]:
-        found.setdefault(target, []).append((first, last))
-    return {target: tuple(ranges) for target, ranges in found.items()}
+        spans.setdefault(target, []).append((first, last))
+    return {target: tuple(ranges) for target, ranges in spans.items()}

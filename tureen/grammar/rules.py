@@ -49,7 +49,7 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
 
 
 def calls(expression: Expression) -> Iterator[str]:
-    """The rules it calls directly."""
+    """Yields the names of the rules that an expression calls."""
     rest = [expression]
     while rest:
         part = rest.pop()
@@ -59,7 +59,7 @@ def calls(expression: Expression) -> Iterator[str]:
 
 
 def chain(items: Iterable[Expression]) -> Expression:
-    """One after the other; what matches only the empty string is left out, and with NOTHING it is NOTHING."""
+    """Joins items one after the other: EMPTY is left out, and with NOTHING it is NOTHING."""
     kept: list[Expression] = []
     for item in items:
         if item == NOTHING:
@@ -70,7 +70,7 @@ def chain(items: Iterable[Expression]) -> Expression:
 
 
 def choice(items: Iterable[Expression]) -> Expression:
-    """Any of these; what matches nothing is left out."""
+    """Returns any of the items; what matches nothing is left out."""
     kept: list[Expression] = []
     for item in items:
         kept.extend(item.items if isinstance(item, Choice) else (item,))
@@ -78,14 +78,14 @@ def choice(items: Iterable[Expression]) -> Expression:
 
 
 def repeat(item: Expression, least: int, most: int | None) -> Expression:
-    """The item so many times."""
+    """Repeats an item `least` to `most` times, None = without end."""
     if most == 0 or item == EMPTY or (item == NOTHING and least == 0):
         return EMPTY
     return NOTHING if item == NOTHING else Repeat(item, least, most)
 
 
 def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expression:
-    """The expression with another one in the place of every call."""
+    """Returns the expression with another one in the place of every call."""
     match expression:
         case RuleCall(name):
             return call(name)
@@ -101,7 +101,7 @@ def replaced(expression: Expression, call: Callable[[str], Expression]) -> Expre
 
 
 def unmarked(expression: Expression) -> Expression:
-    """The same language without terminals."""
+    """Returns the same language without terminals."""
     match expression:
         case Terminal(item):
             return unmarked(item)
@@ -115,19 +115,19 @@ def unmarked(expression: Expression) -> Expression:
 
 
 def reachable(start: Expression, rules: Rules) -> dict[str, Expression]:
-    """The rules that `start` needs, in the order of `rules`."""
-    found: set[str] = set()
+    """Returns the rules that `start` needs, in the order of `rules`."""
+    needed: set[str] = set()
     rest = list(calls(start))
     while rest:
         name = rest.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             rest.extend(calls(rules[name]))
-    return {name: rule for name, rule in rules.items() if name in found}
+    return {name: rule for name, rule in rules.items() if name in needed}
 
 
 def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = frozenset()) -> bool:
-    """The empty string matches, where it does for exactly these rules."""
+    """Returns whether the empty string matches, where it does for exactly these rules."""
     match expression:
         case Text(text):
             return not text
@@ -149,7 +149,8 @@ def can_be_empty(expression: Expression, empty: set[str] | frozenset[str] = froz
 
 
 def can_end(expression: Expression, ending: set[str]) -> bool:
-    """Some string matches, where one does for exactly these rules. Of Both and Not it is taken for granted."""
+    """Returns whether some string matches, where one does for exactly these rules. Of Both and Not it is taken for
+    granted."""
     match expression:
         case RuleCall(name):
             return name in ending
@@ -167,24 +168,24 @@ def can_end(expression: Expression, ending: set[str]) -> bool:
 
 
 def holding(rules: Rules, test: Callable[[Expression, set[str]], bool]) -> set[str]:
-    """The smallest set of names such that a rule is in it exactly where `test(rule, set)` holds."""
+    """Returns the smallest set of names such that a rule is in it exactly where `test(rule, set)` holds."""
     callers: dict[str, set[str]] = defaultdict(set)
     for name, rule in rules.items():
         for callee in calls(rule):
             callers[callee].add(name)
-    found: set[str] = set()
+    names: set[str] = set()
     queue = dict.fromkeys(reversed(list(rules)))
     while queue:
         name = next(iter(queue))
         del queue[name]
-        if test(rules[name], found):
-            found.add(name)
-            queue.update(dict.fromkeys(callers[name] - found))
-    return found
+        if test(rules[name], names):
+            names.add(name)
+            queue.update(dict.fromkeys(callers[name] - names))
+    return names
 
 
 def left_calls(expression: Expression, empty: set[str]) -> list[str]:
-    """The rules that can be called before any character is matched."""
+    """Returns the names of the rules that can be called before any character is matched."""
     match expression:
         case RuleCall(name):
             return [name]
@@ -203,7 +204,7 @@ def left_calls(expression: Expression, empty: set[str]) -> list[str]:
 
 
 def cycle(edges: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """Names each of which leads to the next, the last one to the first; None where there are none."""
+    """Returns names each of which leads to the next, the last one to the first; None where there are none."""
     done: set[str] = set()
     for root in edges:
         path: dict[str, Iterator[str]] = {} if root in done else {root: iter(edges[root])}
@@ -222,7 +223,7 @@ def cycle(edges: Mapping[str, Sequence[str]]) -> list[str] | None:
 
 
 def simplified(start: str, rules: Rules) -> Language:
-    """The same language: nothing that can be empty is repeated, no rule is left that `start` does not need.
+    """Returns the same language, in which nothing empty is repeated and every rule is needed by `start`.
 
     Rules without recursion become one regular expression where it is not too large. Every rule must be able to end.
     """
@@ -280,11 +281,11 @@ class _Full:
         self._work = 0
 
     def rewritten(self) -> Rules:
-        made = {name: self._rewrite(rule) for name, rule in self._rules.items()}
+        rules = {name: self._rewrite(rule) for name, rule in self._rules.items()}
         while self._to_do:
             name = self._to_do.pop()
-            made[self._names[name]] = self._full(self._rules[name])
-        return made
+            rules[self._names[name]] = self._full(self._rules[name])
+        return rules
 
     def _rewrite(self, expression: Expression) -> Expression:
         self._count()

@@ -62,12 +62,14 @@ class FormatPlace:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
+    """A tag whose content and end are pieces already."""
+
     begin: str
     rest: TerminalPiece  # content and end
     path: str
 
     def after(self, length: int) -> TerminalPiece:
-        """The tag without the first characters of its begin."""
+        """Returns the tag without the first characters of its begin."""
         return fixed(self.begin[length:], self.rest)
 
 
@@ -306,7 +308,7 @@ def triggered(
     value: dict[str, Any],
     place: FormatPlace,
 ) -> TerminalPiece:
-    """Free text; where one of the triggers is complete, a tag that begins with it must go on.
+    """Returns free text; where one of the triggers is complete, a tag that begins with it must go on.
 
     With `at_least_one` the text begins with a tag.
     """

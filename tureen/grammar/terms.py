@@ -56,7 +56,7 @@ class TermTable:
         return known
 
     def spend(self, work: int) -> None:
-        """Count what is built. Raises GrammarError when it is too much."""
+        """Counts what is built. Raises GrammarError when it is too much."""
         self._work += work
         if self._work > MAX_WORK:
             raise GrammarError(
@@ -65,7 +65,7 @@ class TermTable:
             )
 
     def word(self, text: str) -> int:
-        """Exactly this string of at most WORD_CHARS."""
+        """Returns the term of exactly this string of at most WORD_CHARS."""
         if len(text) < 2:
             return self.one_of(frozenset((self.alphabet.by_char[text],))) if text else EMPTY
         number = self._word_ids.get(text)
@@ -75,7 +75,7 @@ class TermTable:
         return self._make((WORD, number), False, True, (len(text), len(text)))
 
     def one_of(self, atoms: frozenset[int]) -> int:
-        """One character of these atoms."""
+        """Returns the term of one character of these atoms."""
         if not atoms:
             return NOTHING
         number = self._set_ids.get(atoms)
@@ -85,14 +85,14 @@ class TermTable:
         return self._make((SET, number), False, True, (1, 1))
 
     def sequence(self, terms: list[int]) -> int:
-        """One after the other."""
+        """Joins terms one after the other."""
         result = EMPTY
         for term in reversed(terms):
             result = self.chain(term, result)
         return result
 
     def chain(self, first: int, second: int) -> int:
-        """One after the other. Chains are nested to the right; what was joined on the way is remembered."""
+        """Joins two terms. Chains are nested to the right; what was joined on the way is remembered."""
         following, after = self.parted(second)
         item, least, most = self._counted(following)
         if item == first and following != first:
@@ -138,7 +138,7 @@ class TermTable:
         return self.repeat(item, least, least)
 
     def parted(self, term: int) -> tuple[int, int]:
-        """The head and the rest of a chain; any other term is its own head."""
+        """Returns the head and the rest of a chain; any other term is its own head."""
         key = self.keys[term]
         return (key[1], key[2]) if key[0] == CHAIN else (term, EMPTY)
 
@@ -148,7 +148,7 @@ class TermTable:
         return (key[1], key[2], key[3]) if key[0] == REPEAT else (term, 1, 1)
 
     def repeat(self, item: int, least: int, most: int) -> int:
-        """`least` to `most` times. A repeat of a repeat is one where the counts leave no gap."""
+        """Repeats a term `least` to `most` times. A repeat of a repeat is one where the counts leave no gap."""
         if self.nullable[item]:
             least = 0
         if most == 0 or item in (EMPTY, NOTHING) or least > most:
@@ -163,31 +163,31 @@ class TermTable:
         return self._make((REPEAT, item, least, min(most, UNBOUNDED)), least == 0, self.plain[item], lengths)
 
     def choice(self, terms: Iterable[int]) -> int:
-        """Any of them."""
-        wanted: set[int] = set()
+        """Returns any of the terms."""
+        parts: set[int] = set()
         for term in terms:
             if self.keys[term][0] == CHOICE:
-                wanted.update(self.keys[term][1:])
+                parts.update(self.keys[term][1:])
             else:
-                wanted.add(term)
-        self.spend(len(wanted))
-        if ANYTHING in wanted:
+                parts.add(term)
+        self.spend(len(parts))
+        if ANYTHING in parts:
             return ANYTHING
-        has_empty = EMPTY in wanted
-        wanted.discard(EMPTY)
-        if len(wanted) > 1:
-            wanted = self._merged(self._one_set(wanted))
-        if has_empty and not any(self.nullable[term] for term in wanted):
-            if len(wanted) == 1:
-                return self.repeat(wanted.pop(), 0, 1)
-            wanted.add(EMPTY)
-        if len(wanted) == 1:
-            return wanted.pop()
-        lengths = [self._lengths[term] for term in wanted]
+        has_empty = EMPTY in parts
+        parts.discard(EMPTY)
+        if len(parts) > 1:
+            parts = self._merged(self._one_set(parts))
+        if has_empty and not any(self.nullable[term] for term in parts):
+            if len(parts) == 1:
+                return self.repeat(parts.pop(), 0, 1)
+            parts.add(EMPTY)
+        if len(parts) == 1:
+            return parts.pop()
+        lengths = [self._lengths[term] for term in parts]
         return self._make(
-            (CHOICE, *sorted(wanted)),
-            any(self.nullable[term] for term in wanted),
-            all(self.plain[term] for term in wanted),
+            (CHOICE, *sorted(parts)),
+            any(self.nullable[term] for term in parts),
+            all(self.plain[term] for term in parts),
             (min((low for low, _ in lengths), default=UNBOUNDED), max((high for _, high in lengths), default=0)),
         )
 
@@ -206,10 +206,10 @@ class TermTable:
             head, rest = self.parted(term)
             item, least, most = self._counted(head)
             groups.setdefault((item, rest), []).append((least, most, term))
-        for (item, rest), found in groups.items():
-            if len(found) > 1:
-                terms = terms.difference(term for *_, term in found)
-                spans = _spans(found) if self.parted(rest)[0] != ANYTHING else [(min(found)[0],) * 2]
+        for (item, rest), counts in groups.items():
+            if len(counts) > 1:
+                terms = terms.difference(term for *_, term in counts)
+                spans = _spans(counts) if self.parted(rest)[0] != ANYTHING else [(min(counts)[0],) * 2]
                 terms.update(self.chain(self.repeat(item, *span), rest) for span in spans)
         open_ended = [least for least, most, _ in groups.get((ANY, EMPTY), ()) if most == UNBOUNDED]
         if not open_ended:
@@ -219,26 +219,26 @@ class TermTable:
 
     def both(self, terms: Iterable[int]) -> int:
         """Returns the term that matches what all of them match."""
-        wanted: set[int] = set()
+        parts: set[int] = set()
         for term in terms:
             if self.keys[term][0] == BOTH:
-                wanted.update(self.keys[term][1:])
+                parts.update(self.keys[term][1:])
             else:
-                wanted.add(term)
-        self.spend(len(wanted))
-        wanted = self._narrowed(wanted - {ANYTHING})
-        if EMPTY in wanted:
-            return EMPTY if all(self.nullable[term] for term in wanted) else NOTHING
-        if NOTHING in wanted or any(self.keys[term][0] == NOT and self.keys[term][1] in wanted for term in wanted):
+                parts.add(term)
+        self.spend(len(parts))
+        parts = self._narrowed(parts - {ANYTHING})
+        if EMPTY in parts:
+            return EMPTY if all(self.nullable[term] for term in parts) else NOTHING
+        if NOTHING in parts or any(self.keys[term][0] == NOT and self.keys[term][1] in parts for term in parts):
             return NOTHING
-        if len(wanted) < 2:
-            return wanted.pop() if wanted else ANYTHING
-        low = max(self._lengths[term][0] for term in wanted)
-        high = min(self._lengths[term][1] for term in wanted)
+        if len(parts) < 2:
+            return parts.pop() if parts else ANYTHING
+        low = max(self._lengths[term][0] for term in parts)
+        high = min(self._lengths[term][1] for term in parts)
         if low > high:
             return NOTHING
-        nullable = all(self.nullable[term] for term in wanted)
-        return self._make((BOTH, *sorted(wanted)), nullable, False, (low, high))
+        nullable = all(self.nullable[term] for term in parts)
+        return self._make((BOTH, *sorted(parts)), nullable, False, (low, high))
 
     def _narrowed(self, terms: set[int]) -> set[int]:
         """The repeats of character classes among them as one, left out where it only bounds a length that is kept."""

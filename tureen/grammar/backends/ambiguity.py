@@ -59,7 +59,7 @@ class Ambiguity:
         self._together = self._allowed_together(self._ends(start).first)
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Terminals and those (it may be the same) that go on where the terminal may have ended."""
+        """Yields terminals and those (it may be the same) that go on where the terminal may have ended."""
         starts = self._starts
         for index, name in enumerate(self._names):
             following = 0
@@ -93,10 +93,10 @@ class Ambiguity:
             case RuleCall(name):
                 return self._of_calls[name]
             case Chain(items):
-                made = NONE
+                joined = NONE
                 for item in items:
-                    made = self._joined(made, self._ends(item))
-                return made
+                    joined = self._joined(joined, self._ends(item))
+                return joined
             case Choice(items):
                 every = [self._ends(item) for item in items]
                 first = last = 0
@@ -110,12 +110,12 @@ class Ambiguity:
                 return Ends(ends.empty or least == 0, ends.first, ends.last)
         raise TypeError(f"not over terminals: {type(expression).__name__}")
 
-    def _joined(self, one: Ends, other: Ends) -> Ends:
-        for index in _bits(one.last):
-            self._follow[index] |= other.first
-        first = one.first | other.first if one.empty else one.first
-        last = other.last | one.last if other.empty else other.last
-        return Ends(one.empty and other.empty, first, last)
+    def _joined(self, before: Ends, after: Ends) -> Ends:
+        for index in _bits(before.last):
+            self._follow[index] |= after.first
+        first = before.first | after.first if before.empty else before.first
+        last = after.last | before.last if after.empty else after.last
+        return Ends(before.empty and after.empty, first, last)
 
     def _allowed_together(self, at_start: int) -> list[int]:
         """Returns for each terminal those that can be allowed where it is: at the start, or after terminals that match
@@ -140,36 +140,36 @@ class Ambiguity:
 
     def _match_one_text(self, index: int, other: int) -> bool:
         """Some text is matched by both terminals; also where it takes too long to tell."""
-        one, two = self._machines[index], self._machines[other]
-        if one is None or two is None:
+        machine, other_machine = self._machines[index], self._machines[other]
+        if machine is None or other_machine is None:
             return True
         seen, rest = {(0, 0)}, [(0, 0)]
         while rest and len(seen) <= MAX_PAIRS:
             first, second = rest.pop()
-            if one.accepting[first] and two.accepting[second]:
+            if machine.accepting[first] and other_machine.accepting[second]:
                 return True
-            fresh = set(_common(one.moves[first], two.moves[second])) - seen
+            fresh = set(_common(machine.moves[first], other_machine.moves[second])) - seen
             seen |= fresh
             rest += fresh
         return bool(rest)
 
     def _going_on(self, index: int, other: int) -> int:
         """First bytes of what follows a text of one terminal, not the empty one, in longer texts of the other one."""
-        one, two = self._machines[index], self._machines[other]
-        if one is None or two is None:
+        machine, other_machine = self._machines[index], self._machines[other]
+        if machine is None or other_machine is None:
             return ALL_BYTES
-        found, seen, rest = 0, {(0, 0)}, [(0, 0)]
+        following, seen, rest = 0, {(0, 0)}, [(0, 0)]
         while rest:
             first, second = rest.pop()
-            for pair in _common(one.moves[first], two.moves[second]):
+            for pair in _common(machine.moves[first], other_machine.moves[second]):
                 if pair not in seen:
                     seen.add(pair)
                     rest.append(pair)
-                if one.accepting[pair[0]]:
-                    found |= lead_bytes([(low, high) for low, high, _ in two.moves[pair[1]]])
+                if machine.accepting[pair[0]]:
+                    following |= lead_bytes([(low, high) for low, high, _ in other_machine.moves[pair[1]]])
             if len(seen) > MAX_PAIRS:
                 return ALL_BYTES
-        return found
+        return following
 
 
 def _first_bytes(machine: Automaton | None) -> int:
@@ -177,13 +177,13 @@ def _first_bytes(machine: Automaton | None) -> int:
 
 
 def lead_bytes(ranges: Ranges | Sequence[tuple[int, int]]) -> int:
-    """The first bytes of these characters in UTF-8."""
-    found = 0
+    """Returns the first bytes of these characters in UTF-8."""
+    lead = 0
     for first, last in ranges:
         for low, high, base, shift in ((0, 0x7F, 0, 0), (0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12)):
-            found |= _span(max(first, low), min(last, high), base, shift)
-        found |= _span(max(first, 0x10000), last, 0xF0, 18)
-    return found
+            lead |= _span(max(first, low), min(last, high), base, shift)
+        lead |= _span(max(first, 0x10000), last, 0xF0, 18)
+    return lead
 
 
 def _span(first: int, last: int, base: int, shift: int) -> int:

@@ -37,19 +37,20 @@ class ForcedText:
         self._longest = max(map(len, self._sorted), default=0)
 
     def tokens(self, text: bytes, trial: Trial) -> list[int]:
-        """The certain tokens of a text that comes next. `trial` is a copy of the grammar there, to be used up."""
+        """Returns the certain tokens of a text that comes next. `trial` is a copy of the grammar there, to be used
+        up."""
         text = _whole_characters(text[:MAX_BYTES])
-        made = self._encode(text.decode())
-        if not all(map(self._tokens.is_text, made)) or self._tokens.bytes_of(made) != text:
+        token_ids = self._encode(text.decode())
+        if not all(map(self._tokens.is_text, token_ids)) or self._tokens.bytes_of(token_ids) != text:
             return []  # the tokenizer writes another text, with a space before it or a special token in it
-        if not all(map(trial.accept, made)):
+        if not all(map(trial.accept, token_ids)):
             return []
         if not trial.is_done:
             places = range(max(0, len(text) - self._longest), len(text))
             limit = next((at for at in places if self._begun(text[at:])), len(text))
-            while made and len(self._tokens.bytes_of(made)) > limit:
-                made.pop()
-        return made
+            while token_ids and len(self._tokens.bytes_of(token_ids)) > limit:
+                token_ids.pop()
+        return token_ids
 
     def _begun(self, start: bytes) -> bool:
         """A token begins with these bytes and has more."""

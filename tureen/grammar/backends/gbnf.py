@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tureen.grammar.backends.patterns import count
-from tureen.grammar.backends.terminals import lifted
+from tureen.grammar.backends.terminals import uncut_terminal_grammar
 from tureen.grammar.expression import (
     ANY_CHAR,
     Both,
@@ -31,17 +31,17 @@ MAX_MOVES = 3_000
 
 
 def gbnf(language: Language) -> str:
-    """Rules; the first one is `root`. Raises GrammarError.
+    """Returns the rules in the notation of llama.cpp; the first one is `root`. Raises GrammarError.
 
     What is regular becomes a rule for each state of its automaton. The library works out the masks of these when it
     compiles; of alternatives and counted repeats inside of repeats it has to compute them at every token, which takes
     it a hundred times as long as a mask may.
     """
-    made = lifted(language)
+    grammar = uncut_terminal_grammar(language)
     writer = GbnfWriter()
-    lines = [f"root ::= {writer.written(made.start)}"]
-    lines += [f"{name} ::= {writer.written(rule)}" for name, rule in made.rules.items()]
-    lines += [f"{name} ::= {writer.terminal(item)}" for name, item in made.terminals.items()]
+    lines = [f"root ::= {writer.written(grammar.start)}"]
+    lines += [f"{name} ::= {writer.written(rule)}" for name, rule in grammar.rules.items()]
+    lines += [f"{name} ::= {writer.terminal(item)}" for name, item in grammar.terminals.items()]
     return "\n".join([*lines, *writer.lines]) + "\n"
 
 
@@ -53,7 +53,7 @@ class GbnfWriter:
         self._automata = 0
 
     def terminal(self, item: Expression) -> str:
-        """A regular expression."""
+        """Returns how a terminal, which is regular, is written."""
         if isinstance(item, Text | Chars):
             return self.written(item)
         try:
@@ -65,7 +65,7 @@ class GbnfWriter:
         return self._by_states(machine)
 
     def written(self, expression: Expression) -> str:
-        """An expression, of any kind."""
+        """Returns how an expression of any kind is written."""
         match expression:
             case Text(text):
                 return f'"{"".join(map(_char, text))}"'
@@ -85,21 +85,21 @@ class GbnfWriter:
                 return self._by_states(automaton(expression))
 
     def _by_states(self, machine: Automaton) -> str:
-        made = rules_of(machine, f"m{self._automata}-")
+        grammar = rules_of(machine, f"m{self._automata}-")
         self._automata += 1
-        self.lines += [f"{name} ::= {self.written(rule)}" for name, rule in made.rules.items()]
-        return self.written(made.start)
+        self.lines += [f"{name} ::= {self.written(rule)}" for name, rule in grammar.rules.items()]
+        return self.written(grammar.start)
 
 
 def _class(ranges: tuple[tuple[int, int], ...]) -> str:
     if ranges == ANY_CHAR.ranges:
         return r"[\x00-\U0010FFFF]"
-    return f"[{''.join(_range(*one) for one in ranges)}]"
+    return f"[{''.join(_range(*span) for span in ranges)}]"
 
 
 def _range(first: int, last: int) -> str:
     return _char(chr(first)) if first == last else f"{_char(chr(first))}-{_char(chr(last))}"
 
 
-def _char(one: str) -> str:
-    return one if one in PLAIN else f"\\U{ord(one):08X}"
+def _char(char: str) -> str:
+    return char if char in PLAIN else f"\\U{ord(char):08X}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tureen.grammar.backends.forced import ForcedText
 from tureen.grammar.backends.patterns import count, pattern
-from tureen.grammar.backends.terminals import lexed
+from tureen.grammar.backends.terminals import terminal_grammar
 from tureen.grammar.backends.tokens import TokenSets
 from tureen.grammar.base import Encode, Mask, Vocabulary
 from tureen.grammar.expression import (
@@ -57,11 +57,11 @@ class LlguidanceBackend:
         self._tokenizer = llguidance.LLTokenizer(_Tokenizer(vocabulary, encode))  # type: ignore[arg-type]  # by shape
 
     def translate(self, language: Language) -> bytes:
-        """The grammar as UTF-8. Raises GrammarError."""
+        """Returns the grammar as UTF-8. Raises GrammarError."""
         return lark(language).encode()
 
     def load(self, source: bytes) -> LlguidanceCompiled:
-        """Compile the grammar. Raises GrammarError."""
+        """Compiles the grammar. Raises GrammarError."""
         grammar = llguidance.LLMatcher.grammar_from_lark(source.decode())
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
@@ -142,12 +142,12 @@ class LlguidanceGrammar:
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
             row_words = (self._tokens.count + 1) // 32 + 1  # for one bit more than it has tokens, END among them
-            made = np.zeros(max(row_words, self._tokens.words), dtype=np.uint32)
+            row = np.zeros(max(row_words, self._tokens.words), dtype=np.uint32)
             if not self._matcher.is_stopped():
-                self._matcher.unsafe_compute_mask_ptr(made.ctypes.data, row_words * 4)
+                self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row_words * 4)
             if self._matcher.is_error():
                 raise too_complex(self._matcher)
-            self._mask = made[: self._tokens.words] & self._tokens.texts
+            self._mask = row[: self._tokens.words] & self._tokens.texts
         return self._mask
 
 
@@ -175,11 +175,11 @@ def too_complex(matcher: llguidance.LLMatcher) -> GrammarError:
 
 
 def lark(language: Language) -> str:
-    """The language in llguidance's dialect of Lark. Raises GrammarError."""
-    made = lexed(language)
-    lines = [NO_FORCING, f"start: {_rule(made.start)}"]
-    lines += [f"{name}: {_rule(rule)}" for name, rule in made.rules.items()]
-    for name, item in made.terminals.items():
+    """Returns the language in llguidance's dialect of Lark. Raises GrammarError."""
+    grammar = terminal_grammar(language)
+    lines = [NO_FORCING, f"start: {_rule(grammar.start)}"]
+    lines += [f"{name}: {_rule(rule)}" for name, rule in grammar.rules.items()]
+    for name, item in grammar.terminals.items():
         mixed: set[int] = set()
         _mixed(item, mixed)
         lines.append(f"{name}: {_terminal(item, mixed)}")
@@ -221,10 +221,10 @@ def _terminal(expression: Expression, mixed: set[int]) -> str:
     raise GrammarError(f"only what is regular can be combined with & or excluded: {type(expression).__name__}")
 
 
-def _mixed(expression: Expression, found: set[int]) -> bool:
+def _mixed(expression: Expression, mixed: set[int]) -> bool:
     """Find, by id, the parts that hold Both or Not."""
-    inside = [_mixed(part, found) for part in parts(expression)]
+    inside = [_mixed(part, mixed) for part in parts(expression)]
     if any(inside) or isinstance(expression, Both | Not):
-        found.add(id(expression))
+        mixed.add(id(expression))
         return True
     return False

@@ -63,7 +63,7 @@ class OutlinesBackend:
         self._vocabulary = outlines_core.Vocabulary(end_id, ids)
 
     def translate(self, language: Language) -> bytes:
-        """The index in its binary form. Raises GrammarError."""
+        """Returns the index in its binary form. Raises GrammarError."""
         # \z: of alternatives the library takes the first one that fits, not the longest
         expression = plain(language)
         automaton(expression, MAX_STATES)  # refuse what the library would work on for hours
@@ -81,7 +81,7 @@ class OutlinesBackend:
         return data
 
     def load(self, source: bytes) -> OutlinesCompiled:
-        """Read the index. Raises GrammarError."""
+        """Reads the index. Raises GrammarError."""
         try:
             index = outlines_core.Index.from_binary(source)
         except ValueError as error:
@@ -134,7 +134,7 @@ class Walk:
         return self.is_accepting and not any(map(self.tokens.is_text, self.index.get_allowed_tokens(self.state)))
 
     def ways(self) -> dict[bytes, int]:
-        """The tokens that may come next."""
+        """Returns the tokens that may come next."""
         ids = filter(self.tokens.is_text, self.index.get_allowed_tokens(self.state))
         return {self.tokens.bytes_of([token_id]): token_id for token_id in ids}
 
@@ -195,20 +195,20 @@ class OutlinesGrammar:
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
             tokens = self._walk.tokens
-            made = np.zeros(max((tokens.count + 1) // 32 + 1, tokens.words), dtype=np.uint32)
-            self._guide.write_mask_into(made.ctypes.data, made.size, made.itemsize)
-            self._mask = made[: tokens.words] & tokens.texts
+            row = np.zeros(max((tokens.count + 1) // 32 + 1, tokens.words), dtype=np.uint32)
+            self._guide.write_mask_into(row.ctypes.data, row.size, row.itemsize)
+            self._mask = row[: tokens.words] & tokens.texts
         return self._mask
 
 
 def _common_start(texts: Collection[bytes]) -> bytes:
     first, last = min(texts), max(texts)
-    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    same = next((at for at, (low, high) in enumerate(zip(first, last, strict=False)) if low != high), len(first))
     return first[:same]
 
 
 def plain(language: Language) -> Expression:
-    """The language as an expression without calls, marks, Both, Not and BEGIN.
+    """Returns the language as an expression without calls, marks, Both, Not and BEGIN.
 
     Raises GrammarError when it is not regular, or too large.
     """

@@ -27,7 +27,7 @@ MAX_DEPTH = 200
 
 
 def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
-    """A pattern that can be put before and after others, and be repeated in a group of its own.
+    """Returns a pattern that can be put before and after others, and be repeated in a group of its own.
 
     Raises GrammarError for what is nested too deep, and ValueError for Both, Not and Call.
     """
@@ -51,40 +51,40 @@ def pattern(expression: Expression, depth: int = MAX_DEPTH) -> str:
 
 
 def grouped(expression: Expression, written: str) -> str:
-    """The pattern, in a group where what follows would otherwise repeat only its last part."""
+    """Returns the pattern, in a group where what follows would otherwise repeat only its last part."""
     return written if isinstance(expression, Chars | Choice) else f"(?:{written})"
 
 
 def count(least: int, most: int | None) -> str:
-    """How often the pattern before it is repeated."""
+    """Returns the suffix that says how often the pattern before it is repeated."""
     if most is None:
         return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
     return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
 
 
-def char(one: str) -> str:
-    """One character, literally."""
-    return one if one in PLAIN else f"\\x{{{ord(one):x}}}"
+def char(character: str) -> str:
+    """Returns the pattern of one character, literally."""
+    return character if character in PLAIN else f"\\x{{{ord(character):x}}}"
 
 
 def char_class(ranges: tuple[tuple[int, int], ...]) -> str:
-    """Any character of these ranges."""
+    """Returns the pattern of any character of these ranges."""
     if ranges == ANY_CHAR.ranges:
         return "(?s:.)"
     if not ranges:
         return NO_CHAR
     if ranges[-1][1] == MAX_CODE_POINT:  # much of Unicode: what is left out is shorter
-        return f"[^{''.join(_range(*one) for one in _gaps(ranges))}]"
-    return f"[{''.join(_range(*one) for one in ranges)}]"
+        return f"[^{''.join(_range(*span) for span in _gaps(ranges))}]"
+    return f"[{''.join(_range(*span) for span in ranges)}]"
 
 
 def _gaps(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     """The ranges before and between these, without surrogates."""
     points = [0, *(last + 1 for _, last in ranges[:-1])]
-    found = []
+    gaps = []
     for first, (after, _) in zip(points, ranges, strict=True):
-        found += [(first, min(after, SURROGATES[0]) - 1), (max(first, SURROGATES[1] + 1), after - 1)]
-    return sorted({(first, last) for first, last in found if first <= last})
+        gaps += [(first, min(after, SURROGATES[0]) - 1), (max(first, SURROGATES[1] + 1), after - 1)]
+    return sorted({(first, last) for first, last in gaps if first <= last})
 
 
 def _range(first: int, last: int) -> str:

@@ -42,7 +42,8 @@ BACKENDS = {
 
 
 def find_backend(name: str) -> Callable[[Vocabulary, Encode], Backend]:
-    """The backend's class, its module imported. Raises StartupError when it is unknown or its packages are missing."""
+    """Returns the backend's class, its module imported. Raises StartupError when it is unknown or its packages are
+    missing."""
     check_backend(name)
     entry = BACKENDS[name]
     backend: Callable[[Vocabulary, Encode], Backend] = getattr(importlib.import_module(entry.module), entry.name)

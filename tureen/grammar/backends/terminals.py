@@ -58,7 +58,7 @@ MAX_CUT_STATES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lexed:
+class TerminalGrammar:
     """A language whose rules are made of calls only: of rules (r0, r1, …) and of terminals (T0, T1, …)."""
 
     start: Expression
@@ -66,18 +66,19 @@ class Lexed:
     terminals: Mapping[str, Expression]
 
 
-def lexed(language: Language) -> Lexed:
-    """The same language. Raises GrammarError: nothing matches, it is nested too deep, or too large to be cut up."""
-    lifting = Lifting(pruned(language))
-    made = lifting.result()
-    while lifting.cut_uncertain(made):
-        made = lifting.result()
-    return made
+def terminal_grammar(language: Language) -> TerminalGrammar:
+    """Splits a language for a greedy lexer. Raises GrammarError: nothing matches, it is nested too deep, or too
+    large."""
+    lifting = TerminalLifting(pruned(language))
+    grammar = lifting.result()
+    while lifting.cut_uncertain(grammar):
+        grammar = lifting.result()
+    return grammar
 
 
-def lifted(language: Language) -> Lexed:
-    """The same for what needs no lexer: nothing is cut up."""
-    return Lifting(pruned(language)).result()
+def uncut_terminal_grammar(language: Language) -> TerminalGrammar:
+    """Splits a language for a library without a lexer: nothing is cut up. Raises GrammarError."""
+    return TerminalLifting(pruned(language)).result()
 
 
 def pruned(language: Language) -> Language:
@@ -104,14 +105,14 @@ def _settled(expression: Expression) -> Expression:
         case Both() | Not():
             return NOTHING if is_empty(expression) else expression
         case Terminal(item):
-            made = _settled(item)
-            return expression if made is item else Terminal(made)
+            settled = _settled(item)
+            return expression if settled is item else Terminal(settled)
         case Chain(items) | Choice(items):
-            all_made = tuple(map(_settled, items))
-            return expression if all(map(is_, all_made, items)) else type(expression)(all_made)
+            all_settled = tuple(map(_settled, items))
+            return expression if all(map(is_, all_settled, items)) else type(expression)(all_settled)
         case Repeat(item, least, most):
-            made = _settled(item)
-            return expression if made is item else Repeat(made, least, most)
+            settled = _settled(item)
+            return expression if settled is item else Repeat(settled, least, most)
     return expression
 
 
@@ -160,7 +161,7 @@ def check_depth(language: Language) -> bool:
 
 def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
     """Returns the ids of the parts of the language that hold a mark, or a call of a rule that is not flat."""
-    found: set[int] = set()
+    firm_ids: set[int] = set()
 
     def note(expression: Expression) -> bool:
         if isinstance(expression, RuleCall | Terminal):
@@ -169,15 +170,15 @@ def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
             inside = [note(part) for part in parts(expression)]
             firm = True in inside
         if firm:
-            found.add(id(expression))
+            firm_ids.add(id(expression))
         return firm
 
     for expression in (language.start, *language.rules.values()):
         note(expression)
-    return found
+    return firm_ids
 
 
-class Lifting:
+class TerminalLifting:
     """Makes terminals of a language's regular parts, and cuts up those that are not certain."""
 
     def __init__(self, language: Language) -> None:
@@ -193,23 +194,23 @@ class Lifting:
         }
         self._rounds = 0
 
-    def result(self) -> Lexed:
-        """The language as it is split by now."""
+    def result(self) -> TerminalGrammar:
+        """Returns the language as it is split by now."""
         by_name = {name: item for item, name in self._terminals.items()}
         needed = reachable(self._start, self._rules | dict.fromkeys(by_name, EMPTY))
         rules = {name: rule for name, rule in needed.items() if name not in by_name}
-        return Lexed(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
+        return TerminalGrammar(self._start, rules, {name: by_name[name] for name in needed if name in by_name})
 
-    def cut_uncertain(self, made: Lexed) -> bool:
-        """Cut up what a lexer could be wrong about; False if there is nothing."""
+    def cut_uncertain(self, grammar: TerminalGrammar) -> bool:
+        """Cuts up what a lexer could be wrong about; False if there is nothing."""
         self._rounds += 1
-        loose = [name for name, item in made.terminals.items() if name not in self._marked and _can_be_cut(item)]
-        if not loose or (isinstance(made.start, RuleCall) and made.start.name in made.terminals):
+        loose = [name for name, item in grammar.terminals.items() if name not in self._marked and _can_be_cut(item)]
+        if not loose or (isinstance(grammar.start, RuleCall) and grammar.start.name in grammar.terminals):
             return False
-        if len(made.terminals) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
-            pieces = {name: self._pieces(made.terminals[name]) for name in loose}
+        if len(grammar.terminals) > MAX_COMPARED or self._rounds > MAX_ROUNDS:
+            pieces = {name: self._pieces(grammar.terminals[name]) for name in loose}
         else:
-            pieces = self._certain_pieces(made)
+            pieces = self._certain_pieces(grammar)
         self._start = _over_terminals(replaced(self._start, lambda name: pieces.get(name) or RuleCall(name)))
         self._rules = {
             rule: _over_terminals(replaced(body, lambda name: pieces.get(name) or RuleCall(name)))
@@ -217,14 +218,14 @@ class Lifting:
         }
         return bool(pieces)
 
-    def _certain_pieces(self, made: Lexed) -> dict[str, Expression]:
+    def _certain_pieces(self, grammar: TerminalGrammar) -> dict[str, Expression]:
         """Returns the expressions that take the place of the terminals that are not certain."""
         pieces: dict[str, Expression] = {}
-        for name, other in Ambiguity(made.start, made.rules, made.terminals, self._machines).conflicts():
-            cut = other if _can_be_cut(made.terminals[other]) else name
+        for name, other in Ambiguity(grammar.start, grammar.rules, grammar.terminals, self._machines).conflicts():
+            cut = other if _can_be_cut(grammar.terminals[other]) else name
             if cut in pieces or (name == other and name in self._marked):
                 continue
-            item = made.terminals[cut]
+            item = grammar.terminals[cut]
             if isinstance(item, Chain) and len(item.items) > 2:  # where it ends, or may have ended, matters first
                 at = len(item.items) - 1 if name == other else 1
                 item = Chain((chain(item.items[:at]), chain(item.items[at:])))
@@ -249,11 +250,11 @@ class Lifting:
 
     def _lifted_run(self, items: tuple[Expression, ...]) -> list[Expression]:
         """The items of a chain; neighbours that are regular and not marked are one terminal."""
-        made: list[Expression] = []
+        lifted_items: list[Expression] = []
         for is_firm, group in groupby(items, lambda item: id(item) in self._firm):
             run = tuple(group)
-            made += map(self._lift, run) if is_firm else [self._loose(chain(run))]
-        return made
+            lifted_items += map(self._lift, run) if is_firm else [self._loose(chain(run))]
+        return lifted_items
 
     def _loose(self, expression: Expression) -> Expression:
         item = replaced(expression, self._flat.__getitem__)
@@ -281,11 +282,11 @@ class Lifting:
 
     def _by_characters(self, item: Expression) -> Expression:
         """The rules of its automaton."""
-        made = rules_of(automaton(item, MAX_CUT_STATES), f"a{len(self._rules)}x")
-        for name, rule in made.rules.items():
+        grammar = rules_of(automaton(item, MAX_CUT_STATES), f"a{len(self._rules)}x")
+        for name, rule in grammar.rules.items():
             self._names[name] = name
             self._rules[name] = self._lift_characters(rule)
-        return made.start
+        return grammar.start
 
     def _lift_characters(self, rule: Expression) -> Expression:
         match rule:
@@ -313,7 +314,7 @@ def _over_terminals(expression: Expression) -> Expression:
 
 
 def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Expression]:
-    """The regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
+    """Returns the regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
     flat: dict[str, Expression] = {}
     extents: dict[str, tuple[int, int]] = {}
     fresh = True

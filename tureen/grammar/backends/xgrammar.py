@@ -37,16 +37,16 @@ class XgrammarBackend:
         self._compiler = self._library.GrammarCompiler(info, THREADS, False, -1)
 
     def translate(self, language: Language) -> bytes:
-        """The grammar as UTF-8. Raises GrammarError."""
+        """Returns the grammar as UTF-8. Raises GrammarError."""
         return gbnf(language).encode()
 
     def load(self, source: bytes) -> XgrammarCompiled:
-        """Compile the grammar: the library's own form of a compiled one takes longer to read. Raises GrammarError."""
+        """Compiles the grammar: the library's own form of a compiled one takes longer to read. Raises GrammarError."""
         try:
-            made = self._compiler.compile_grammar_from_strings(source.decode(), "root")
+            compiled = self._compiler.compile_grammar_from_strings(source.decode(), "root")
         except RuntimeError as error:
             raise refused(error) from None
-        return XgrammarCompiled(self._library, made, self._tokens, self._forced_text)
+        return XgrammarCompiled(self._library, compiled, self._tokens, self._forced_text)
 
 
 def refused(error: RuntimeError) -> GrammarError:
@@ -57,9 +57,9 @@ def refused(error: RuntimeError) -> GrammarError:
 class XgrammarCompiled:
     """A pushdown automaton with its masks."""
 
-    def __init__(self, library: ModuleType, made: Any, tokens: TokenSets, forced_text: ForcedText) -> None:
+    def __init__(self, library: ModuleType, compiled: Any, tokens: TokenSets, forced_text: ForcedText) -> None:
         self._library = library
-        self._made = made
+        self._made = compiled
         self._tokens = tokens
         self._forced_text = forced_text
 
@@ -117,14 +117,14 @@ class XgrammarGrammar:
 
     def _allowed(self) -> NDArray[np.uint32]:
         if self._mask is None:
-            made = np.zeros((1, self._tokens.words), dtype=np.int32)
-            self._matcher.fill_next_token_bitmask(made, 0, False)
-            self._mask = made[0].view(np.uint32) & self._tokens.texts
+            row = np.zeros((1, self._tokens.words), dtype=np.int32)
+            self._matcher.fill_next_token_bitmask(row, 0, False)
+            self._mask = row[0].view(np.uint32) & self._tokens.texts
         return self._mask
 
 
 def compiled_part() -> ModuleType:
-    """The classes that the library's compiled code offers.
+    """Returns the classes that the library's compiled code offers.
 
     The package is entered without running its `__init__`, and the bridge to its code is imported as if torch, which it
     would import for nothing, were not there.

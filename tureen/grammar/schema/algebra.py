@@ -65,45 +65,48 @@ class Algebra:
         )
 
     def leaf(self, read: Callable[[], ValueShape]) -> ValueSet:
-        """A set that `read` describes, later."""
+        """Returns a set that `read` describes, later."""
         return ValueSet("leaf", (), read)
 
     def fixed(self, shape: ValueShape) -> ValueSet:
+        """Returns the set of the values of a shape that is known."""
         node = ValueSet("leaf")
         node.shape = shape
         return node
 
     def all_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
+        """Returns the intersection of the sets; without any, all values."""
         return self._combined("all", nodes, self.anything, self.nothing)
 
     def any_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
+        """Returns the union of the sets; without any, the empty set."""
         return self._combined("any", nodes, self.nothing, self.anything)
 
     def one_of(self, nodes: Iterable[ValueSet]) -> ValueSet:
-        """The values of exactly one of the nodes."""
+        """Returns the values of exactly one of the nodes."""
         parts = tuple(node for node in nodes if node is not self.nothing)
         if not parts:
             return self.nothing
         return parts[0] if len(parts) == 1 else ValueSet("one", parts)
 
     def none_of(self, node: ValueSet) -> ValueSet:
-        """The complement."""
+        """Returns the complement."""
         if node.opposite is None:
             opposite = self.any_of(map(self.none_of, node.parts)) if node.kind == "all" else ValueSet("not", (node,))
             node.opposite, opposite.opposite = opposite, node
         return node.opposite
 
     def _combined(self, kind: Kind, nodes: Iterable[ValueSet], neutral: ValueSet, absorbing: ValueSet) -> ValueSet:
-        found: dict[ValueSet, None] = {}
+        parts: dict[ValueSet, None] = {}
         for node in nodes:
             for part in node.parts if node.kind == kind else (node,):
-                if part is absorbing or part.opposite in found:
+                if part is absorbing or part.opposite in parts:
                     return absorbing
                 if part is not neutral:
-                    found[part] = None
-        if len(found) < 2:
-            return next(iter(found), neutral)
-        key = (kind, frozenset(found))
+                    parts[part] = None
+        if len(parts) < 2:
+            return next(iter(parts), neutral)
+        key = (kind, frozenset(parts))
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_NODES:
@@ -111,18 +114,18 @@ class Algebra:
                     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than"
                     f" {MAX_NODES} schemas arise from it"
                 )
-            known = self._known[key] = ValueSet(kind, tuple(found))
+            known = self._known[key] = ValueSet(kind, tuple(parts))
         return known
 
     def covers(self, node: ValueSet, other: ValueSet) -> bool:
-        """`node` certainly has all values of `other`."""
+        """Returns whether `node` certainly has all values of `other`."""
         if node is other or node is self.anything or other is self.nothing:
             return True
         parts = other.parts if other.kind == "all" else (other,)
         return (node.kind == "all" and set(node.parts) <= set(parts)) or node in parts
 
     def shape(self, node: ValueSet) -> ValueShape:
-        """One level of a set. Raises GrammarError."""
+        """Returns one level of a set. Raises GrammarError."""
         if node.shape is None:
             if node.busy:
                 raise CircularError(
@@ -150,7 +153,7 @@ class Algebra:
         return self.complement(shapes[0]) if node.kind == "not" else self.exactly_one(shapes)
 
     def is_nothing(self, node: ValueSet) -> bool:
-        """True only where it is certain, found by looking a few levels deep."""
+        """Returns True only where it is certain, which is tried by looking a few levels deep."""
         if node is self.nothing or node is self.anything:
             return node is self.nothing
         level = self._depth
@@ -251,10 +254,10 @@ def _once(seen: ValueShape, once: ValueShape, new: ValueShape) -> ValueShape:
 
 
 def _partial(shapes: list[ValueShape]) -> int:
-    found = 0
+    flags = 0
     for shape in shapes:
-        found |= shape.partial
-    return found
+        flags |= shape.partial
+    return flags
 
 
 def _partial_in(shape: ValueShape, other: ValueShape) -> int:

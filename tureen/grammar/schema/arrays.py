@@ -8,11 +8,12 @@ from tureen.grammar.schema.shapes import ArrayShape, ItemCount, ValueSet
 
 
 def item_at(shape: ArrayShape, index: int) -> ValueSet:
+    """Returns the set that the item at this index is in."""
     return shape.prefix[index] if index < len(shape.prefix) else shape.rest
 
 
 def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[ArrayShape]:
-    """The arrays of both, as shapes that are not known to be empty."""
+    """Returns the arrays of both, as shapes that are not known to be empty."""
     length = max(len(first.prefix), len(second.prefix))
     shape = tidy(
         algebra,
@@ -21,7 +22,7 @@ def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[Arr
             algebra.all_of((first.rest, second.rest)),
             max(first.least, second.least),
             lesser(first.most, second.most),
-            _merged(first.wanted + second.wanted),
+            _merged(first.counts + second.counts),
             first.is_unique or second.is_unique,
         ),
     )
@@ -29,36 +30,36 @@ def meet(algebra: SetAlgebra, first: ArrayShape, second: ArrayShape) -> list[Arr
 
 
 def complement(algebra: SetAlgebra, shape: ArrayShape) -> list[ArrayShape]:
-    """The arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
+    """Returns the arrays that are not in `shape`; the shapes may overlap. Raises GrammarError."""
     if shape.is_unique:
         raise GrammarError('"uniqueItems": true cannot be enforced under "not", "oneOf" or "if": leave it out there')
     anything = algebra.anything
-    found = []
+    shapes = []
     if shape.least > 0:
-        found.append(ArrayShape((), anything, 0, shape.least - 1))
+        shapes.append(ArrayShape((), anything, 0, shape.least - 1))
     if shape.most is not None:
-        found.append(ArrayShape((), anything, shape.most + 1))
+        shapes.append(ArrayShape((), anything, shape.most + 1))
     for index, node in enumerate(shape.prefix):
         if node is not anything:
-            found.append(ArrayShape((*[anything] * index, algebra.none_of(node)), anything, index + 1))
+            shapes.append(ArrayShape((*[anything] * index, algebra.none_of(node)), anything, index + 1))
     if shape.rest is not anything:
-        wanted = ItemCount(len(shape.prefix), algebra.none_of(shape.rest), 1, None)
-        found.append(ArrayShape((), anything, wanted=(wanted,)))
-    for start, node, least, most in shape.wanted:
+        outside = ItemCount(len(shape.prefix), algebra.none_of(shape.rest), 1, None)
+        shapes.append(ArrayShape((), anything, counts=(outside,)))
+    for start, node, least, most in shape.counts:
         if least > 0:
-            found.append(ArrayShape((), anything, wanted=(ItemCount(start, node, 0, least - 1),)))
+            shapes.append(ArrayShape((), anything, counts=(ItemCount(start, node, 0, least - 1),)))
         if most is not None:
-            found.append(ArrayShape((), anything, wanted=(ItemCount(start, node, most + 1, None),)))
-    tidied = (tidy(algebra, item) for item in found)
+            shapes.append(ArrayShape((), anything, counts=(ItemCount(start, node, most + 1, None),)))
+    tidied = (tidy(algebra, item) for item in shapes)
     return [item for item in tidied if item is not None]
 
 
 def tidy(algebra: SetAlgebra, shape: ArrayShape) -> ArrayShape | None:
-    """The same arrays with what can be told by the number of items told so. None: no array."""
-    counted = _tidy_wanted(algebra, shape)
+    """Returns the same arrays, with what the number of items can say said by it. None: no array."""
+    counted = _tidy_counts(algebra, shape)
     if counted is None:
         return None
-    wanted, least, most = counted
+    item_counts, least, most = counted
     prefix, rest = shape.prefix, shape.rest
     if algebra.nothing in prefix:
         most = lesser(most, prefix.index(algebra.nothing))
@@ -71,13 +72,13 @@ def tidy(algebra: SetAlgebra, shape: ArrayShape) -> ArrayShape | None:
         rest = algebra.nothing if most == len(prefix) else rest
     while prefix and prefix[-1] is rest:
         prefix = prefix[:-1]
-    return ArrayShape(prefix, rest, least, most, wanted, shape.is_unique and (most is None or most > 1))
+    return ArrayShape(prefix, rest, least, most, item_counts, shape.is_unique and (most is None or most > 1))
 
 
-def _tidy_wanted(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCount, ...], int, int | None] | None:
+def _tidy_counts(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCount, ...], int, int | None] | None:
     """Returns the counts that remain, and how many items there can be. None: no array."""
     kept, least, most = [], shape.least, shape.most
-    for want in shape.wanted:
+    for want in shape.counts:
         if want.least > 0:
             if want.node is algebra.nothing or (want.most is not None and want.least > want.most):
                 return None
@@ -90,12 +91,12 @@ def _tidy_wanted(algebra: SetAlgebra, shape: ArrayShape) -> tuple[tuple[ItemCoun
 
 
 def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
-    """True only where it is certain."""
+    """Returns True only where it is certain that nothing is in it."""
     if any(algebra.is_nothing(node) for node in shape.prefix[: shape.least]):
         return True
     if shape.least > len(shape.prefix) and algebra.is_nothing(shape.rest):
         return True
-    for want in shape.wanted:
+    for want in shape.counts:
         places = [*shape.prefix[want.start :], shape.rest]
         if want.least and all(algebra.is_nothing(algebra.all_of((want.node, place))) for place in places):
             return True
@@ -103,14 +104,14 @@ def is_empty(algebra: SetAlgebra, shape: ArrayShape) -> bool:
 
 
 def covers(algebra: SetAlgebra, shape: ArrayShape, other: ArrayShape) -> bool:
-    """The shape certainly has all arrays of the other one."""
+    """Returns whether the shape certainly has all arrays of the other one."""
     if shape is other or shape is algebra.any_array:
         return True
     return (
         shape.least <= other.least
         and lesser(shape.most, other.most) == other.most
         and shape.is_unique <= other.is_unique
-        and all(want in other.wanted for want in shape.wanted)
+        and all(want in other.counts for want in shape.counts)
         and algebra.covers(shape.rest, other.rest)
         and all(
             algebra.covers(item_at(shape, index), item_at(other, index))
@@ -126,13 +127,13 @@ def lesser(first: int | None, second: int | None) -> int | None:
     return min(first, second)
 
 
-def _merged(wanted: tuple[ItemCount, ...]) -> tuple[ItemCount, ...]:
-    found: dict[tuple[int, ValueSet], ItemCount] = {}
-    for want in wanted:
-        key = (want.start, want.node)
-        known = found.get(key)
+def _merged(item_counts: tuple[ItemCount, ...]) -> tuple[ItemCount, ...]:
+    merged: dict[tuple[int, ValueSet], ItemCount] = {}
+    for count in item_counts:
+        key = (count.start, count.node)
+        known = merged.get(key)
         if known is None:
-            found[key] = want
+            merged[key] = count
         else:
-            found[key] = ItemCount(*key, max(known.least, want.least), lesser(known.most, want.most))
-    return tuple(found.values())
+            merged[key] = ItemCount(*key, max(known.least, count.least), lesser(known.most, count.most))
+    return tuple(merged.values())

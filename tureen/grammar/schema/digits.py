@@ -24,6 +24,8 @@ pages."""
 
 
 class Bound(NamedTuple):
+    """An end of a range of numbers, which is in the range unless it is open."""
+
     value: Number
     is_open: bool  # the value itself is outside
 
@@ -45,13 +47,13 @@ DIGIT = _chars("")
 
 
 def choice(items: Iterable[Expression]) -> Expression:
-    """Any of these; empty alternatives are left out."""
+    """Returns any of the items; empty alternatives are left out."""
     kept = tuple(dict.fromkeys(item for item in items if item != NOTHING))
     return kept[0] if len(kept) == 1 else Choice(kept)
 
 
 def chain(*items: Expression) -> Expression:
-    """One after the other; nothing where one of them matches nothing."""
+    """Joins items one after the other; NOTHING where one of them matches nothing."""
     if NOTHING in items:
         return NOTHING
     kept: list[Expression] = []
@@ -65,7 +67,7 @@ def chain(*items: Expression) -> Expression:
 
 
 def repeat(item: Expression, least: int, most: int | None) -> Expression:
-    """`least` to `most` times."""
+    """Repeats an item `least` to `most` times."""
     if most == 0:
         return EMPTY
     return item if (least, most) == (1, 1) else Repeat(item, least, most)
@@ -76,7 +78,7 @@ def _digits(first: int, last: int) -> Expression:
 
 
 def natural(low: int, high: int) -> Expression:
-    """The integers from `low` >= 0 to `high`, without leading zeros."""
+    """Returns the integers from `low` >= 0 to `high`, without leading zeros."""
     if low > high:
         return NOTHING
     items: list[Expression] = []
@@ -156,8 +158,8 @@ def _fraction(low: _Limit | None, high: _Limit | None, least: int, most: int) ->
             last -= 1
     if first <= last:
         items.append(chain(_digits(first, last), repeat(DIGIT, *room)))
-    found = choice(items + after)
-    return repeat(found, 0, 1) if can_end else found
+    digits = choice(items + after)
+    return repeat(digits, 0, 1) if can_end else digits
 
 
 def _split(bound: Bound) -> tuple[int, _Limit]:
@@ -167,7 +169,7 @@ def _split(bound: Bound) -> tuple[int, _Limit]:
 
 
 def small(after: int) -> Expression:
-    """Numbers between 0 and 1, without a sign; of as many digits behind the first ones that are 0."""
+    """Returns numbers between 0 and 1, without a sign; of as many digits behind the first ones that are 0."""
     return chain(Text("0."), repeat(ZERO, 0, after - 1), _digits(1, 9), repeat(DIGIT, 0, after - 1))
 
 
@@ -203,7 +205,7 @@ def _magnitudes(low: Bound, high: Bound | None, digits: Digits, is_fraction: boo
 
 
 def decimals(low: Bound | None, high: Bound | None, digits: Digits, is_fraction: bool = False) -> Expression:
-    """The texts of the numbers between the bounds, None = no bound. Neither "-0" nor "-0.0" is one."""
+    """Returns the texts of the numbers between the bounds, None = no bound. Neither "-0" nor "-0.0" is one."""
     items: list[Expression] = []
     if high is None or high.value > 0 or high == (0, False):
         items.append(_magnitudes(low if low and low.value >= 0 else Bound(0, False), high, digits, is_fraction))
@@ -215,14 +217,14 @@ def decimals(low: Bound | None, high: Bound | None, digits: Digits, is_fraction:
 
 
 def integers(low: int, high: int) -> Expression:
-    """The integers from `low` to `high`, which is not less."""
+    """Returns the integers from `low` to `high`, which is not less."""
     if low == -high:
         return choice([ZERO, chain(repeat(MINUS, 0, 1), natural(1, high))])
     return choice([natural(max(low, 0), high), chain(MINUS, natural(max(1, -high), -low))])
 
 
 def every_decimal(digits: Digits) -> Expression:
-    """`decimals` without bounds."""
+    """Returns the texts of all decimals."""
     fraction = repeat(chain(POINT, repeat(DIGIT, 1, digits.after)), 0, 1)
     whole = chain(repeat(MINUS, 0, 1), natural(1, 10**digits.whole - 1))
     return choice([chain(choice([ZERO, whole]), fraction), chain(MINUS, small(digits.after))])
@@ -239,10 +241,10 @@ def multiples(step: int, places: int) -> Expression:
         while left % prime == 0:
             left //= prime
             tens *= prime
-    found = _with_ending(tens, places)
+    texts = _with_ending(tens, places)
     if left not in SIMPLE_FACTORS:
         raise _too_large(Decimal(step).scaleb(-places))
-    return found if left == 1 else Both(found, divisible(left))
+    return texts if left == 1 else Both(texts, divisible(left))
 
 
 def _too_large(step: Number) -> GrammarError:
@@ -296,7 +298,7 @@ def _signed(digits: str, after: int) -> Expression:
 
 @cache
 def divisible(divisor: int) -> Expression:
-    """The texts whose digits are a number that can be divided; signs and points are passed over.
+    """Returns the texts whose digits are a number that can be divided; signs and points are passed over.
 
     The divisor has no factor 2 or 5, so how many zeros follow does not matter, nor where the point is.
     """

@@ -47,7 +47,7 @@ Scope: TypeAlias = tuple[Resource, ...]
 
 
 def parse(text: str) -> Any:
-    """Numbers with a fraction or exponent come as Decimal. Raises GrammarError."""
+    """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises GrammarError."""
     if len(text) > MAX_CHARACTERS:
         raise GrammarError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
@@ -71,12 +71,12 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise GrammarError(f"json_schema has the key {echo(twice)} twice in one object")
-    return found
+    return value
 
 
 def _check_surrogates(value: Any) -> None:
@@ -118,7 +118,7 @@ class Document:
         self._index(root, whole, ())
 
     def where(self, schema: Schema) -> str:
-        """The place of a schema, for messages: "#/properties/a"."""
+        """Returns the place of a schema, for messages: "#/properties/a"."""
         path = self._path.get(id(schema), ())
         return echo("#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path))
 
@@ -136,10 +136,10 @@ class Document:
                 uri, fragment = urldefrag(urljoin(resource.uri, reference))
             except ValueError:
                 raise self._unresolved(reference, schema) from None
-            found = self._resources.get(uri)
-            if found is None:
+            known = self._resources.get(uri)
+            if known is None:
                 raise self._unresolved(reference, schema)
-            resource = found
+            resource = known
         fragment = unquote(fragment)
         if fragment == "":
             return resource.root, resource, fragment
@@ -224,8 +224,8 @@ class Document:
             known = None
         if known is not None and known.root is not schema:
             raise GrammarError(f'"$id" {echo(name)} names two schemas')
-        self._resources[uri] = found = known or Resource(uri, schema)
-        return found
+        self._resources[uri] = resource = known or Resource(uri, schema)
+        return resource
 
 
 def _add_anchor(resource: Resource, name: str, schema: Schema) -> None:

@@ -27,6 +27,7 @@ class EvaluatedParts(NamedTuple):
     matching: frozenset[ValueSet] = frozenset()  # the items in any of these, wherever they are
 
     def with_(self, other: EvaluatedParts) -> EvaluatedParts:
+        """Returns what either of them has evaluated."""
         return EvaluatedParts(
             self.keys | other.keys,
             self.patterns | other.patterns,
@@ -53,7 +54,7 @@ class Evaluated:
         self._algebra = algebra
 
     def node(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
-        """The values of a schema with "unevaluated…". Raises GrammarError."""
+        """Returns the values of a schema with "unevaluated…". Raises GrammarError."""
         return self._algebra.any_of(self._cases(schema, scope).values())
 
     def _cases(self, schema: Schema, scope: Scope) -> Cases:
@@ -62,14 +63,14 @@ class Evaluated:
             return {EvaluatedParts(): self._reader.node(schema, scope)} if schema else {}
         with self._reader.inside(schema):
             scope = self._reader.enter(schema, scope)
-            found = {self._seen(schema, scope): self._reader.own(schema, scope)}
+            known = {self._seen(schema, scope): self._reader.own(schema, scope)}
             for cases in self._in_place(schema, scope):
-                found = self._joined((one.with_(two), (found[one], cases[two])) for one in found for two in cases)
+                known = self._joined((old.with_(new), (known[old], cases[new])) for old in known for new in cases)
             for keyword in ("unevaluatedProperties", "unevaluatedItems"):
                 if keyword in schema:
                     inside = self._reader.later(schema[keyword], scope)
-                    found = self._joined(self._closed(keyword, seen, node, inside) for seen, node in found.items())
-            return found
+                    known = self._joined(self._closed(keyword, seen, node, inside) for seen, node in known.items())
+            return known
 
     def _seen(self, schema: dict[str, Any], scope: Scope) -> EvaluatedParts:
         contains = schema.get("contains")
@@ -108,49 +109,49 @@ class Evaluated:
             )
 
     def _any(self, branches: list[Cases]) -> Cases:
-        found: Cases = {}
+        result: Cases = {}
         for branch in branches:
-            found = self._either(found, branch, self._both(found, branch))
-        return found
+            result = self._either(result, branch, self._both(result, branch))
+        return result
 
     def _one(self, parts: list[Schema], scope: Scope) -> Cases:
         algebra = self._algebra
         nodes = [self._reader.node(part, scope) for part in parts]
-        found: Cases = {}
+        result: Cases = {}
         for index, part in enumerate(parts):
             others = [
                 algebra.none_of(other)
                 for other in nodes[:index] + nodes[index + 1 :]
                 if not algebra.is_nothing(algebra.all_of((nodes[index], other)))
             ]
-            found = self._either(
-                found, self._both({EvaluatedParts(): algebra.all_of(others)}, self._cases(part, scope))
+            result = self._either(
+                result, self._both({EvaluatedParts(): algebra.all_of(others)}, self._cases(part, scope))
             )
-        return found
+        return result
 
     def _both(self, first: Cases, second: Cases) -> Cases:
-        return self._joined((one.with_(two), (first[one], second[two])) for one in first for two in second)
+        return self._joined((left.with_(right), (first[left], second[right])) for left in first for right in second)
 
     def _either(self, *several: Cases) -> Cases:
-        found: dict[EvaluatedParts, list[ValueSet]] = {}
+        by_seen: dict[EvaluatedParts, list[ValueSet]] = {}
         for cases in several:
             for seen, node in cases.items():
-                found.setdefault(seen, []).append(node)
-        return {seen: self._algebra.any_of(nodes) for seen, nodes in found.items()}
+                by_seen.setdefault(seen, []).append(node)
+        return {seen: self._algebra.any_of(nodes) for seen, nodes in by_seen.items()}
 
     def _joined(self, pairs: Iterable[tuple[EvaluatedParts, tuple[ValueSet, ...]]]) -> Cases:
         """Each pair a case that needs all its nodes."""
-        found: dict[EvaluatedParts, list[ValueSet]] = {}
+        by_seen: dict[EvaluatedParts, list[ValueSet]] = {}
         for seen, nodes in pairs:
             node = self._algebra.all_of(nodes)
             if node is not self._algebra.nothing:
-                found.setdefault(seen, []).append(node)
-        if len(found) > MAX_CASES:
+                by_seen.setdefault(seen, []).append(node)
+        if len(by_seen) > MAX_CASES:
             raise GrammarError(
                 '"unevaluatedProperties" or "unevaluatedItems" beside combinators is too large: more than'
                 f" {MAX_CASES} cases of what is evaluated"
             )
-        return {seen: self._algebra.any_of(nodes) for seen, nodes in found.items()}
+        return {seen: self._algebra.any_of(nodes) for seen, nodes in by_seen.items()}
 
     def _closed(
         self, keyword: str, seen: EvaluatedParts, node: ValueSet, inside: ValueSet

@@ -112,13 +112,14 @@ FORMATS = {
 
 
 def format_strings(name: str) -> StringSet:
-    """Strings of this format, not always all of them. Raises GrammarError for an unknown one, listing the known."""
+    """Returns strings of this format, not always all of them. Raises GrammarError for an unknown one, listing the
+    known."""
     return StringSet(in_format(name))
 
 
 @cache
 def in_format(name: str) -> Expression:
-    """The same as an expression over decoded characters."""
+    """Returns the strings of this format as an expression over decoded characters."""
     if name not in FORMATS:
         raise GrammarError(f'"format": {echo(name)} cannot be enforced; known are {", ".join(FORMATS)}')
     return regex.parse(FORMATS[name], flavour="ecma")

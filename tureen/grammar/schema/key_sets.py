@@ -24,43 +24,43 @@ class KeySets:
         self._outside: dict[int, StringSet] = {}
 
     def pattern(self, pattern: str) -> StringSet:
-        """The keys that a pattern is found in. Raises GrammarError."""
-        found = self._patterns.get(pattern)
-        if found is None:
-            found = self._patterns[pattern] = StringSet.pattern(pattern)
-        return found
+        """Returns the keys that a pattern is found in. Raises GrammarError."""
+        keys = self._patterns.get(pattern)
+        if keys is None:
+            keys = self._patterns[pattern] = StringSet.pattern(pattern)
+        return keys
 
     def both(self, first: StringSet, second: StringSet) -> StringSet:
-        """The intersection. Raises GrammarError."""
+        """Returns the intersection. Raises GrammarError."""
         parts = self._parts(first) | self._parts(second)
-        found = self._made.get(parts)
-        if found is None:
+        common = self._made.get(parts)
+        if common is None:
             is_contradiction = any(id(self._outside.get(part)) in parts for part in parts)
-            found = StringSet.nothing() if is_contradiction else first.intersect(second)
-            self._made[parts] = found
-            self._known.setdefault(id(found), (found, parts))
-        return found
+            common = StringSet.nothing() if is_contradiction else first.intersect(second)
+            self._made[parts] = common
+            self._known.setdefault(id(common), (common, parts))
+        return common
 
     def outside(self, names: StringSet) -> StringSet:
-        """The complement."""
-        found = self._outside.get(id(names))
-        if found is None:
+        """Returns the complement."""
+        others = self._outside.get(id(names))
+        if others is None:
             self._parts(names)
-            found = names.complement()
-            self._parts(found)
-            self._outside[id(names)] = found
-            self._outside[id(found)] = names
-        return found
+            others = names.complement()
+            self._parts(others)
+            self._outside[id(names)] = others
+            self._outside[id(others)] = names
+        return others
 
     def split(self, classes: Iterable[tuple[StringSet, T]], names: StringSet) -> list[tuple[StringSet, T, bool]]:
-        """Every class in two: what is in `names`, and what is not; empty ones are left out. Raises GrammarError."""
+        """Splits every class into what is in `names` and what is not; empty ones are left out. Raises GrammarError."""
         outside = self.outside(names)
-        found = []
+        parts = []
         for have, value in classes:
             inner, outer = self.both(have, names), self.both(have, outside)
-            found += [(part, value, inside) for part, inside in ((inner, True), (outer, False)) if not part.is_empty()]
-        self.check(len(found))
-        return found
+            parts += [(part, value, inside) for part, inside in ((inner, True), (outer, False)) if not part.is_empty()]
+        self.check(len(parts))
+        return parts
 
     def check(self, number: int) -> None:
         """Checks the number of classes that an object's keys fall in. Raises GrammarError."""

@@ -42,17 +42,17 @@ def check(schema: dict[str, Any], document: Document) -> None:
     """Raises GrammarError for a keyword that is unknown, or has a value of the wrong form."""
     known = KEYWORDS[document.draft]
     for keyword, value in schema.items():
-        found = known.get(keyword)
-        if found is None:
+        rule = known.get(keyword)
+        if rule is None:
             if keyword not in ANNOTATIONS and not keyword.startswith("x-"):
                 raise _unknown(keyword, document.draft, document.where(schema))
-        elif not found[0](value):
+        elif not rule[0](value):
             got = echo(json.dumps(value, default=str))
-            raise GrammarError(f'"{keyword}" at {document.where(schema)} must be {found[1]}, got {got}')
+            raise GrammarError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
 
 
 def count(schema: dict[str, Any], keyword: str) -> int | None:
-    """A number of characters, items or properties; None where the schema does not give it. Raises GrammarError."""
+    """Returns a number of characters, items or properties; None where the schema has none. Raises GrammarError."""
     value = schema.get(keyword)
     if value is None:
         return None

@@ -13,7 +13,7 @@ ANY_VALUE = "$$ANY$$"
 
 
 def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True) -> Language:
-    """The valid values as `json.dumps` writes them by default, but for characters that are not ASCII: those are raw.
+    """Returns the valid values as `json.dumps` writes them by default, but with characters that are not ASCII raw.
 
     `text` is the schema's JSON. The names of the rules begin with `prefix`. Raises GrammarError for a schema that
     cannot be enforced exactly, or that nothing is valid against.

@@ -30,15 +30,18 @@ class NumberSet:
 
     @staticmethod
     def anything() -> NumberSet:
+        """Returns the set of all numbers."""
         return EVERY_NUMBER
 
     @staticmethod
     def nothing() -> NumberSet:
+        """Returns the empty set."""
         return NO_NUMBER
 
     @staticmethod
     def integers() -> NumberSet:
-        """Numbers with a fraction of zeros are integers; but no text of the set has a fraction."""
+        """Returns the integers. Numbers with a fraction of zeros are among them; but no text of the set has a
+        fraction."""
         return EVERY_INTEGER
 
     @staticmethod
@@ -49,40 +52,40 @@ class NumberSet:
         above: Number | None = None,
         below: Number | None = None,
     ) -> NumberSet:
-        """minimum, maximum, exclusiveMinimum and exclusiveMaximum. Raises GrammarError."""
+        """Returns the numbers within minimum, maximum, exclusiveMinimum and exclusiveMaximum. Raises GrammarError."""
         closed = Range(_bound(least, False), _bound(most, False))
         return _made((), [closed.intersect(Range(_bound(above, True), _bound(below, True)))])
 
     @staticmethod
     def multiples_of(step: Number) -> NumberSet:
-        """`step` is positive. Raises GrammarError."""
+        """Returns the multiples of `step`, which is positive. Raises GrammarError."""
         return NumberSet(ranges=(Range(steps=frozenset([Fraction(_checked(step))])),))
 
     @staticmethod
     def only(values: Iterable[Number]) -> NumberSet:
-        """Exactly these. Raises GrammarError."""
+        """Returns the set of exactly these numbers. Raises GrammarError."""
         return NumberSet(tuple(dict.fromkeys(map(_checked, values))))
 
     def intersect(self, other: NumberSet) -> NumberSet:
-        """The numbers of both. Raises GrammarError."""
+        """Returns the numbers of both. Raises GrammarError."""
         if ALL in self.ranges or ALL in other.ranges:
             return other if ALL in self.ranges else self
         points = _among(self.points, other) + _among(other.points, self)
-        return _made(points, (one.intersect(two) for one in self.ranges for two in other.ranges))
+        return _made(points, (left.intersect(right) for left in self.ranges for right in other.ranges))
 
     def union(self, other: NumberSet) -> NumberSet:
-        """The numbers of either. Raises GrammarError."""
+        """Returns the numbers of either. Raises GrammarError."""
         return _made(self.points + other.points, self.ranges + other.ranges)
 
     def complement(self) -> NumberSet:
-        """All other numbers. Raises GrammarError."""
-        found = _made((), [Range(without=frozenset(self.points))])
+        """Returns all other numbers. Raises GrammarError."""
+        rest = _made((), [Range(without=frozenset(self.points))])
         for part in self.ranges:
-            found = found.intersect(_made((), part.complement()))
-        return found
+            rest = rest.intersect(_made((), part.complement()))
+        return rest
 
     def minus(self, other: NumberSet) -> NumberSet:
-        """The numbers that `other` does not have. Raises GrammarError."""
+        """Returns the numbers that `other` does not have. Raises GrammarError."""
         return self.intersect(other.complement())
 
     def contains(self, value: Number) -> bool:
@@ -90,25 +93,25 @@ class NumberSet:
         return bool(_among((value,), self))
 
     def is_empty(self) -> bool:
-        """Exact, also where no number of the set has a text."""
+        """Returns exactly whether nothing is in it, also where no number of the set has a text."""
         return not self.points and not self.ranges
 
     @property
     def values(self) -> tuple[Number, ...] | None:
-        """The numbers, where they are few; None for others. Raises GrammarError."""
-        found = dict.fromkeys(self.points)
+        """Returns the numbers, where they are few; None for others. Raises GrammarError."""
+        listed = dict.fromkeys(self.points)
         for part in self.ranges:
             few = part.values(MAX_LISTED)
             if few is None:
                 return None
-            found.update(dict.fromkeys(few))
-        return tuple(found)
+            listed.update(dict.fromkeys(few))
+        return tuple(listed)
 
     def expression(self) -> Expression:
-        """The JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
+        """Returns the JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
         texts: list[Expression] = [Text(_text(value)) for value in self.points]
-        found = choice(texts + [part.expression() for part in self.ranges])
-        return found if found == NOTHING else Terminal(found)
+        numbers = choice(texts + [part.expression() for part in self.ranges])
+        return numbers if numbers == NOTHING else Terminal(numbers)
 
 
 EVERY_NUMBER = NumberSet(ranges=(ALL,))

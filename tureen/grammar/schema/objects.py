@@ -20,7 +20,7 @@ def node_of(shape: ObjectShape, key: str) -> ValueSet:
 
 
 def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
-    """The objects of both, as shapes that are not known to be empty."""
+    """Returns the objects of both, as shapes that are not known to be empty."""
     named = {
         key: Property(
             (key in first.named and first.named[key].is_required)
@@ -39,56 +39,56 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
         )
     ]
     for own, other in ((first, second), (second, first)):
-        for keys in own.wanted:
+        for keys in own.needed:
             hidden = [key for key in other.named if key not in own.named and keys.names.contains(key)]
-            shapes = [found for shape in shapes for found in _with_wanted(algebra, shape, keys, hidden)]
+            shapes = [narrowed for shape in shapes for narrowed in _with_required(algebra, shape, keys, hidden)]
     return [shape for shape in shapes if not is_empty(algebra, shape)]
 
 
 def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
-    """The objects that are not in `shape`; the shapes may overlap."""
+    """Returns the objects that are not in `shape`; the shapes may overlap."""
     anything = algebra.anything
     everything = algebra.any_object
-    found = []
+    shapes = []
     for key, (is_required, node) in shape.named.items():
         # A key that is required is missing, or has a wrong value; one that is not required has a wrong value.
         if is_required or node is not anything:
-            found.append(replace(everything, named={key: Property(not is_required, algebra.none_of(node))}))
+            shapes.append(replace(everything, named={key: Property(not is_required, algebra.none_of(node))}))
     loose = {key: Property(False, anything) for key in shape.named}
     for names, node in shape.free:
         if node is not anything:
-            found.append(replace(everything, named=loose, wanted=(PropertySet(names, algebra.none_of(node)),)))
+            shapes.append(replace(everything, named=loose, needed=(PropertySet(names, algebra.none_of(node)),)))
     if shape.least > 0:
-        found.append(replace(everything, most=shape.least - 1))
+        shapes.append(replace(everything, most=shape.least - 1))
     if shape.most is not None:
-        found.append(replace(everything, least=shape.most + 1))
-    for names, node in shape.wanted:
+        shapes.append(replace(everything, least=shape.most + 1))
+    for names, node in shape.needed:
         free = (PropertySet(names, algebra.none_of(node)), PropertySet(algebra.keys.outside(names), anything))
-        found.append(replace(everything, named=loose, free=free))
-    return found
+        shapes.append(replace(everything, named=loose, free=free))
+    return shapes
 
 
 def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
-    """True only where it is certain."""
+    """Returns True only where it is certain that nothing is in it."""
     required = [field.node for field in shape.named.values() if field.is_required]
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
         return True
     is_closed = all(keys.node is algebra.nothing for keys in shape.free)
-    if is_closed and (shape.wanted or shape.least > len(shape.named)):
+    if is_closed and (shape.needed or shape.least > len(shape.named)):
         return True
     return any(algebra.is_nothing(node) for node in required) or any(
-        _is_hopeless(algebra, shape, keys) for keys in shape.wanted
+        _is_hopeless(algebra, shape, keys) for keys in shape.needed
     )
 
 
 def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
-    """The shape certainly has all objects of the other one."""
+    """Returns whether the shape certainly has all objects of the other one."""
     if shape is other or shape is algebra.any_object:
         return True
     return (
         shape.least <= other.least
         and lesser(shape.most, other.most) == other.most
-        and (not shape.wanted or (set(shape.wanted) <= set(other.wanted) and shape.named.keys() <= other.named.keys()))
+        and (not shape.needed or (set(shape.needed) <= set(other.needed) and shape.named.keys() <= other.named.keys()))
         and all(field.is_required <= _is_required(other, key) for key, field in shape.named.items())
         and all(
             algebra.covers(node_of(shape, key), node_of(other, key)) for key in shape.named.keys() | other.named.keys()
@@ -109,10 +109,10 @@ def _free_covers(algebra: SetAlgebra, free: tuple[PropertySet, ...], other: tupl
     return free == other
 
 
-def _is_hopeless(algebra: SetAlgebra, shape: ObjectShape, wanted: PropertySet) -> bool:
+def _is_hopeless(algebra: SetAlgebra, shape: ObjectShape, required: PropertySet) -> bool:
     return all(
-        algebra.is_nothing(algebra.all_of((keys.node, wanted.node)))
-        or algebra.keys.both(keys.names, wanted.names).is_empty()
+        algebra.is_nothing(algebra.all_of((keys.node, required.node)))
+        or algebra.keys.both(keys.names, required.names).is_empty()
         for keys in shape.free
     )
 
@@ -122,24 +122,24 @@ def _free(
 ) -> tuple[PropertySet, ...]:
     if len(first) == 1 or len(second) == 1:
         return tuple(
-            PropertySet(one.names if len(second) == 1 else two.names, algebra.all_of((one.node, two.node)))
-            for one in first
-            for two in second
+            PropertySet(left.names if len(second) == 1 else right.names, algebra.all_of((left.node, right.node)))
+            for left in first
+            for right in second
         )
-    found = []
-    for one in first:
-        for two in second:
-            names = algebra.keys.both(one.names, two.names)
+    common = []
+    for left in first:
+        for right in second:
+            names = algebra.keys.both(left.names, right.names)
             if not names.is_empty():
-                found.append(PropertySet(names, algebra.all_of((one.node, two.node))))
-    algebra.keys.check(len(found))
-    return tuple(found)
+                common.append(PropertySet(names, algebra.all_of((left.node, right.node))))
+    algebra.keys.check(len(common))
+    return tuple(common)
 
 
-def _with_wanted(algebra: SetAlgebra, shape: ObjectShape, keys: PropertySet, hidden: list[str]) -> list[ObjectShape]:
-    """One of `hidden`, which the shape names, is there as wanted; or a free key."""
-    found = [shape if keys in shape.wanted else replace(shape, wanted=(*shape.wanted, keys))]
+def _with_required(algebra: SetAlgebra, shape: ObjectShape, keys: PropertySet, hidden: list[str]) -> list[ObjectShape]:
+    """One of `hidden`, which the shape names, is there with such a value; or a free key."""
+    shapes = [shape if keys in shape.needed else replace(shape, needed=(*shape.needed, keys))]
     for key in hidden:
         node = algebra.all_of((shape.named[key].node, keys.node))
-        found.append(replace(shape, named={**shape.named, key: Property(True, node)}))
-    return found
+        shapes.append(replace(shape, named={**shape.named, key: Property(True, node)}))
+    return shapes

@@ -110,17 +110,17 @@ class Own:
         first: Any = schema.get("prefixItems", ())
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems", True)
-        wanted = []
+        item_counts = []
         if "contains" in schema:
             least = count(schema, "minContains")
             node = self._node(schema["contains"], scope)
-            wanted.append(ItemCount(0, node, 1 if least is None else least, count(schema, "maxContains")))
+            item_counts.append(ItemCount(0, node, 1 if least is None else least, count(schema, "maxContains")))
         shape = ArrayShape(
             tuple(self._node(item, scope) for item in first),
             self._node(items, scope),
             count(schema, "minItems") or 0,
             count(schema, "maxItems"),
-            tuple(wanted),
+            tuple(item_counts),
             schema.get("uniqueItems", False),
         )
         tidied = arrays.tidy(self._algebra, shape)

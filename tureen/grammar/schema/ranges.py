@@ -63,7 +63,7 @@ class Range:
     without: frozenset[Number] = frozenset()
 
     def contains(self, value: Number) -> bool:
-        """Exact."""
+        """Returns exactly whether the number is in the range."""
         low, high = self.low, self.high
         if low and (value < low.value or (low.is_open and value == low.value)):
             return False
@@ -99,13 +99,13 @@ class Range:
 
     @property
     def point(self) -> Number | None:
-        """The number, where the bounds leave one at most."""
+        """Returns the number, where the bounds leave one at most."""
         low, high = self.low, self.high
         return low.value if low and high and low.value == high.value else None
 
     @property
     def is_free(self) -> bool:
-        """It says nothing but which signs there are: readers of any precision agree."""
+        """Returns whether the range says nothing but which signs there are: readers of any precision agree."""
         bounds = [bound.value for bound in (self.low, self.high) if bound]
         return not (self.steps or self.against or self.without or any(bounds))
 
@@ -115,7 +115,8 @@ class Range:
         return replace(self, low=_as_read(self.low, True), high=_as_read(self.high, False))
 
     def is_empty(self) -> bool:
-        """Exact, also where no number of it has a text. Raises GrammarError where that takes too long to find out."""
+        """Returns exactly whether it is empty, also where no number of it has a text. Raises GrammarError where that
+        takes too long."""
         low, high = self.low, self.high
         if self.point is not None:
             return not self.contains(self.point)
@@ -129,7 +130,7 @@ class Range:
         return low is not None and high is not None and next(_multiples(self, low, high, step), None) is None
 
     def values(self, limit: int) -> list[Number] | None:
-        """The numbers that have texts, where these are few; None for others. Raises GrammarError."""
+        """Returns the numbers that have texts, where these are few; None for others. Raises GrammarError."""
         part = self.as_read
         if not part.steps or part.low is None or part.high is None:
             return None
@@ -137,12 +138,12 @@ class Range:
         return None if last - first >= limit else list(_found(part, _grid(part)))
 
     def expression(self) -> Expression:
-        """The texts. Raises GrammarError."""
+        """Returns the texts. Raises GrammarError."""
         part = self.as_read
         if part.is_free:
             is_all = part.low is None and part.high is None
-            found = every_decimal(FREE_DIGITS) if is_all else decimals(part.low, part.high, FREE_DIGITS)
-            return chain(found, repeat(EXPONENT, 0, 1))
+            texts = every_decimal(FREE_DIGITS) if is_all else decimals(part.low, part.high, FREE_DIGITS)
+            return chain(texts, repeat(EXPONENT, 0, 1))
         grid = _grid(part)
         if next(_found(part, grid), None) is None:
             return NOTHING
@@ -151,13 +152,13 @@ class Range:
             if few is not None:
                 return choice(_spelling(value, grid.places) for value in few)
         if grid.places:
-            found = decimals(part.low, part.high, grid.digits, is_fraction=ONE in part.against)
+            texts = decimals(part.low, part.high, grid.digits, is_fraction=ONE in part.against)
         else:
             limit = 10**grid.digits.whole
-            found = integers(*_counts(*_clipped(part, Bound(-limit, True), Bound(limit, True)), ONE))
+            texts = integers(*_counts(*_clipped(part, Bound(-limit, True), Bound(limit, True)), ONE))
         if grid.step > 1:
-            found = Both(found, multiples(grid.step, grid.places))
-        return _with_exceptions(found, part, grid)
+            texts = Both(texts, multiples(grid.step, grid.places))
+        return _with_exceptions(texts, part, grid)
 
 
 ONE = Fraction(1)
@@ -191,8 +192,8 @@ def _grid(part: Range) -> _Grid:
         return _Grid(step, places, Digits(whole, EXACT_DIGITS - places, places))
     if part.low is None or part.high is None:
         sizes.append(UNBOUNDED_BEFORE)
-    wanted = [_places(Fraction(value)) for value in values] + [_places(step) for step in part.against]
-    after = max(EXACT_DIGITS - max(sizes), MIN_AFTER, *(places for places in wanted if places < EXACT_DIGITS))
+    places_needed = [_places(Fraction(value)) for value in values] + [_places(step) for step in part.against]
+    after = max(EXACT_DIGITS - max(sizes), MIN_AFTER, *(places for places in places_needed if places < EXACT_DIGITS))
     return _Grid(1, after, Digits(whole, EXACT_DIGITS - after, after))
 
 
@@ -285,11 +286,11 @@ def _spelling(value: Number, places: int | None) -> Expression:
     return chain(Text(digits), repeat(zeros, 0, 1))
 
 
-def _with_exceptions(found: Expression, part: Range, grid: _Grid) -> Expression:
+def _with_exceptions(texts: Expression, part: Range, grid: _Grid) -> Expression:
     """Returns the expression without the multiples and the single numbers that the range leaves out."""
     for step in sorted(part.against - {ONE}):
         number, places = _decimal_step(step) if grid.places else (step.numerator, 0)
-        found = Both(found, Not(multiples(number, places)))
+        texts = Both(texts, Not(multiples(number, places)))
     if part.without:
-        found = Both(found, Not(choice(_spelling(value, None) for value in sorted(part.without))))
-    return found
+        texts = Both(texts, Not(choice(_spelling(value, None) for value in sorted(part.without))))
+    return texts

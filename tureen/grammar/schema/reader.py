@@ -33,7 +33,7 @@ class SchemaReader:
         self._depth = 0
 
     def node(self, schema: Schema, scope: Scope) -> ValueSet:
-        """The values that are valid against the schema. Raises GrammarError."""
+        """Returns the values that are valid against the schema. Raises GrammarError."""
         if isinstance(schema, bool):
             return self._algebra.anything if schema else self._algebra.nothing
         scope = self.enter(schema, scope)
@@ -56,7 +56,7 @@ class SchemaReader:
         return node
 
     def own(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
-        """The values that the schema allows without its combinators and references."""
+        """Returns the values that the schema allows without its combinators and references."""
         if OWN_KEYWORDS.isdisjoint(schema):
             return self._algebra.anything
         return self._algebra.leaf(partial(self._read_own, schema, scope))
@@ -71,7 +71,7 @@ class SchemaReader:
             raise type(error)(f"{error} (at {where})") from None
 
     def later(self, schema: Schema, scope: Scope) -> ValueSet:
-        """The same values, also while the schema around is being read."""
+        """Returns the schema's values, also while the schema around it is being read."""
         try:
             return self.node(schema, scope)
         except CircularError:
@@ -94,7 +94,8 @@ class SchemaReader:
 
     @contextmanager
     def inside(self, schema: Schema) -> Iterator[None]:
-        """While a schema about the same value is read. Raises GrammarError where too many are inside one another."""
+        """Counts how deep schemas about the same value are inside one another. Raises GrammarError where it is too
+        deep."""
         if self._depth >= MAX_IN_PLACE:
             raise GrammarError(
                 f"schemas inside one another about the same value at {self._document.where(schema)};"
@@ -136,8 +137,8 @@ class SchemaReader:
         if "discriminator" not in schema:
             return algebra.one_of(nodes)
         having = self.having(schema["discriminator"]["propertyName"])
-        one = algebra.one_of([algebra.all_of((node, having)) for node in nodes])
-        return algebra.leaf(lambda: replace(algebra.shape(one), partial=OBJECTS))
+        exactly_one = algebra.one_of([algebra.all_of((node, having)) for node in nodes])
+        return algebra.leaf(lambda: replace(algebra.shape(exactly_one), partial=OBJECTS))
 
     def target(self, keyword: str, schema: dict[str, Any], scope: Scope) -> Schema:
         """Returns the schema that "$ref" or "$dynamicRef" refers to. Raises GrammarError."""
@@ -147,7 +148,7 @@ class SchemaReader:
         return target
 
     def having(self, *keys: str) -> ValueSet:
-        """Objects with these keys, and no other values."""
+        """Returns objects with these keys, and no other values."""
         node = self._having.get(keys)
         if node is None:
             anything = Property(True, self._algebra.anything)

@@ -50,11 +50,13 @@ class ArrayShape:
     rest: ValueSet
     least: int = 0
     most: int | None = None
-    wanted: tuple[ItemCount, ...] = ()
+    counts: tuple[ItemCount, ...] = ()
     is_unique: bool = False  # no two items are equal
 
 
 class Property(NamedTuple):
+    """A named property: whether it must be there, and the set that its value is in."""
+
     is_required: bool
     node: ValueSet
 
@@ -70,7 +72,7 @@ class PropertySet(NamedTuple):
 class ObjectShape:
     """Objects of `least` to `most` properties.
 
-    Keys that are not `named` are free: the sets of `free` are disjoint and hold every string. Of each set in `wanted`
+    Keys that are not `named` are free: the sets of `free` are disjoint and hold every string. Of each set in `needed`
     there is at least one free key whose value is in its node.
     """
 
@@ -78,7 +80,7 @@ class ObjectShape:
     free: tuple[PropertySet, ...]
     least: int = 0
     most: int | None = None
-    wanted: tuple[PropertySet, ...] = ()
+    needed: tuple[PropertySet, ...] = ()
     is_open: bool = False  # the schema speaks of free keys; where it does not, no such key need be written
 
 

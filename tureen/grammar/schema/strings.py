@@ -45,15 +45,17 @@ class StringSet:
 
     @staticmethod
     def anything() -> StringSet:
+        """Returns the set of all strings."""
         return EVERY_STRING
 
     @staticmethod
     def nothing() -> StringSet:
+        """Returns the empty set."""
         return NO_STRING
 
     @staticmethod
     def only(values: Iterable[str]) -> StringSet:
-        """Exactly these; those with half of a surrogate pair are left out."""
+        """Returns the set of exactly these strings; those with half of a surrogate pair are left out."""
         return StringSet(one_of(values))
 
     @staticmethod
@@ -68,7 +70,7 @@ class StringSet:
         return StringSet(length(least, most))
 
     def intersect(self, other: StringSet) -> StringSet:
-        """The strings of both. Raises GrammarError."""
+        """Returns the strings of both. Raises GrammarError."""
         for finite, rest in ((self, other), (other, self)):
             if finite.values is not None:
                 kept = rest.among(finite.values)
@@ -76,15 +78,15 @@ class StringSet:
         return StringSet(both(self.expression, other.expression))
 
     def union(self, other: StringSet) -> StringSet:
-        """The strings of either."""
+        """Returns the strings of either."""
         return StringSet(either(self.expression, other.expression))
 
     def complement(self) -> StringSet:
-        """All other strings."""
+        """Returns all other strings."""
         return StringSet(negated(self.expression))
 
     def minus(self, other: StringSet) -> StringSet:
-        """The strings that `other` does not have. Raises GrammarError."""
+        """Returns the strings that `other` does not have. Raises GrammarError."""
         return self.intersect(other.complement())
 
     def contains(self, value: str) -> bool:
@@ -104,7 +106,7 @@ class StringSet:
         return _matched(self.expression, [value for value in values if not _has_surrogate(value)])
 
     def is_empty(self) -> bool:
-        """Exact. Raises GrammarError where that takes too long to find out."""
+        """Returns exactly whether it is empty. Raises GrammarError where that takes too long to find out."""
         return self._is_empty
 
     @cached_property
@@ -113,33 +115,33 @@ class StringSet:
 
     @cached_property
     def values(self) -> dict[str, None] | None:
-        """The strings of a set that was made of single strings; None for others."""
+        """Returns the strings of a set that was made of single strings; None for others."""
         return _texts(self.expression)
 
     def encoded(self) -> Expression:
-        """The JSON texts of these strings, quotes included: a Terminal. Raises GrammarError."""
+        """Returns the JSON texts of these strings, quotes included: a Terminal. Raises GrammarError."""
         return encoded(self.expression)
 
 
 def length(least: int = 0, most: int | None = None) -> Expression:
-    """Strings of `least` to `most` code points, None = without end."""
+    """Returns strings of `least` to `most` code points, None = without end."""
     if (least, most) == (0, None):
         return ANYTHING
     return NOTHING if most is not None and most < least else Repeat(ANY_CHAR, least, most)
 
 
 def matching(pattern: str) -> Expression:
-    """Strings in which a JSON Schema `pattern` is found. Raises GrammarError."""
+    """Returns strings in which a JSON Schema `pattern` is found. Raises GrammarError."""
     return regex.search(pattern, flavour="ecma")
 
 
 def one_of(values: Iterable[str]) -> Expression:
-    """Exactly these; those with half of a surrogate pair, which no text has, are left out."""
+    """Returns exactly these strings; those with half of a surrogate pair, which no text has, are left out."""
     return choice(Text(value) for value in values if not _has_surrogate(value))
 
 
 def both(first: Expression, second: Expression) -> Expression:
-    """The intersection, with what is plain to see made simple."""
+    """Returns the intersection, with what is plain to see made simple."""
     if first == ANYTHING or second == ANYTHING:
         return second if first == ANYTHING else first
     if NOTHING in (first, second):
@@ -147,16 +149,16 @@ def both(first: Expression, second: Expression) -> Expression:
     if first == second:
         return first
     match first, second:
-        case Repeat(one, least, most), Repeat(two, least_too, most_too) if one == two == ANY_CHAR:
+        case Repeat(item, least, most), Repeat(item_too, least_too, most_too) if item == item_too == ANY_CHAR:
             ends = [end for end in (most, most_too) if end is not None]
             return length(max(least, least_too), min(ends, default=None))
-        case Not(one), Not(two):
-            return negated(either(one, two))
+        case Not(item), Not(item_too):
+            return negated(either(item, item_too))
     return Both(first, second)
 
 
 def either(first: Expression, second: Expression) -> Expression:
-    """The union, with what is plain to see made simple."""
+    """Returns the union, with what is plain to see made simple."""
     if ANYTHING in (first, second):
         return ANYTHING
     items = [item for each in (first, second) for item in (each.items if isinstance(each, Choice) else (each,))]
@@ -164,13 +166,13 @@ def either(first: Expression, second: Expression) -> Expression:
 
 
 def negated(item: Expression) -> Expression:
-    """The complement, with what is plain to see made simple."""
+    """Returns the complement, with what is plain to see made simple."""
     match item:
         case Not(positive):
             return positive
         case Choice(()):
             return ANYTHING
-        case Repeat(one, least, most) if one == ANY_CHAR:
+        case Repeat(repeated, least, most) if repeated == ANY_CHAR:
             shorter = length(0, least - 1) if least else NOTHING
             return either(shorter, NOTHING if most is None else length(most + 1))
     return Not(item)
@@ -179,8 +181,8 @@ def negated(item: Expression) -> Expression:
 def _texts(expression: Expression) -> dict[str, None] | None:
     """The strings of an expression that is a choice of strings."""
     items = expression.items if isinstance(expression, Choice) else (expression,)
-    found = {item.text: None for item in items if isinstance(item, Text)}
-    return found if all(isinstance(item, Text) for item in items) else None
+    texts = {item.text: None for item in items if isinstance(item, Text)}
+    return texts if all(isinstance(item, Text) for item in items) else None
 
 
 def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
@@ -189,15 +191,15 @@ def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
         return tuple(values)
     machine = Derivatives(expression, Choice(tuple(map(Text, values))))
     start, by_char = machine.term(expression), machine.alphabet.by_char
-    found = []
+    matching = []
     for value in values:
         term = start
         for char in value:
             own, other = machine.moves(term)
             term = own.get(by_char[char], other)
         if machine.terms.nullable[term]:
-            found.append(value)
-    return tuple(found)
+            matching.append(value)
+    return tuple(matching)
 
 
 def _has_surrogate(text: str) -> bool:
@@ -205,7 +207,7 @@ def _has_surrogate(text: str) -> bool:
 
 
 def encoded(values: Expression) -> Expression:
-    """The JSON texts of strings given by an expression over decoded characters, quotes included: a Terminal.
+    """Returns the JSON texts of strings given by an expression over decoded characters, quotes included: a Terminal.
 
     Each character is written in one way: as json.dumps(…, ensure_ascii=False) does. Raises GrammarError.
     """
@@ -278,10 +280,10 @@ def _escapes(codes: list[int]) -> Expression:
 
 def _one_of(letters: Iterable[str]) -> Expression:
     """One of these characters."""
-    found = sorted(set(map(ord, letters)))
-    if not found:
+    points = sorted(set(map(ord, letters)))
+    if not points:
         return NOTHING
-    return Text(chr(found[0])) if len(found) == 1 else Chars(merged((code, code) for code in found))
+    return Text(chr(points[0])) if len(points) == 1 else Chars(merged((code, code) for code in points))
 
 
 EVERY_STRING = StringSet(ANYTHING)

@@ -24,15 +24,15 @@ class Unions(Generic[S]):
     shape_complement: Callable[[S], list[S]]
 
     def join(self, shapes: Iterable[S]) -> tuple[S, ...]:
-        """All of them, without those that another one covers."""
-        found: list[S] = []
+        """Returns all the shapes, without those that another one covers."""
+        kept: list[S] = []
         for shape in shapes:
-            if not any(self.covers(other, shape) for other in found):
-                found = [other for other in found if not self.covers(shape, other)]
-                found.append(shape)
-                if len(found) > MAX_ALTERNATIVES:
+            if not any(self.covers(other, shape) for other in kept):
+                kept = [other for other in kept if not self.covers(shape, other)]
+                kept.append(shape)
+                if len(kept) > MAX_ALTERNATIVES:
                     raise self._too_large()
-        return tuple(found)
+        return tuple(kept)
 
     def meet(self, first: tuple[S, ...], second: tuple[S, ...]) -> tuple[S, ...]:
         """Returns the shapes of what is in both."""
@@ -40,7 +40,7 @@ class Unions(Generic[S]):
             return ()
         if first[0] is self.whole or second[0] is self.whole:
             return second if first[0] is self.whole else first
-        return self.join(shape for one in first for two in second for shape in self.meet_shapes(one, two))
+        return self.join(shape for left in first for right in second for shape in self.meet_shapes(left, right))
 
     def complement(self, union: tuple[S, ...]) -> tuple[S, ...]:
         """Returns the shapes of what is in none of these."""
@@ -51,13 +51,13 @@ class Unions(Generic[S]):
 
     def exactly_one(self, unions: list[tuple[S, ...]]) -> tuple[S, ...]:
         """Returns the shapes of what is in one of the unions and in no other."""
-        found: list[S] = []
+        shapes: list[S] = []
         for index, own in enumerate(unions):
             for other in unions[:index] + unions[index + 1 :]:
                 if self.meet(own, other):
                     own = self.meet(own, self.complement(other))
-            found += own
-        return self.join(found)
+            shapes += own
+        return self.join(shapes)
 
     def _too_large(self) -> GrammarError:
         return GrammarError(

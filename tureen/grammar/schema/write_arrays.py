@@ -31,7 +31,7 @@ def write_array(writer: RuleWriter, shape: ArrayShape) -> Expression:
         return NOTHING
     if tidied.is_unique and not _is_surely_unique(writer, tidied):
         body = _unique(writer, tidied)
-    elif tidied.wanted:
+    elif tidied.counts:
         body = _counted(writer, tidied)
     else:
         body = _plain(writer, tidied)
@@ -60,28 +60,28 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
 
     Where there is no upper bound, an item that is in the set need not be counted, so no complement is needed.
     """
-    last = max(len(shape.prefix), shape.least, shape.most or 0, 1, *(want.start for want in shape.wanted))
-    start = (0, (0,) * len(shape.wanted))
+    last = max(len(shape.prefix), shape.least, shape.most or 0, 1, *(want.start for want in shape.counts))
+    start = (0, (0,) * len(shape.counts))
     states: dict[State, RuleCall] = {start: writer.reserve()}
     waiting = [start]
     while waiting:
         state = waiting.pop()
         index, counts = state
-        is_enough = all(number >= want.least for number, want in zip(counts, shape.wanted, strict=True))
-        found: list[Expression] = [EMPTY] if is_enough and index >= shape.least else []
+        is_enough = all(number >= want.least for number, want in zip(counts, shape.counts, strict=True))
+        options: list[Expression] = [EMPTY] if is_enough and index >= shape.least else []
         items = _next_items(writer, shape, index, counts) if shape.most is None or index < shape.most else []
         for node, after in items:
             target = (min(index + 1, last), after)
             if target not in states:
                 states[target] = writer.reserve()
                 waiting.append(target)
-            found.append(chain((COMMA if index else EMPTY, writer.value(node), states[target])))
+            options.append(chain((COMMA if index else EMPTY, writer.value(node), states[target])))
         if len(states) > MAX_STATES:
             raise GrammarError(
                 f'"contains" (or a complement of "items") with these bounds needs more than {MAX_STATES}'
                 f" states: let minContains, maxContains, minItems and maxItems be smaller"
             )
-        writer.define(states[state], choice(found))
+        writer.define(states[state], choice(options))
     return states[start]
 
 
@@ -89,14 +89,14 @@ def _next_items(
     writer: RuleWriter, shape: ArrayShape, index: int, counts: tuple[int, ...]
 ) -> list[tuple[ValueSet, tuple[int, ...]]]:
     """Returns the sets that can come at this index, each with the counts after it."""
-    found: list[tuple[ValueSet, tuple[int, ...]]] = [(item_at(shape, index), ())]
-    for want, number in zip(shape.wanted, counts, strict=True):
-        found = [
+    items: list[tuple[ValueSet, tuple[int, ...]]] = [(item_at(shape, index), ())]
+    for want, number in zip(shape.counts, counts, strict=True):
+        items = [
             (writer.algebra.all_of((node, more)), (*before, after))
-            for node, before in found
+            for node, before in items
             for more, after in _count_item(writer, want, index, number)
         ]
-    return [(node, after) for node, after in found if not writer.algebra.is_nothing(node)]
+    return [(node, after) for node, after in items if not writer.algebra.is_nothing(node)]
 
 
 def _count_item(writer: RuleWriter, want: ItemCount, index: int, number: int) -> list[tuple[ValueSet, int]]:
@@ -115,8 +115,8 @@ def _is_surely_unique(writer: RuleWriter, shape: ArrayShape) -> bool:
     if shape.most is None or shape.most > len(shape.prefix):
         return False
     return all(
-        writer.algebra.is_nothing(writer.algebra.all_of((one, other)))
-        for index, one in enumerate(shape.prefix)
+        writer.algebra.is_nothing(writer.algebra.all_of((node, other)))
+        for index, node in enumerate(shape.prefix)
         for other in shape.prefix[:index]
     )
 
@@ -128,14 +128,14 @@ def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:
         node: _few_values(writer, node)
         for node in (*shape.prefix, *([shape.rest] if shape.most is None or shape.most > len(shape.prefix) else []))
     }
-    if shape.wanted or len(set().union(*values.values())) > MAX_UNIQUE:
+    if shape.counts or len(set().union(*values.values())) > MAX_UNIQUE:
         raise _not_unique()
     states: dict[frozenset[Hashable], RuleCall] = {frozenset(): writer.reserve()}
     waiting = list(states)
     while waiting:
         used = waiting.pop()
         index = len(used)
-        found: list[Expression] = [EMPTY] if index >= shape.least else []
+        options: list[Expression] = [EMPTY] if index >= shape.least else []
         fits = shape.most is None or index < shape.most
         for value, text in values[item_at(shape, index)].items() if fits else ():
             after = used | {value}
@@ -143,8 +143,8 @@ def _unique(writer: RuleWriter, shape: ArrayShape) -> Expression:
                 if after not in states:
                     states[after] = writer.reserve()
                     waiting.append(after)
-                found.append(chain((COMMA if index else EMPTY, text, states[after])))
-        writer.define(states[used], choice(found))
+                options.append(chain((COMMA if index else EMPTY, text, states[after])))
+        writer.define(states[used], choice(options))
     return states[frozenset()]
 
 
@@ -153,14 +153,14 @@ def _few_values(writer: RuleWriter, node: ValueSet) -> dict[Hashable, Expression
     shape = writer.algebra.shape(node)
     if shape.arrays or shape.objects:
         raise _not_unique()
-    found: dict[Hashable, Expression] = {bit: word for bit, word in WORDS if shape.plain & bit}
+    texts: dict[Hashable, Expression] = {bit: word for bit, word in WORDS if shape.plain & bit}
     strings = () if shape.strings.is_empty() else shape.strings.values
     numbers = () if shape.numbers.is_empty() else shape.numbers.values
     if strings is None or numbers is None:
         raise _not_unique()
-    found.update((value, StringSet.only([value]).encoded()) for value in strings)
-    found.update((("number", value), NumberSet.only([value]).expression()) for value in numbers)
-    return found
+    texts.update((value, StringSet.only([value]).encoded()) for value in strings)
+    texts.update((("number", value), NumberSet.only([value]).expression()) for value in numbers)
+    return texts
 
 
 def _not_unique() -> GrammarError:

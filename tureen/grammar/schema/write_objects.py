@@ -30,17 +30,17 @@ def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
             members.append((is_required, chain((Terminal(Text(name + COLON.text)), value))))
         elif is_required:
             return NOTHING
-    leaves_out = writer.leaves_out and members and not (shape.is_open or shape.wanted or shape.least > len(members))
+    leaves_out = writer.leaves_out and members and not (shape.is_open or shape.needed or shape.least > len(members))
     free = NOTHING if leaves_out else _free(writer, shape, shape.free)
     num_required = sum(is_required for is_required, _ in members)
     least = shape.least if shape.least > num_required else 0
     most = None if shape.most is not None and free == NOTHING and shape.most >= len(members) else shape.most
-    if shape.wanted or most is not None or least:
-        wanted = _wanted(writer, shape)
-        if NOTHING in wanted:
+    if shape.needed or most is not None or least:
+        required = _required_properties(writer, shape)
+        if NOTHING in required:
             return NOTHING
         free_from = partial(_free_beginning, writer, shape)
-        body = _Counted(writer, members, free, free_from, wanted, least, most).body()
+        body = _Counted(writer, members, free, free_from, required, least, most).body()
     else:
         body = _plain(writer, members, free)
     return chain((OPEN, body, CLOSE))
@@ -115,7 +115,7 @@ class _Counted:
         members: list[Member],
         free: Expression,
         free_from: Callable[[str], Expression],
-        wanted: list[Expression],
+        required: list[Expression],
         least: int,
         most: int | None,
     ) -> None:
@@ -125,7 +125,7 @@ class _Counted:
         self._free_from = free_from
         self._least = least
         self._most = most
-        self._wanted = wanted
+        self._required = required
         self._rules: dict[tuple[int, int], Expression] = {}
 
     def body(self) -> Expression:
@@ -145,29 +145,29 @@ class _Counted:
         more: Expression = NOTHING
         if self._most is None or count < self._most:
             more = chain((COMMA if count else EMPTY, member, self._rules[index + 1, min(count + 1, cap)]))
-        found = more if is_required else choice((more, self._rules[index + 1, count]))
-        return self._writer.rule(found) if not isinstance(found, RuleCall) and found != NOTHING else found
+        rest = more if is_required else choice((more, self._rules[index + 1, count]))
+        return self._writer.rule(rest) if not isinstance(rest, RuleCall) and rest != NOTHING else rest
 
     def _end(self, count: int) -> Expression:
         """Returns an expression of what can follow when there are `count` named properties."""
-        have = count + len(self._wanted)
+        have = count + len(self._required)
         least = max(self._least - have, 0)
         most = None if self._most is None else self._most - have
         if most is not None and most < least:
             return NOTHING
         if self._free == NOTHING:
-            return NOTHING if least else _listed(self._wanted, count > 0)
-        if least > 1 and not self._wanted and least <= len(LETTERS):
+            return NOTHING if least else _listed(self._required, count > 0)
+        if least > 1 and not self._required and least <= len(LETTERS):
             return chain((COMMA if count else EMPTY, self._different(least, most)))
-        if least > 1 or (least and self._wanted):
+        if least > 1 or (least and self._required):
             raise GrammarError(
                 f'"minProperties" (or a complement of "maxProperties") cannot be enforced where more than'
                 f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice'
             )
         following = self._more(least, most)
-        if self._wanted:
+        if self._required:
             before = following if count else repeat(chain((self._free, COMMA)), 0, most)
-            return chain((before, _listed(self._wanted, count > 0)))
+            return chain((before, _listed(self._required, count > 0)))
         if count:
             return following
         if most == 0:
@@ -184,20 +184,20 @@ class _Counted:
         members = [self._free_from(letter) for letter in LETTERS]
         tails = [self._more(0, None if most is None else most - least)] * (len(LETTERS) + 1)  # by the least letter
         for number in range(least):
-            found: list[Expression] = [NOTHING]
+            options: list[Expression] = [NOTHING]
             for index in reversed(range(len(LETTERS))):
                 here = chain((members[index], COMMA if number else EMPTY, tails[index + 1]))
-                found.append(self._writer.rule(choice((here, found[-1]))))
-            tails = found[::-1]
+                options.append(self._writer.rule(choice((here, options[-1]))))
+            tails = options[::-1]
         return tails[0]
 
 
-def _wanted(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
+def _required_properties(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
     """For each set of keys of which one must be there, such a property. Raises GrammarError."""
     named = StringSet.only(shape.named)
-    wanted = [PropertySet(keys.names.minus(named), keys.node) for keys in shape.wanted]
-    for index, one in enumerate(wanted):
-        if any(not writer.algebra.keys.both(one.names, other.names).is_empty() for other in wanted[:index]):
+    required = [PropertySet(keys.names.minus(named), keys.node) for keys in shape.needed]
+    for index, keys_of_one in enumerate(required):
+        if any(not writer.algebra.keys.both(keys_of_one.names, other.names).is_empty() for other in required[:index]):
             raise GrammarError(
                 '"not", "oneOf" or "if" cannot be enforced where it demands two properties with keys that'
                 ' are not in "properties" and may be the same: name them in "properties"'
@@ -209,13 +209,13 @@ def _wanted(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
             )
             for names, node in shape.free
         )
-        for keys in wanted
+        for keys in required
     ]
 
 
 def _listed(members: list[Expression], is_after: bool) -> Expression:
     """The members with commas between them, and before the first one if it comes after another one."""
-    found: list[Expression] = []
+    items: list[Expression] = []
     for member in members:
-        found += [COMMA, member] if found or is_after else [member]
-    return chain(found)
+        items += [COMMA, member] if items or is_after else [member]
+    return chain(items)

@@ -33,7 +33,7 @@ class SchemaWriter:
         self._number = 0
 
     def language(self, node: ValueSet) -> Language:
-        """The texts of the node's values. Raises GrammarError, also where there are none."""
+        """Returns the texts of the node's values. Raises GrammarError, also where there are none."""
         start = self.value(node)
         while self._waiting:
             call, shape = self._waiting.pop()
@@ -50,7 +50,7 @@ class SchemaWriter:
         return Language(start, rules)
 
     def value(self, node: ValueSet) -> Expression:
-        """The texts of a node's values: a call where they hold others."""
+        """Returns the texts of a node's values: a call where they hold others."""
         written = self._written.get(node)
         if written is None:
             shape = self.algebra.shape(node)
@@ -63,7 +63,7 @@ class SchemaWriter:
         return written
 
     def reserve(self) -> RuleCall:
-        """A call of a new rule, to be defined."""
+        """Returns a call of a new rule, to be defined."""
         name = f"{self._prefix}v{self._number}"
         self._number += 1
         if self._number > MAX_RULES:
@@ -74,7 +74,7 @@ class SchemaWriter:
         self._rules[call.name] = expression
 
     def rule(self, expression: Expression) -> Expression:
-        """A call of a new rule."""
+        """Returns a call of a new rule."""
         call = self.reserve()
         self.define(call, expression)
         return call
@@ -89,12 +89,12 @@ class SchemaWriter:
         )
 
     def _scalars(self, shape: ValueShape) -> list[Expression]:
-        found: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
+        texts: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
         if not shape.numbers.is_empty():
-            found.append(shape.numbers.expression())
+            texts.append(shape.numbers.expression())
         if not shape.strings.is_empty():
-            found.append(shape.strings.encoded())
-        return found
+            texts.append(shape.strings.encoded())
+        return texts
 
     def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
         """The shape of all arrays, or of all objects, is written once."""

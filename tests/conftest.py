@@ -21,6 +21,24 @@ from tureen import config
 from tureen.devices.threads import wait_politely
 from tureen.weights.source import ModelSource, resolve_model
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    "e2e/test_healing_server.py",
+    "kernels/cpu/test_arm.py",
+    "e2e/test_shapes_vlm_server.py",
+    "sim/test_whole_server.py",
+    "e2e/test_reproducible.py",
+    "models/test_smollm2.py",
+    "e2e/test_memory_server.py",
+    "lora/test_adapters_in_batches.py",
+    "e2e/test_structured_outputs.py",
+    "runner/test_batch_invariance.py",
+    "e2e/test_media_server.py",
+    "weights/test_quantised_checkpoints.py",
+    "grammar/test_compiler.py",
+)
+"""Files that take long, which are begun first: of two processes, none is left with one of them at the end."""
+
 
 def read_authorities_once() -> None:
     """httpx parses the file of all authorities at each `httpx.get` and the like, which is more work than the request to
@@ -53,7 +71,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed = config.getoption("shuffle")
-    if seed is not None:
+    if seed is None:
+        places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
+    else:
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:
             files.setdefault(item.path, []).append(item)

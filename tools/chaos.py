@@ -13,7 +13,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,19 +23,33 @@ from typing import Any
 
 import httpx
 
+from tureen.logit_processor import CustomLogitProcessor
+
 START_S, RECOVER_S, LIMIT_S = 180.0, 30.0, 240.0
 NUM_STREAMS = 8
-FROZEN_S = 2.0
+FROZEN_S, STARVED_TURN_S = 2.0, 0.1
+ENGINE, PROCESSORS = "tureen.serving.child", "tureen.sampling.processor_worker"
+PROCESSOR_FAILED = "error: custom_logit_processor_failed"
 READY = re.compile(rb"http://[0-9.]+:[0-9]+")
+
+
+class NoDigits(CustomLogitProcessor):
+    """Code of a client, for a process of its own."""
+
+    def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]]) -> Any:
+        logits[:, 16:26] = -float("inf")
+        return logits
 
 
 class Server:
     """A server of its own on a free port, with its engine in a process."""
 
     def __init__(self, args: list[str]) -> None:
-        command = [sys.executable, "-m", "tureen", "serve", "--port", "0", "--engine", "process", *args]
+        how = ["--port", "0", "--engine", "process", "--enable-custom-logit-processor", *args]
+        command = [sys.executable, "-m", "tureen", "serve", *how]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.url = ""
+        self._said: deque[str] = deque(maxlen=1000)  # lines of its log
 
     @property
     def pid(self) -> int:
@@ -53,8 +69,18 @@ class Server:
                 self.url = found[0].decode()
             elif not piece:
                 raise ChildProcessError(text.decode(errors="replace")[-2000:])
-        os.set_blocking(self.process.stdout.fileno(), False)
+        threading.Thread(target=self._listen, daemon=True).start()  # who is not heard stops at a full pipe
         return self
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.append(line.decode(errors="replace").rstrip())
+
+    def take_complaints(self) -> list[str]:
+        """Warnings and errors that it logged since the last call."""
+        said = [self._said.popleft() for _ in range(len(self._said))]
+        return [line for line in said if " WARNING " in line or " ERROR " in line]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -63,10 +89,10 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
         try:
-            self.process.communicate(timeout=30)
+            self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
 
     def processes(self) -> list[tuple[str, int]]:
         """Names and ids of all processes below the front, by what they run."""
@@ -95,13 +121,17 @@ async def metrics_of(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def stream(http: httpx.AsyncClient, number: int) -> str:
-    """One answer's text; a regular expression in every fourth, so that helpers are there too."""
-    params: dict[str, Any] = {"max_new_tokens": 96, "sampling_seed": number, "temperature": 1.0, "ignore_eos": True}
+    """One answer's text; a regular expression in every fourth, code in another, so that helpers are there too."""
+    params: dict[str, Any] = {"max_new_tokens": 64, "sampling_seed": number, "temperature": 1.0, "ignore_eos": True}
     if number % 4 == 3:
         params |= {"regex": "[a-z ]{1,400}", "ignore_eos": False}
     text = ""
     body = {"text": f"Story number {number}:", "stream": True, "sampling_params": params}
+    if number % 4 == 1:
+        body["custom_logit_processor"] = NoDigits.to_str()
     async with http.stream("POST", "/generate", json=body) as answer:
+        if answer.status_code != 200:
+            return f"{answer.status_code}: {(await answer.aread()).decode()}"
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
@@ -123,15 +153,14 @@ async def kill(pid: int) -> None:
 
 
 async def starve(pid: int) -> None:
-    """The least share that there is, beside somebody who wants all."""
-    os.setpriority(os.PRIO_PROCESS, pid, 19)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    try:
-        await asyncio.sleep(FROZEN_S)
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
+    """A twentieth of its time. A priority would not do: who has given it away does not get it back, and children
+    inherit it."""
+    for _ in range(round(FROZEN_S / STARVED_TURN_S)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(STARVED_TURN_S * 0.95)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(STARVED_TURN_S * 0.05)
 
 
 DEEDS: dict[str, Callable[[int], Any]] = {"freeze": freeze, "kill": kill, "starve": starve}
@@ -150,9 +179,13 @@ async def disturb(server: Server, deed: str, name: str, rng: random.Random, expe
             return "there is no such process at this moment"
         with contextlib.suppress(ProcessLookupError):
             await DEEDS[deed](rng.choice(victims))
-        found = await asyncio.gather(*streams, return_exceptions=True)
-        if list(found) != expected:
-            wrong = [str(one)[:60] for one, other in zip(found, expected, strict=True) if one != other]
+        texts = await asyncio.gather(*streams, return_exceptions=True)
+        wrong = [
+            repr(text)[:160]
+            for text, other in zip(texts, expected, strict=True)
+            if text != other and not (name == PROCESSORS and text == PROCESSOR_FAILED)  # what dies with its code
+        ]
+        if wrong:
             return f"{len(wrong)} of {NUM_STREAMS} streams differ: {wrong[0]}"
         until_s = time.monotonic() + RECOVER_S
         while (await http.get("/health")).status_code != 200:
@@ -167,9 +200,12 @@ async def chaos(server: Server, seed: int) -> int:
     rng, until_s, tried, survived = random.Random(seed), time.monotonic() + LIMIT_S, 0, 0
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
         expected = list(await asyncio.gather(*(stream(http, number) for number in range(NUM_STREAMS))))
-    names = ["front", *dict.fromkeys(name for name, _ in server.processes())]
+    names = ["front", ENGINE]
     deeds = [(deed, name) for name in names for deed in DEEDS if (deed, name) != ("kill", "front")]
     for deed, name in deeds:
+        for other in sorted({other for other, _ in server.processes()} - set(names)):  # some start late
+            names.append(other)
+            deeds += [(deed, other) for deed in DEEDS]
         if time.monotonic() > until_s:
             print(f"{'not tried':9} {deed:7} {name}: the time is up")
             continue
@@ -177,6 +213,9 @@ async def chaos(server: Server, seed: int) -> int:
         tried += 1
         survived += not wrong
         print(f"{'survived' if not wrong else 'LOST':9} {deed:7} {name} {wrong}", flush=True)
+        complaints = server.take_complaints()
+        if wrong:
+            print(*complaints, sep="\n", flush=True)
     print(f"{survived} / {tried} survived, seed {seed}")
     return int(survived < tried)
 

@@ -41,6 +41,8 @@ LEAST_SHARE = 0.01
 """Tests that use less of a processor for so long wait for what does not come."""
 
 MORE_BYTES = 4 << 30
+"""What a mutant may hold beside what this process has. A Java client of a test reserves more, and holds little."""
+
 HOME = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 """Lines `file | changed line | why nobody can tell the difference`."""
@@ -350,7 +352,7 @@ def _work_apart(work: Callable[[], bool]) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (size + MORE_BYTES, resource.RLIM_INFINITY))
         status = int(not work())
     finally:
         os._exit(status)

@@ -9,21 +9,34 @@ import random
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
-from chaos import Server, metrics_of
+from chaos import ENGINE, Server, metrics_of
 
 ROUND_S = 5.0
 GROWTH_MIB = 32
 """More than this between the first third and the end is a leak, not a cache that fills."""
 
 
-def figures(pid: int) -> tuple[int, int, int]:
-    """MiB of memory that is the process's own and not in files, descriptors, threads."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    kib = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith(("RssAnon:", "VmSwap:")))
-    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
-    return kib >> 10, len(os.listdir(f"/proc/{pid}/fd")), threads
+class Figures(NamedTuple):
+    """Sums over front and engine; helper processes come and go, and are counted."""
+
+    mib: int  # that is their own and not in files
+    descriptors: int
+    threads: int
+    helpers: int
+
+
+def figures(server: Server) -> Figures:
+    processes = server.processes()
+    kib = descriptors = threads = 0
+    for pid in (server.pid, *(pid for name, pid in processes if name == ENGINE)):
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        kib += sum(int(status[name].split()[0]) for name in ("RssAnon", "VmSwap"))
+        threads += int(status["Threads"])
+        descriptors += len(os.listdir(f"/proc/{pid}/fd"))
+    return Figures(kib >> 10, descriptors, threads, sum(name != ENGINE for name, _ in processes))
 
 
 async def one_round(http: httpx.AsyncClient, rng: random.Random, tally: Counter[str]) -> None:
@@ -32,10 +45,10 @@ async def one_round(http: httpx.AsyncClient, rng: random.Random, tally: Counter[
 
     async def client() -> None:
         while asyncio.get_running_loop().time() < until_s:
-            body = {
-                "text": f"{rng.random()} once upon a time",
-                "sampling_params": {"max_new_tokens": rng.randrange(1, 40)},
-            }
+            params: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 40)}
+            if rng.random() < 0.2:  # a new one each time: what is compiled for it is kept within bounds
+                params["regex"] = f"[a-z ]{{{rng.randrange(1, 40)},{rng.randrange(40, 400)}}}"
+            body = {"text": f"{rng.random()} once upon a time", "sampling_params": params}
             answer = await http.post("/generate", json=body)
             tally[str(answer.status_code)] += 1
             if answer.status_code == 200:
@@ -52,15 +65,17 @@ async def soak(server: Server, seconds: float) -> int:
         before = await metrics_of(http)
         for number in range(max(3, int(seconds / ROUND_S))):
             await one_round(http, rng, tally)
-            seen.append(figures(server.pid))
-            print(f"round {number}: {seen[-1][0]} MiB, {seen[-1][1]} descriptors, {seen[-1][2]} threads", flush=True)
+            seen.append(figures(server))
+            told = ", ".join(f"{value} {name}" for name, value in seen[-1]._asdict().items())
+            print(f"round {number}: {told}", flush=True)
         after = await metrics_of(http)
     early, late = seen[len(seen) // 3], seen[-1]
     counted = after["generation_tokens_total"] - before["generation_tokens_total"]
     checks = {
-        "memory is flat": late[0] - early[0] <= GROWTH_MIB,
-        "descriptors are flat": late[1] <= early[1] + 4,
-        "threads are flat": late[2] <= early[2] + 2,
+        "memory is flat": late.mib - early.mib <= GROWTH_MIB,
+        "descriptors are flat": late.descriptors <= early.descriptors + 4,
+        "threads are flat": late.threads <= early.threads + 2,
+        "helpers are flat": late.helpers <= early.helpers + 2,
         "no request runs or waits": after["num_running_reqs"] == after["num_queue_reqs"] == 0,
         "no page is held": after["num_used_tokens"] == 0,
         "tokens counted are tokens sent": counted == tally["tokens"],

@@ -1,7 +1,7 @@
 """Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
 
-Imports: attention, config, contract, devices, engine, errors, grammar, kernels, log, media, registry, runner, sandbox,
-serving, text, weights.
+Imports: attention, config, constraining, contract, devices, engine, errors, grammar, kernels, log, media, registry,
+runner, sandbox, serving, text, weights.
 Imported by: bench, offline, server.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
+from tureen.constraining.compiler import Compiler
 from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
@@ -25,7 +26,6 @@ from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
 from tureen.grammar.base import Vocabulary
-from tureen.grammar.compiler import Compiler
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
 from tureen.media.files import media_root

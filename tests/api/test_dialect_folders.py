@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import sys
@@ -16,6 +17,8 @@ from tureen.http.dialect import dialects
 from tureen.requests.verdicts import read_tables
 
 DOCS_TOOL = Path(__file__).resolve().parents[2] / "tools" / "docs.py"
+
+PACKAGE = Path(tureen.dialects.__file__).parents[1]
 
 DIALECT = '''
 from pathlib import Path
@@ -155,6 +158,27 @@ def test_dialects_are_listed_in_the_order_that_they_give():
     orders = [dialect.order for dialect in dialects()]
     assert orders == sorted(orders)
     assert len(set(orders)) == len(orders) == 6
+
+
+def _imports(file: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    direct = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return direct | {
+        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+
+
+def test_a_folder_is_named_by_itself_alone():
+    """But for tureen.Engine, which speaks SGLang's dialect without HTTP."""
+    strangers = set()
+    for file in PACKAGE.rglob("*.py"):
+        own = f"tureen.dialects.{file.parent.name}."
+        named = {name for name in _imports(file) if name.startswith("tureen.dialects.") and not name.startswith(own)}
+        strangers |= {(file.name, name) for name in named}
+    assert strangers == {
+        ("offline.py", "tureen.dialects.sglang.generate"),
+        ("offline.py", "tureen.dialects.sglang.generate.Answer"),
+    }
 
 
 def test_an_unknown_verdict_in_a_table_is_an_error(tmp_path):

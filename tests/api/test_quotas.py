@@ -96,6 +96,26 @@ def test_the_headers_are_openai_s():
     assert Account().headers() == []
 
 
+def test_the_headers_count_what_running_requests_may_still_use_as_used():
+    account = Account(Limits(600), Clock())
+    account.charge(100)
+    hold = account.hold(50)
+    hold.pay(20)
+    headers = dict(account.headers())
+    assert (headers[b"x-ratelimit-remaining-tokens"], headers[b"x-ratelimit-reset-tokens"]) == (b"450", b"15s")
+
+
+def test_limits_of_a_key_go_before_those_of_the_settings_each_by_itself():
+    quotas = Quotas(Config(client_tokens_per_minute=60, max_client_requests=3))
+    for own, limits in (
+        (Limits(), Limits(60, 3)),
+        (Limits(tokens_per_minute=5), Limits(5, 3)),
+        (Limits(max_requests=2, weight=4.0), Limits(60, 2, 4.0)),
+    ):
+        with quotas.visit(("name", "ann"), own) as account:
+            assert account.limits == limits
+
+
 def test_a_limit_that_changes_counts_from_then_on():
     clock = Clock()
     account = Account(Limits(600), clock)

@@ -12,8 +12,8 @@ import shape_drawings
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 shapes = shape_drawings.load()
 PROMPT = "<|im_start|>user\n<image>\nDescribe this image in a very short sentence.<|im_end|>\n<|im_start|>assistant\n"
-COUNT, AT_ONCE = 200, 50
-MOST_WRONG = 10  # 95 % are right
+COUNT, AT_ONCE = 40, 20
+MOST_WRONG = 2  # 95 % are right
 
 
 def _data_url(picture):
@@ -33,7 +33,7 @@ def named(seeing_server):
             "image_data": [_data_url(drawing.picture) for drawing in drawings[start : start + AT_ONCE]],
             "sampling_params": {"temperature": 0, "max_new_tokens": 16},
         }
-        answer = httpx.post(f"{seeing_server.url}/generate", json=body, timeout=240)
+        answer = httpx.post(f"{seeing_server.url}/generate", json=body, timeout=None)
         assert answer.status_code == 200, answer.text
         answers += answer.json()
     return [(drawing.sentence, one["text"].strip()) for drawing, one in zip(drawings, answers, strict=True)]

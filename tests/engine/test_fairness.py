@@ -205,3 +205,19 @@ def test_an_output_token_counts_as_two_of_a_prompt_and_a_second_that_others_wait
     queue.order.held_up(queue.waiting[0], 0.12)
     world.drain()
     assert admitted[:6] == ["bob0", "bob1", "bob2", "bob3", "bob4", "ann0"]
+
+
+def test_who_is_preempted_keeps_what_it_was_served_less(monkeypatch):
+    world = World(max_rows=1, schedule=Schedule("fair"))
+    admitted = _admissions(world, monkeypatch)
+    world.add(make_request("ann0", [1, 2], max_new_tokens=5, ignore_eos=True, client="ann"))
+    world.step()
+    world.add(make_request("bob0", [3, 4], max_new_tokens=5, ignore_eos=True, client="bob"))
+    scheduler = world.engine.scheduler
+    scheduler.queue.order.held_up(scheduler.queue.waiting[0], 1.0)
+    scheduler.preempt_all()
+    for name in ("ann1", "ann2"):
+        world.add(make_request(name, [5, 6], max_new_tokens=5, ignore_eos=True, client="ann"))
+    world.drain()
+    assert admitted == ["ann0", "ann1", "ann2", "bob0"]
+    world.check_answers()

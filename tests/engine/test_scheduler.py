@@ -308,14 +308,34 @@ def test_the_lowest_priority_is_preempted_whenever_it_came():
     world.check_answers()
 
 
+@pytest.mark.parametrize(("num_pages", "is_back"), [(10, True), (9, False)])
+def test_a_preempted_sequence_comes_back_where_there_is_room_for_what_it_and_others_may_still_write(num_pages, is_back):
+    """Each has 10 of its 16 tokens, in 3 pages of 4, and 2 pages to go: 3 + 3 + 2 + 2."""
+    world = World(num_pages=num_pages, page_size=4, token_budget=64, prefix_cache=False)
+    for name in "ab":
+        world.add(make_request(name, [ord(name) % 60] * 7, max_new_tokens=9, ignore_eos=True))
+    while [sequence.num_tokens for sequence in world.engine.scheduler.running] != [10, 10]:
+        world.step()
+    world.engine.scheduler.preempt_all()
+    world.step()
+    assert _running(world) == (["a", "b"] if is_back else ["a"])
+    world.drain()
+    world.check_answers()
+
+
 def test_nothing_is_admitted_in_a_step_that_preempted():
     world = _squeeze()
+    num_checked = 0
     while world.engine.has_work:
-        before = world.engine.stats().total_preemptions
-        slots = {sequence.slot for sequence in world.engine.scheduler.running}
+        before, running = world.engine.stats().total_preemptions, set(_running(world))
         world.step()
-        if world.engine.stats().total_preemptions > before:
-            assert {row.slot for row in world.runner.last.rows} <= slots
+        num_preempted = world.engine.stats().total_preemptions - before
+        if num_preempted:
+            waiting = {sequence.request.id for sequence in world.engine.scheduler.queue.waiting}
+            assert set(_running(world)) <= running
+            assert len(waiting & running) == num_preempted
+            num_checked += 1
+    assert num_checked > 10
 
 
 # ---- orders

@@ -6,6 +6,7 @@ from world import BooksWrong, simulate
 from tureen.cache.manager import CacheManager, PageTable
 from tureen.cache.pages import PagePool
 from tureen.cache.radix import RadixNode, RadixTree
+from tureen.constraining.masks import MaskThread
 from tureen.contract.types import NO_TOKEN
 from tureen.engine import encoders, output
 from tureen.engine.constraint import Constraint
@@ -17,7 +18,6 @@ from tureen.engine.hidden import HiddenStateQueue
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.scores import ScoreQueue
 from tureen.engine.sequence import Sequence
-from tureen.grammar.masks import MaskThread
 from tureen.runner.fake import FakeRunner
 
 PAGE_SIZES = (1, 2, 16)

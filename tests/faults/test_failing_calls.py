@@ -14,10 +14,10 @@ from kth_call import SITES, Failing, Site, assert_nothing_left, children, each_f
 from patience import until, wait_until
 
 from tureen.config import Config
+from tureen.constraining.compiler import Compiler
 from tureen.engine.engine import Engine
 from tureen.errors import TureenError
 from tureen.grammar.base import Vocabulary
-from tureen.grammar.compiler import Compiler
 from tureen.log import no_progress
 from tureen.serving.inproc import InprocClient
 from tureen.serving.process import ProcessClient

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
 
+from tureen.constraining import compile_worker
+from tureen.constraining.orders import CompilerSetup
 from tureen.errors import StartupError
-from tureen.grammar import compile_worker
 from tureen.grammar.backends import llguidance as llguidance_backend
 from tureen.grammar.backends.registry import BACKENDS, find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
@@ -29,7 +30,6 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
-from tureen.grammar.orders import CompilerSetup
 
 VOCABULARY = vocabulary()
 

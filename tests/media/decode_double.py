@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import signal
 import socket
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +17,9 @@ from tureen.errors import InvalidRequest
 from tureen.media import decode_worker
 from tureen.media.base import Prepared
 from tureen.sandbox import fork_server
+
+sys.path.append(str(Path(__file__).parents[1]))  # the interpreter of a fork server adds nothing by itself
+from misdeeds import MISDEEDS
 
 SPIN, SLEEP, CRASH, EXIT, TAKE_MEMORY, FAULT, REFUSE, LIE, ESCAPE = range(901, 910)
 
@@ -38,17 +39,6 @@ class PlainFamily:
             same = [np.asarray(one.resize(pictures[0].size)) for one in pictures]
             return [Prepared(np.stack(same), len(pictures), (len(pictures),))]
         return [Prepared(np.asarray(one)[None], max(1, one.width // 8), one.size) for one in pictures]
-
-
-def spin():
-    while True:
-        pass
-
-
-def take_memory():
-    blocks = []
-    while True:
-        blocks.append(np.ones(1 << 20))
 
 
 def fault():
@@ -90,11 +80,11 @@ def escape():
 
 
 ACTIONS = {
-    SPIN: spin,
-    SLEEP: lambda: time.sleep(1000),
-    CRASH: lambda: ctypes.string_at(0),
-    EXIT: lambda: os._exit(0),
-    TAKE_MEMORY: take_memory,
+    SPIN: MISDEEDS["spin"],
+    SLEEP: MISDEEDS["sleep"],
+    CRASH: MISDEEDS["crash"],
+    EXIT: MISDEEDS["exit"],
+    TAKE_MEMORY: MISDEEDS["memory"],
     FAULT: fault,
     REFUSE: refuse,
     LIE: lie,

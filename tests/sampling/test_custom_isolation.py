@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from arithmetics import make_array, make_rows, make_sampler
+from patience import PATIENCE_S
 from test_custom_processors import VOCAB, another, applied, load, run_steps, sent, state, steps
 
 from tureen.errors import TooManyRequests, Unavailable
@@ -445,7 +446,7 @@ def test_code_whose_process_is_killed_while_it_is_loaded_is_loaded_again_once(po
     real_load, killed = processor_pool.RemoteProcessor.load, []
 
     def kill_first(processor, payload):
-        processor.worker.begin(time.monotonic() + 120)
+        processor.worker.begin(time.monotonic() + PATIENCE_S)
         if len(killed) < number:
             killed.append(processor.worker.pid)
             kill(processor.worker)

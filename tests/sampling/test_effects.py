@@ -42,12 +42,12 @@ ACTED_ON_IN = {
     "skip_special_tokens": ("text",),
     "spaces_between_special_tokens": ("text",),
     "no_stop_trim": ("engine", "text"),
-    "n": ("api",),
+    "n": ("requests",),
     "custom_params": ("sampling",),
-    "dtype": ("api",),
-    "grammar_after": ("api",),
-    "sampling_seed": ("api",),
-    "stream_interval": ("api",),
+    "dtype": ("requests",),
+    "grammar_after": ("requests",),
+    "sampling_seed": ("requests",),
+    "stream_interval": ("requests",),
 }
 
 

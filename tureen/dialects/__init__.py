@@ -1,6 +1,6 @@
-"""The APIs that clients speak, a folder each: how a body is read, how answers and streams are written, its fields.
+"""The APIs that clients speak: a folder each, found by the file `dialect.py` in it. No folder imports another.
 
-A folder describes itself and is listed nowhere else; `tureen.registry` finds it.
+docs/adding-a-dialect.md says how to add one.
 
 Imports: contract, errors, http, log, media, requests, text; msgspec, numpy, starlette.
 Imported by: offline.

@@ -2,6 +2,6 @@
 
 It plans with integers, and knows no tensors, sockets, processes or event loops.
 
-Imports: cache, contract, errors, grammar, log, sampling, sandbox, text; msgspec, numpy.
+Imports: cache, constraining, contract, errors, grammar, log, sampling, sandbox, text; msgspec, numpy.
 Imported by: bench, build, front, serving.
 """

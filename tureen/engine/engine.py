@@ -8,6 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tureen.cache.manager import CacheManager
+from tureen.constraining.compiler import Compiler
+from tureen.constraining.masks import MaskThread
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
@@ -32,8 +34,6 @@ from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
 from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
-from tureen.grammar.compiler import Compiler
-from tureen.grammar.masks import MaskThread
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
 from tureen.text.tokenizer import Tokenizer

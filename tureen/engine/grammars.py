@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from tureen.constraining.compiler import Compilation, Compiler
+from tureen.constraining.masks import MaskThread, PendingMasks
 from tureen.contract.runner import Row, RowError
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.compiler import Compilation, Compiler
-from tureen.grammar.masks import MaskThread, PendingMasks
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 

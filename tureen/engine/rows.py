@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tureen.cache.manager import CacheManager
+from tureen.constraining.masks import PendingMasks
 from tureen.contract.runner import Batch, Row, RowError, RowOutput, Runner
 from tureen.engine.constraint import too_complex
 from tureen.engine.grammars import Grammars
 from tureen.engine.scheduler import StepPlan
 from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed
-from tureen.grammar.masks import PendingMasks
 from tureen.log import get_logger
 
 MAX_FAILED_STEPS = 3

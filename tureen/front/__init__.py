@@ -1,4 +1,4 @@
-"""The application: every route of every dialect, `/openapi.json`, `/compat` and the page at `/docs`, all derived.
+"""The whole application, put together of what dialects and control say of themselves; `/openapi.json`, `/compat`.
 
 Imports: config, contract, control, engine, errors, http, log, media, metrics, requests, serving, text; asyncio,
 msgspec, starlette.

@@ -1,7 +1,7 @@
 """Constraints on outputs: JSON schemas, regular expressions, grammars and tags become one tree of expressions.
 
-Backends compile it for a vocabulary, in worker processes. No tensors.
+Backends compile it for a vocabulary. No tensors, no processes.
 
-Imports: errors, log, sandbox; asyncio, jsonschema_rs, llguidance, msgspec, numpy, outlines_core, regex.
-Imported by: build, contract, engine, requests, runner, sampling.
+Imports: errors; llguidance, msgspec, numpy, outlines_core.
+Imported by: build, constraining, contract, engine, requests, runner, sampling.
 """

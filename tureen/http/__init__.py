@@ -1,4 +1,4 @@
-"""HTTP itself: connections, TLS, the gate that every request passes, server-sent events, errors, kept answers.
+"""HTTP as such: connections, TLS, the gate in front of all routes, what a route is, how answers and streams are sent.
 
 Imports: config, errors, log, registry, requests, text; asyncio, cryptography, httptools, msgspec, starlette, uvicorn.
 Imported by: bench, control, dialects, front, server.

@@ -22,7 +22,7 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 """What SGLang's frontend language sends in place of `dtype`."""
 
 
-class ConstrainedParams(NamedTuple):
+class GrammarConstraint(NamedTuple):
     """What an output must match, and the parameters with the stops that belong to it."""
 
     params: SamplingParams
@@ -30,11 +30,11 @@ class ConstrainedParams(NamedTuple):
     field: str = ""  # what the client called it
 
 
-def constrained(params: SamplingParams, path: Callable[[str], str], config: Config) -> ConstrainedParams:
+def constrained(params: SamplingParams, path: Callable[[str], str], config: Config) -> GrammarConstraint:
     """The constraint among a request's parameters. Raises InvalidRequest."""
     name = next((name for name in CONSTRAINTS if getattr(params, name) is not None), None)
     if name is None:
-        return ConstrainedParams(params)
+        return GrammarConstraint(params)
     field = path(name)
     if config.grammar_backend == "none":
         raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
@@ -49,7 +49,7 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
                 field=path("stop"),
             )
         params = msgspec.structs.replace(params, stop=stops)
-    return ConstrainedParams(params, spec, field)
+    return GrammarConstraint(params, spec, field)
 
 
 def _spec(name: str, params: SamplingParams) -> GrammarSpec:

@@ -11,7 +11,7 @@ import msgspec
 
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import ConstrainedParams, constrained
+from tureen.requests.constraint_fields import GrammarConstraint, constrained
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.reading import PLAIN, Reading
@@ -102,7 +102,7 @@ def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> Genera
 class Resolved(NamedTuple):
     """What of a prompt's sampling depends on the prompt and the server."""
 
-    constraint: ConstrainedParams
+    constraint: GrammarConstraint
     max_new_tokens: int
 
 

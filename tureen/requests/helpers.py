@@ -11,8 +11,8 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
+    from tureen.constraining.check import Checker
     from tureen.grammar.base import GrammarSpec
-    from tureen.grammar.check import Checker
 
 log = get_logger("http")
 
@@ -43,7 +43,7 @@ class Helpers:
     def checker(self) -> Checker:
         """Judges constrained outputs. Raises OSError where the system gives it nothing to do so with."""
         if self._checker is None:
-            from tureen.grammar.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
+            from tureen.constraining.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
 
             self._checker = Checker()
             self._checker.supervisor.share(self._budget)

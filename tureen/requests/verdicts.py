@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-DIALECTS = Path(__file__).resolve().parents[1] / "dialects"
 
-
-class RefusedField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A field that this server does not have."""
 
     why: str
@@ -24,7 +22,7 @@ class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table as it stands in a file."""
 
     told: dict[str, str] = {}
-    refused: dict[str, str | RefusedField] = {}
+    refused: dict[str, str | FieldRefusal] = {}
 
 
 class FieldTable(NamedTuple):
@@ -47,10 +45,5 @@ def read_tables(path: Path) -> dict[str, FieldTable]:
 
 
 def _refused(table: WrittenTable) -> dict[str, tuple[Any, str]]:
-    found = {name: RefusedField(given) if isinstance(given, str) else given for name, given in table.refused.items()}
+    found = {name: FieldRefusal(given) if isinstance(given, str) else given for name, given in table.refused.items()}
     return {name: (refusal.nothing, refusal.why) for name, refusal in found.items()}
-
-
-def tables_of(dialect: str) -> dict[str, FieldTable]:
-    """The tables of a dialect, by the name of its folder."""
-    return read_tables(DIALECTS / dialect / "fields.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -11,12 +12,12 @@ from tureen.contract.params import INT64_MAX, INT64_MIN, JsonObject, SamplingPar
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
 from tureen.requests.tool_fields import MAX_TOOLS
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens; Anthropic's own bound
 
-TABLES = tables_of("anthropic")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
 
 Body = TypeVar("Body", bound=msgspec.Struct)

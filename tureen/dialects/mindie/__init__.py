@@ -1,0 +1,1 @@
+"""MindIE's and vLLM's dialect of `/generate`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 
 MAX_PROMPT_CHARS = 512 << 10
 DEFAULT_MAX_TOKENS = 16
@@ -48,7 +49,7 @@ NAMES = Names("", RENAMED)
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
 """What this dialect calls otherwise than SamplingParams."""
 
-TABLES = tables_of("mindie")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
 
 _json = msgspec.json.Encoder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -15,13 +16,13 @@ from tureen.media.loader import MAX_REFERENCES
 from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
 from tureen.requests.state import Context
 from tureen.requests.tool_fields import MAX_TOOLS
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
 UNBOUNDED = (-1, -2)  # values of num_predict: no bound, and to the end of the context, which is the same here
-TABLES = tables_of("ollama")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED, OPTIONS_NOT_OFFERED = TABLES["body"].refused, TABLES["options"].refused
 
 PARAMETERS = {

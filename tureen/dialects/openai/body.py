@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ from tureen.requests.shared_fields import (
     Priority,
 )
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import FieldTable, tables_of
+from tureen.requests.verdicts import FieldTable, read_tables
 
 T = TypeVar("T", bound="OpenAIBody")
 Entry = TypeVar("Entry")
@@ -47,7 +48,7 @@ ALIASES = {
 }
 """OpenAI's and vLLM's names of sampling parameters."""
 
-TABLES = tables_of("openai")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
 log = get_logger("api")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,10 +25,10 @@ from tureen.requests.offload import offload
 from tureen.requests.outputs import Output
 from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.requests.state import ServerState
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 from tureen.requests.waves import Asker
 
-TABLE = tables_of("openai")["embeddings"]
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["embeddings"]
 NOT_OFFERED = TABLE.refused
 
 log = get_logger("api")

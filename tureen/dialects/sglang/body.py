@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -37,7 +38,7 @@ from tureen.requests.shared_fields import (
     TokenIds,
 )
 from tureen.requests.state import Context, ServerState
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 
 MAX_HIDDEN_VALUES = 1 << 24
 """Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
@@ -46,7 +47,7 @@ MAX_HIDDEN_SIZE = 1 << 16
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
-TABLES = tables_of("sglang")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
 WantedHidden = bool | Literal["last"]

@@ -234,7 +234,7 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
     return answers if plan.is_list else answers[0]
 
 
-class CumulativeJson:
+class GrowingEvent:
     """The growing part of an output's cumulative events in JSON: what the event before had is not encoded again."""
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class CumulativeJson:
 async def _events(
     first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
 ) -> AsyncGenerator[bytes, None]:
-    growing: defaultdict[int, CumulativeJson] = defaultdict(CumulativeJson)  # by index
+    growing: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # by index
 
     def encoded(one: Answer) -> Answer:
         return growing[one.get("index", 0)].extend(one) if is_cumulative else one

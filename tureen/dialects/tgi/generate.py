@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import tokenize
-from tureen.requests.verdicts import tables_of
+from tureen.requests.verdicts import read_tables
 from tureen.text.detokenizer import Detokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 20
@@ -37,7 +38,7 @@ NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", 
 PLAIN = SamplingParams(no_stop_trim=True)
 """A stop string stays in the text, as the tokens that make it do."""
 
-TABLES = tables_of("tgi")
+TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["parameters"].refused
 
 _json = msgspec.json.Encoder()

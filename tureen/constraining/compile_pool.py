@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from tureen.constraining.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
-PROGRAM = ("-m", "tureen.grammar.compile_worker")
+PROGRAM = ("-m", "tureen.constraining.compile_worker")
 START_TIMEOUT_S = 120.0
 MAX_IDLE = 2
 MAX_GROWTH_BYTES = 64 << 20

@@ -12,9 +12,9 @@ import threading
 import pytest
 from patience import wait_until
 
-from tureen.grammar import check as module
+from tureen.constraining import check as module
+from tureen.constraining.check import Checker, Unverified, check
 from tureen.grammar.base import GrammarSpec
-from tureen.grammar.check import Checker, Unverified, check
 
 LOOP = "(a|a)*(?=b)b"  # every judge that backtracks is lost in it
 PERSON = {

@@ -1,4 +1,4 @@
-"""`python -I -m tureen.grammar.compile_worker`: a fork server whose workers compile constraints, one at a time each."""
+"""`python -I -m tureen.constraining.compile_worker`: a fork server whose workers compile constraints, one at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from tureen.constraining.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.frontends import language_of
-from tureen.grammar.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
-from tureen.grammar import compile_worker
+from tureen.constraining import compile_worker
 from tureen.grammar.expression import GrammarError
 from tureen.sandbox import fork_server
+
+sys.path.append(str(Path(__file__).parents[1]))  # the interpreter of a fork server adds nothing by itself
+from misdeeds import MISDEEDS
 
 compile_worker.LIMITS = compile_worker.LIMITS._replace(memory_bytes=64 << 20)
 
@@ -22,17 +24,6 @@ class Panic(BaseException):
 
 def recurse():
     recurse()
-
-
-def spin():
-    while True:
-        pass
-
-
-def take_memory():
-    blocks = []
-    while True:
-        blocks.append(bytes(1 << 20))
 
 
 def refuse():
@@ -48,16 +39,11 @@ def fault():
 
 
 def make_compile(setup):
-    actions = {
-        "sleep": lambda: time.sleep(1000),
-        "spin": spin,
-        "memory": take_memory,
-        "crash": lambda: ctypes.string_at(0),
+    actions = MISDEEDS | {
         "recurse": recurse,
         "refuse": refuse,
         "panic": panic,
         "fault": fault,
-        "exit": lambda: os._exit(0),
     }
 
     def compile_(spec):

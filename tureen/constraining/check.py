@@ -1,6 +1,6 @@
 """Whether a finished output fits its constraint, judged by libraries that had no part in making it.
 
-`python -I -m tureen.grammar.check` is a fork server whose workers judge: a client's schema or pattern can make any
+`python -I -m tureen.constraining.check` is a fork server whose workers judge: a client's schema or pattern can make any
 judge compute for ever.
 """
 
@@ -29,7 +29,7 @@ from tureen.sandbox.limits import WorkerLimits
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker
 
-PROGRAM = ("-m", "tureen.grammar.check")
+PROGRAM = ("-m", "tureen.constraining.check")
 ANY_JSON = "$$ANY$$"
 
 REGEX_TIMEOUT_S = 0.2

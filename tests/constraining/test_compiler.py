@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S, wait_until
 
-from tureen.grammar import cache, compile_pool, compiler
+from tureen.constraining import cache, compile_pool, compiler
+from tureen.constraining.cache import Cache
+from tureen.constraining.compiler import Compiler
+from tureen.constraining.orders import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
-from tureen.grammar.cache import Cache
-from tureen.grammar.compiler import Compiler
 from tureen.grammar.expression import GrammarError
-from tureen.grammar.orders import Failure
 
 DOUBLE = str(Path(__file__).with_name("compile_double.py"))
 VOCABULARY = Vocabulary(tokens=(b"a", b"b"), eos_token_ids=(2,), size=3)

@@ -17,7 +17,7 @@ from patience import PATIENCE_S, wait_until
 from tureen.constraining import cache, compile_pool, compiler
 from tureen.constraining.cache import Cache
 from tureen.constraining.compiler import Compiler
-from tureen.constraining.orders import Failure
+from tureen.constraining.messages import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
 

@@ -11,7 +11,7 @@ import pytest
 from backend_languages import chain, chars, choice, encode, optional, star, strings_of, vocabulary
 
 from tureen.constraining import compile_worker
-from tureen.constraining.orders import CompilerSetup
+from tureen.constraining.messages import CompilerSetup
 from tureen.errors import StartupError
 from tureen.grammar.backends import llguidance as llguidance_backend
 from tureen.grammar.backends.registry import BACKENDS, find_backend

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from typing import NamedTuple
 
-from tureen.constraining.orders import Failure
+from tureen.constraining.messages import Failure
 from tureen.grammar import CompiledGrammar, GrammarSpec
 
 OVERHEAD_BYTES = 1024

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tureen.constraining.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
+from tureen.constraining.messages import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
 from tureen.grammar import GrammarSpec
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor

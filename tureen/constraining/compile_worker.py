@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from tureen.constraining.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
+from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program

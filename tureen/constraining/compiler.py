@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from tureen.constraining import orders
+from tureen.constraining import messages
 from tureen.constraining.cache import Cache, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
-from tureen.constraining.orders import CompileReply, Failure
+from tureen.constraining.messages import CompileReply, Failure
 from tureen.grammar import Backend, CompiledGrammar, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
 from tureen.log import RateLimit, get_logger
@@ -164,7 +164,7 @@ class Compiler:
             job = CompileJob(spec, msgspec.msgpack.encode(spec), self._num_replaced)
         except UnicodeEncodeError:
             compilation.settle(
-                orders.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
+                messages.invalid(spec, GrammarError("it holds half of a surrogate pair, which is no text"))
             )
             return compilation
         job.waiters.append(compilation)
@@ -222,7 +222,7 @@ class Compiler:
         elif task.reply is not None:
             self._take(job, task.reply)
         elif not (task.is_blameless or task.is_outside):
-            self._fail(job, orders.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
+            self._fail(job, messages.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
         else:
             job.attempts += task.has_begun
             self._end_task(job)
@@ -263,9 +263,9 @@ class Compiler:
             compiled = load.result()
             self._settle(job, compiled, job.source_bytes + compiled.num_bytes, math.inf)
         elif isinstance(error, GrammarError):
-            self._fail(job, orders.invalid(job.spec, error), math.inf)
+            self._fail(job, messages.invalid(job.spec, error), math.inf)
         else:
-            self._fail(job, orders.broken(job.spec, error), KEEP_S)
+            self._fail(job, messages.broken(job.spec, error), KEEP_S)
 
     def _fail(self, job: CompileJob, failure: Failure, keep_s: float = 0.0) -> None:
         if failure.status == 500:
@@ -311,7 +311,7 @@ class Compiler:
         """The one that there is, or a new one."""
         if self._pool is None:
             vocabulary = self._make_vocabulary()
-            setup = msgspec.msgpack.encode(orders.CompilerSetup(self._backend_name, vocabulary))
+            setup = msgspec.msgpack.encode(messages.CompilerSetup(self._backend_name, vocabulary))
             # nobody waits for it before the first load
             self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)

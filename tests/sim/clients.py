@@ -224,12 +224,13 @@ async def _come_back(
 
 async def talk(sim: Simulation, rng: random.Random, name: str) -> None:
     """A session of a few turns, each of which continues the one before."""
+    used_s = sim.clock.now_s  # at the earliest: the client may hear of it long after
     opened = sim.send("POST", "/open_session", {"capacity_of_str_len": 4000})
     await opened.wait()
     if opened.status != 200:
         assert opened.error["code"] in sim.codes, opened.text
         return
-    session, ids, used_s, last = json.loads(opened.body), [], sim.clock.now_s, None
+    session, ids, last = json.loads(opened.body), [], None
     for number in range(rng.choice([1, 2, 3])):
         await asyncio.sleep(rng.choice([0, 0.2, 5, 5, sim.config.session_timeout_s + 1]))
         text, max_new, seed = rng.choice(["hi", "and", "more of it"]), rng.choice([2, 6, 10]), rng.randrange(2**20)
@@ -241,16 +242,18 @@ async def talk(sim: Simulation, rng: random.Random, name: str) -> None:
             [solo([*ids, *text.encode()], seed=seed, is_greedy=False, max_new_tokens=max_new)],
             sim.codes | {"session_not_found"},
         )
+        sent_s = sim.clock.now_s
         exchange = sim.send("POST", "/generate", wish.body)
         await exchange.wait()
         if exchange.status != 200 and exchange.error["code"] == "session_not_found":
-            assert sim.clock.now_s - used_s >= sim.config.session_timeout_s, "a session is closed too early"
+            unused_s = sim.clock.now_s - used_s
+            assert unused_s >= sim.config.session_timeout_s, f"a session is closed after {unused_s} s"
             sim.tally.unknown(0)
             return
         reader = Reader(sim, wish)
         if not check_answer(sim, wish, exchange, reader) or reader.finishes[0] == "abort":
             return
-        ids, last, used_s = [*ids, *text.encode(), *wish.answers[0].token_ids], rid, sim.clock.now_s
+        ids, last, used_s = [*ids, *text.encode(), *wish.answers[0].token_ids], rid, sent_s
     if rng.random() < 0.5:
         closed = sim.send("POST", "/close_session", {"session_id": session})
         await closed.wait()

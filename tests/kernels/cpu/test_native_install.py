@@ -29,7 +29,7 @@ def _files_of_package():
     return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tureen").rglob("*")
-        if path.suffix in (".py", ".safetensors", ".html", ".css", ".js") or path.name == "py.typed"
+        if path.suffix in (".py", ".safetensors", ".html", ".css", ".js", ".md", ".toml") or path.name == "py.typed"
     }
 
 

@@ -7,10 +7,7 @@ from types import SimpleNamespace
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.contract.runner import RowError
-from tureen.grammar.backends.registry import find_backend
-from tureen.grammar.base import Vocabulary
-from tureen.grammar.expression import GrammarError
-from tureen.grammar.frontends import language_of
+from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 
@@ -55,4 +52,4 @@ class InlineCompiler:
             self._backend = find_backend(self._backend_name)(
                 VOCABULARY, lambda text: encode(text, add_special_tokens=False)
             )
-        return self._backend.load(self._backend.translate(language_of(spec)))
+        return compile_grammar(spec, self._backend)

@@ -25,7 +25,7 @@ from tureen.engine.engine import Engine
 from tureen.engine.loop import SteppedEngine
 from tureen.engine.queue import Schedule
 from tureen.errors import StartupError, TureenError
-from tureen.grammar.base import Vocabulary
+from tureen.grammar import Vocabulary
 from tureen.kernels.cpu import native
 from tureen.log import Progress, no_progress
 from tureen.media.files import media_root

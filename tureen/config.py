@@ -59,7 +59,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = False
     tool_call_parser: Annotated[
-        str, _meta("model", "Format of tool calls: hermes, llama3, mistral, pythonic, none. auto = by the template.")
+        str, _meta("model", "Format of tool calls by name, such as hermes or mistral; or none. auto = by the template.")
     ] = "auto"
     reasoning_parser: Annotated[
         str, _meta("model", "Marks of reasoning: qwen3, deepseek-r1, mistral, … or none. auto = by the template.")

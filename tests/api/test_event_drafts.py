@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from tureen.dialects.sglang.generate import CumulativeJson
+from tureen.dialects.sglang.generate import GrowingEvent
 
 ALPHABET = 'ab "\\/\n\r\t\b\x00\x1f\x7f\u2028é日🙂\ufffd'
 
@@ -16,7 +16,7 @@ ALPHABET = 'ab "\\/\n\r\t\b\x00\x1f\x7f\u2028é日🙂\ufffd'
 @pytest.mark.parametrize("seed", range(10))
 def test_a_growing_answer_is_the_same_json_as_the_whole(seed):
     dice = random.Random(seed)
-    draft, text, ids = CumulativeJson(), "", []
+    draft, text, ids = GrowingEvent(), "", []
     for count in range(60):
         text += "".join(dice.choices(ALPHABET, k=dice.choice([0, 0, 1, 5])))
         ids += [dice.randrange(200_000) for _ in range(dice.choice([0, 1, 1, 3]))]

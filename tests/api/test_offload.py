@@ -10,8 +10,7 @@ import pytest
 from tureen.errors import InvalidRequest, Unavailable
 from tureen.requests import offload as offloading
 from tureen.requests.offload import INLINE_CHARS, LARGE, NUM_THREADS, Offload
-from tureen.requests.quotas import Account
-from tureen.requests.work import ClientWork, serving
+from tureen.requests.quotas import Account, ClientWork, serving
 
 NET_S = 60
 """For what happens at once; a test that fails waits so long."""

@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs
 from tureen.dialects.openai.completions import NOT_OFFERED, GrowingText, parse
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.text.tokenizer import Tokenizer
 
 PATH = "/v1/completions"

@@ -12,9 +12,8 @@ from tureen.config import Config
 from tureen.errors import Conflict, RequestTimeout
 from tureen.requests import recording as recordings
 from tureen.requests import track
-from tureen.requests.quotas import Account
+from tureen.requests.quotas import Account, ClientWork
 from tureen.requests.recording import Recordings
-from tureen.requests.work import ClientWork
 
 OWNER = ("name", "ann")
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}

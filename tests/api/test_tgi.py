@@ -19,7 +19,7 @@ from tokenizers import decoders, models
 
 from tureen.contract.types import FinishReason, OutputDelta
 from tureen.dialects.tgi.generate import TokenTexts
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
 

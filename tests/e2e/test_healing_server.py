@@ -61,12 +61,21 @@ def server(default_model_source) -> Iterator[ServerProcess]:
         registered[1],
         "--resume-grace-s",
         "60",
+        "--grammar-compile-timeout-s",
+        "120",
     )
     with ServerProcess(*arguments, env={"PYTHONPATH": folder}) as running:
         running.wait_ready()
         body = {"lora_name": "late", "lora_path": str(ADAPTERS / "whisper")}
-        assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{running.url}/load_lora_adapter", json=body, timeout=PATIENCE_S).status_code == 200
+        wait_until(lambda: knows_its_grammar(running), "the grammar is compiled")
         yield running
+
+
+def knows_its_grammar(server: ServerProcess) -> bool:
+    """A machine that is very busy may not compile it within a request's time at first."""
+    answer = httpx.post(f"{server.url}/generate", json=STREAMS["grammar"], timeout=PATIENCE_S)
+    return answer.status_code == 200
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
-from tureen.requests.constraint_fields import constrained
+from tureen.requests.drafts import constrained
 
 pytestmark = pytest.mark.usefixtures("each_arithmetic")
 

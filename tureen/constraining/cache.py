@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.constraining.orders import Failure
-from tureen.grammar.base import CompiledGrammar, GrammarSpec
+from tureen.grammar import CompiledGrammar, GrammarSpec
 
 OVERHEAD_BYTES = 1024
 """Bytes of an entry beside its texts and the size that the backend tells."""

@@ -22,7 +22,7 @@ import msgspec
 import regex
 
 from tureen.errors import echo
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
 from tureen.sandbox.limits import WorkerLimits

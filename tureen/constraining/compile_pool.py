@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from tureen.constraining.orders import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
 from tureen.sandbox.worker import Lost, Worker

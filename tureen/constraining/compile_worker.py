@@ -10,10 +10,7 @@ import msgspec
 import numpy as np
 
 from tureen.constraining.orders import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
-from tureen.grammar.backends.registry import find_backend
-from tureen.grammar.base import GrammarSpec, Vocabulary
-from tureen.grammar.expression import GrammarError
-from tureen.grammar.frontends import language_of
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 

@@ -16,9 +16,8 @@ from tureen.constraining import orders
 from tureen.constraining.cache import Cache, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.constraining.orders import CompileReply, Failure
-from tureen.grammar.backends.registry import check_backend, find_backend
-from tureen.grammar.base import Backend, CompiledGrammar, Encode, GrammarSpec, Vocabulary
-from tureen.grammar.expression import GrammarError
+from tureen.grammar import Backend, CompiledGrammar, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
+from tureen.grammar.backends.registry import check_backend
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor

@@ -7,8 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from tureen.grammar.base import Mask
-from tureen.grammar.expression import GrammarError
+from tureen.grammar import GrammarError, Mask
 
 Fill = Callable[[Sequence[Mask]], None]
 """Writes all words of each mask. Raises GrammarError."""

@@ -6,8 +6,7 @@ import os
 
 import msgspec
 
-from tureen.grammar.base import GrammarSpec, Vocabulary
-from tureen.grammar.expression import GrammarError
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary
 from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)

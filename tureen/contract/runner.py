@@ -10,7 +10,7 @@ import msgspec
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import LogprobSpec, MediaItem, PositionLogprobs
 from tureen.errors import TureenError
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tureen.contract.params import SamplingParams
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 
 LogprobsMode = Literal["processed", "raw"]
 HiddenStates = Literal["none", "last", "all", "pooled"]

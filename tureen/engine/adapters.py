@@ -73,10 +73,7 @@ class Adapters:
         return {name: loaded.path for name, loaded in self._loaded.items()}
 
     def number_of(self, name: str) -> int:
-        """Returns the number of the adapter of that name, or that was loaded from that path; 0, which is none, for "".
-        Raises NotFound."""
-        if not name:
-            return NO_ADAPTER
+        """Return the number of the adapter of that name, or that was loaded from that path. Raises NotFound."""
         by_path = (adapter for adapter in self._loaded.values() if adapter.path == name)
         loaded = self._loaded.get(name) or next(by_path, None)
         if loaded is None:

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from tureen.errors import InvalidRequest, RequestFailed
-from tureen.grammar.base import Grammar, Mask
-from tureen.grammar.expression import GrammarError
+from tureen.grammar import Grammar, GrammarError, Mask
 from tureen.log import get_logger
 
 log = get_logger("engine")

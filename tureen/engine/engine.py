@@ -13,7 +13,7 @@ from tureen.constraining.masks import MaskThread
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, Row, RowError, RowOutput, Runner
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta
 from tureen.engine import finish, output, replays
-from tureen.engine.adapters import Adapters
+from tureen.engine.adapters import NO_ADAPTER, Adapters
 from tureen.engine.client_code import ClientCode
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
@@ -117,7 +117,7 @@ class Engine:
             _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
         request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
-        adapter = self.adapters.number_of(request.adapter)
+        adapter = self.adapters.number_of(request.adapter) if request.adapter else NO_ADAPTER
         self._totals.requests += 1
         sequence = Sequence(request, self._totals.requests, detokenizer, self._eos_token_ids, adapter)
         if self.preparing.begin(sequence):

@@ -12,7 +12,7 @@ from tureen.contract.runner import Row, RowError
 from tureen.engine.constraint import Constraint, following
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, TureenError
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar import GrammarSpec
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 

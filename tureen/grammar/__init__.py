@@ -1,7 +1,42 @@
-"""Constraints on outputs: JSON schemas, regular expressions, grammars and tags become one tree of expressions.
+"""A library that holds a language model's output to a JSON schema, a regular expression, a grammar or tags.
 
-Backends compile it for a vocabulary. No tensors, no processes.
+README.md in this folder says how it is used without the server. A constraint becomes a tree of expressions, and a
+backend compiles that for a vocabulary. No tensors, processes or threads.
 
 Imports: errors; llguidance, msgspec, numpy, outlines_core.
 Imported by: build, constraining, contract, engine, requests, runner, sampling.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tureen.grammar.backends.registry import find_backend
+from tureen.grammar.base import Backend, CompiledGrammar, Encode, Grammar, GrammarSpec, Mask, Vocabulary
+from tureen.grammar.expression import GrammarError, Language
+
+if TYPE_CHECKING:
+    from tureen.grammar.frontends import compile_grammar, language_of
+
+__all__ = [
+    "Backend",
+    "CompiledGrammar",
+    "Encode",
+    "Grammar",
+    "GrammarError",
+    "GrammarSpec",
+    "Language",
+    "Mask",
+    "Vocabulary",
+    "compile_grammar",
+    "find_backend",
+    "language_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the frontends when one of their names is first asked for: a server needs them in its workers only."""
+    if name in ("compile_grammar", "language_of"):
+        return getattr(importlib.import_module("tureen.grammar.frontends"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

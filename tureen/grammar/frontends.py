@@ -1,10 +1,10 @@
-"""A client's constraint to its language, by kind."""
+"""Frontends: a constraint, as a client sent it, becomes its language; one function reads each kind."""
 
 from __future__ import annotations
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.base import GrammarSpec
+from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
 from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.free_text import to_the_end, up_to
@@ -19,8 +19,16 @@ MAX_MARKER_CHARACTERS = 256
 MAX_CHOICES = 10_000
 
 
+def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
+    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept exactly.
+
+    It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
+    """
+    return backend.load(backend.translate(language_of(spec)))
+
+
 def language_of(spec: GrammarSpec) -> Language:
-    """Raises GrammarError: what is wrong with the constraint, for the client."""
+    """Reads a constraint. Raises GrammarError, whose message tells the client what is wrong with it."""
     _check_text(spec.text, spec.kind, MAX_CHARACTERS)
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
     try:

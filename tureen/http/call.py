@@ -11,8 +11,7 @@ from starlette.types import Scope, Send
 from tureen.errors import TureenError
 from tureen.http.errors import error_response
 from tureen.requests.keys import NO_LIMITS, Limits
-from tureen.requests.quotas import Who
-from tureen.requests.work import ClientWork
+from tureen.requests.quotas import ClientWork, Who
 
 SCOPE_KEY = "tureen.call"
 

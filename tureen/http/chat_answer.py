@@ -14,9 +14,7 @@ from tureen.errors import RequestFailed
 from tureen.http.dialect import client_name, prepared, unless_gone
 from tureen.requests.chat import Chat, prepare
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import WHOLE_INTERVAL, Run
-from tureen.requests.outputs import Output
-from tureen.requests.reading import OutputEvent
+from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_budget import events_within
 from tureen.text.messages import Part

@@ -28,9 +28,8 @@ from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK
 from tureen.log import RateLimit, get_logger
 from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
-from tureen.requests.quotas import Account
+from tureen.requests.quotas import Account, ClientWork, serving
 from tureen.requests.state import ServerState
-from tureen.requests.work import ClientWork, serving
 
 QUIET_PATHS = ("/health", "/metrics")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
@@ -78,7 +77,7 @@ class Gate:
             route = find_route(scope)
             if isinstance(route, Entry):
                 call.render_error = route.render_error
-            check_access(scope, route, self._state.keys)
+            check_access(call, scope, route, self._state.keys)
             with self._visit(call, scope, route) as account:
                 if account is not None:
                     call.work = ClientWork(account)
@@ -151,13 +150,12 @@ def find_route(scope: Scope) -> BaseRoute | None:
     return by_path
 
 
-def check_access(scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
+def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
     """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
 
-    Notes in the scope's call what the key says of the client.
+    Notes in the call what the key says of the client.
     """
     key = keys.find(_authorization(scope))
-    call = call_of(scope)
     call.client_name = (key.name if key is not None else "") or call.client_name
     call.limits = NO_LIMITS if key is None else key.limits
     call.admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))

@@ -17,9 +17,9 @@ from tureen.errors import InvalidRequest, TureenError
 from tureen.http.call import SCOPE_KEY, call_of, rendered
 from tureen.http.dialect import ClientGone, Docs, Entry, unless_gone
 from tureen.http.sse import Parts, event
+from tureen.requests.quotas import ClientWork
 from tureen.requests.recording import Recording
 from tureen.requests.state import ServerState
-from tureen.requests.work import ClientWork
 
 KEY_HEADER = b"idempotency-key"
 MAX_KEY_CHARS = 255

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from tureen.config import Config
+from tureen.contract.params import CONSTRAINTS, MAX_STOPS, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import GrammarConstraint, constrained
+from tureen.grammar.base import GrammarSpec
 from tureen.requests.planning import Sampling, name_requests
 from tureen.requests.prompts import Prompt, too_long
+from tureen.requests.quotas import current_work
 from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
-from tureen.requests.work import current_work
 
 SEED_BITS = 52
 """Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
 
 REQUEST_SIZE = 32
 """Characters of text that are tokenized in the time in which a request is made."""
+
+DTYPES = {
+    "int": r"[-+]?[0-9]+[ \n]*",
+    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
+    "bool": "(True|False)",
+    "str": r'"[\w\d\s]*"',
+}
+DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
+"""What SGLang's frontend language sends in place of `dtype`."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +108,14 @@ def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> Genera
     """The only request of one prompt. Raises InvalidRequest."""
     [request] = _requests(draft, index, _resolved(draft, index, state.context), (rid,), state)
     return request
+
+
+class GrammarConstraint(NamedTuple):
+    """What an output must match, and the parameters with the stops that belong to it."""
+
+    params: SamplingParams
+    grammar: GrammarSpec | None = None
+    field: str = ""  # what the client called it
 
 
 class Resolved(NamedTuple):
@@ -194,3 +213,33 @@ def effective(request: GenerateRequest, sampling: Sampling, context: Context) ->
         "stream_interval": sampling.params.stream_interval or context.config.stream_interval,
     }
     return {name: {"value": value, "from": origins.get(name, "default")} for name, value in values.items()}
+
+
+def constrained(params: SamplingParams, path: Callable[[str], str], config: Config) -> GrammarConstraint:
+    """The constraint among a request's parameters. Raises InvalidRequest."""
+    name = next((name for name in CONSTRAINTS if getattr(params, name) is not None), None)
+    if name is None:
+        return GrammarConstraint(params)
+    field = path(name)
+    if config.grammar_backend == "none":
+        raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
+    spec = _spec(name, params)
+    if params.dtype is not None:
+        stops = params.stop + DTYPE_STOPS.get(params.dtype, ())
+        if len(stops) > MAX_STOPS:
+            more = len(stops) - len(params.stop)
+            raise InvalidRequest(
+                f"{path('stop')} takes at most {MAX_STOPS - more} entries beside dtype {params.dtype}, which has "
+                f"{more} of its own, got {len(params.stop)}",
+                field=path("stop"),
+            )
+        params = msgspec.structs.replace(params, stop=stops)
+    return GrammarConstraint(params, spec, field)
+
+
+def _spec(name: str, params: SamplingParams) -> GrammarSpec:
+    value = getattr(params, name)
+    if name == "dtype":
+        return GrammarSpec("regex", DTYPES[value], params.grammar_after)
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return GrammarSpec(name, text, params.grammar_after)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from tureen.contract.types import EngineInfo, HiddenStates
 from tureen.errors import DeadlineExceeded, InvalidRequest, echo
 from tureen.requests import tokenising, waves
 from tureen.requests.drafts import Options
+from tureen.requests.generation import Output
 from tureen.requests.offload import offload
-from tureen.requests.outputs import Output
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState

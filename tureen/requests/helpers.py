@@ -12,7 +12,7 @@ from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
     from tureen.constraining.check import Checker
-    from tureen.grammar.base import GrammarSpec
+    from tureen.grammar import GrammarSpec
 
 log = get_logger("http")
 

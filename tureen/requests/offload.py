@@ -10,7 +10,7 @@ from threading import Event
 from typing import TypeVar
 
 from tureen.errors import Unavailable
-from tureen.requests.work import current_work
+from tureen.requests.quotas import current_work
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -77,10 +77,12 @@ class Offload:
 
 def _fits(size: int) -> bool:
     """Whether the event loop has time for it, beside what it did for this request in the same turn."""
+    if not size:
+        return True
     work = current_work()
     if work.inline_size + size > INLINE_CHARS:
         return False
-    if size and not work.inline_size:
+    if not work.inline_size:
         asyncio.get_running_loop().call_soon(work.pass_turn)  # runs when the request lets go of the event loop
     work.inline_size += size
     return True

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 import msgspec
 
-from tureen.requests.outputs import Output
+from tureen.contract.types import FinishReason
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 from tureen.text.reasoning import ReasoningFormat, ReasoningParser
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, ToolParser
+
+
+class ReadableOutput(Protocol):
+    """What is read of an output: all that there is so far."""
+
+    text: str
+    token_ids: list[int]
+    finish: FinishReason | None
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +47,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
         return OutputReader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
 
-    def num_reasoning_tokens(self, output: Output, answer: Answer, tokenizer: Tokenizer) -> int:
+    def num_reasoning_tokens(self, output: ReadableOutput, answer: Answer, tokenizer: Tokenizer) -> int:
         """How many tokens of a whole output are its reasoning and the mark at its end."""
         if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
             return 0
@@ -65,7 +73,7 @@ class OutputReader:
         self._is_thinking = False
         self._num_chars = 0
 
-    def catch_up(self, output: Output) -> list[Part]:
+    def catch_up(self, output: ReadableOutput) -> list[Part]:
         """What the output has grown by since the last call; with its finish the rest."""
         text = output.text[self._num_chars :]
         self._num_chars = len(output.text)
@@ -94,19 +102,11 @@ class OutputReader:
             found += parser.feed(part.text) if isinstance(part, Content) else [part]
         return found + (parser.close() if has_ended else [])
 
-    def finish_reason(self, output: Output) -> str | None:
+    def finish_reason(self, output: ReadableOutput) -> str | None:
         """OpenAI's name of why it ended: stop, length, tool_calls or abort; None where it has not."""
         if output.finish is None:
             return None
         return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
-
-
-class OutputEvent(NamedTuple):
-    """Something has come of an output: the whole output so far, and what is new in it."""
-
-    output: Output
-    parts: list[Part]
-    reader: OutputReader  # of this output
 
 
 class Answer(msgspec.Struct):

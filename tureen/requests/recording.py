@@ -15,9 +15,8 @@ from starlette.types import Message
 
 from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestTimeout, Unprocessable, echo
-from tureen.requests.quotas import Who
+from tureen.requests.quotas import ClientWork, Who
 from tureen.requests.track import Reader, Track
-from tureen.requests.work import ClientWork
 
 MAX_BYTES = 4 << 20
 """Of one recording. Of a longer one the last part is kept, which a resumed stream needs."""

@@ -11,6 +11,8 @@ from tureen.contract.types import LogprobsMode
 T = TypeVar("T")
 
 MAX_SALT_CHARS = 1024
+MAX_TOP_LOGPROBS = 128
+MAX_LOGPROB_IDS = 1024
 MAX_PROMPTS = 128
 MAX_INPUTS = 2048
 """As many texts as OpenAI takes in one body."""

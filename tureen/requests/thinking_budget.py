@@ -10,11 +10,9 @@ import msgspec
 
 from tureen.contract.types import GenerateRequest
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import Run, most_tokens
-from tureen.requests.outputs import Output
-from tureen.requests.reading import OutputEvent
+from tureen.requests.generation import Output, OutputEvent, Run, most_tokens
+from tureen.requests.quotas import current_work
 from tureen.requests.state import ServerState
-from tureen.requests.work import current_work
 
 
 async def events_within(

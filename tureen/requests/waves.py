@@ -9,14 +9,13 @@ from tureen.contract.types import GenerateRequest
 from tureen.errors import DeadlineExceeded, InvalidRequest
 from tureen.requests import planning
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, request_of
-from tureen.requests.generation import Run, most_tokens
+from tureen.requests.generation import Output, Run, most_tokens
 from tureen.requests.offload import offload
-from tureen.requests.outputs import Output
 from tureen.requests.planning import Sampling
 from tureen.requests.prompts import Prompt
+from tureen.requests.quotas import current_work
 from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
-from tureen.requests.work import current_work
 
 WAVE = 64
 

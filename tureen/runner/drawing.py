@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tureen.contract.runner import Row, RowOutput
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.runner.forward import ForwardOutput
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 

@@ -28,7 +28,7 @@ from tureen.contract.runner import (
 )
 from tureen.contract.types import NO_TOKEN, LogprobSpec, MediaItem, PositionLogprobs, TokenLogprob
 from tureen.errors import NotFound
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 
 WIDTH = 8  # bytes stored per position
 POISON = b"\xff" * WIDTH  # stands for NaN: whatever is computed from it is poison too

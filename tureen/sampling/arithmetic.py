@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 
 if TYPE_CHECKING:
     import torch

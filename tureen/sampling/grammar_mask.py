@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 
 
 def apply(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.kernels.cpu import native
 from tureen.sampling.arithmetic import Change, Ids, Operation, Peaks, Ranking, Softmaxes, Values
 

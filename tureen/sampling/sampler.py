@@ -10,7 +10,7 @@ import numpy as np
 
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
 from tureen.contract.types import LogprobsMode, LogprobSpec, PositionLogprobs
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.sampling import logprobs, processors, random
 from tureen.sampling.arithmetic import NOT_SOUND, NOTHING_ALLOWED, Arithmetic, Logits, Peaks, Softmaxes, Values
 from tureen.sampling.custom import CustomProcessors

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tureen.grammar.base import Mask
+from tureen.grammar import Mask
 from tureen.sampling import grammar_mask
 from tureen.sampling.arithmetic import (
     NOT_SOUND,

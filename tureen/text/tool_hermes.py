@@ -8,6 +8,7 @@ from typing import Any
 from tureen.text.call_parser import CallParser
 from tureen.text.messages import Tool
 
+ORDER = 0
 NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = (BEGIN,)

@@ -8,6 +8,7 @@ from typing import Any
 from tureen.text.call_parser import CallParser
 from tureen.text.messages import Tool
 
+ORDER = 2
 NAMES: tuple[str, ...] = ("llama3", "llama3_json")
 TAG = "<|python_tag|>"
 MARKS: tuple[str, ...] = (TAG, '"parameters": dictionary')

@@ -10,6 +10,7 @@ from tureen.text.brackets import JSON, Brackets
 from tureen.text.call_parser import CallParser
 from tureen.text.messages import Tool
 
+ORDER = 1
 NAMES: tuple[str, ...] = ("mistral",)
 BEGIN = "[TOOL_CALLS]"
 MARKS: tuple[str, ...] = (BEGIN,)

@@ -14,6 +14,7 @@ from tureen.text.call_parser import CallParser, json_text
 from tureen.text.messages import Tool
 from tureen.text.python_literals import keyword_arguments
 
+ORDER = 3
 NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic")
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MARKS: tuple[str, ...] = (BEGIN, "func_name1(")

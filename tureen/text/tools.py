@@ -1,14 +1,15 @@
-"""How models write tool calls: formats by name, one file each (`tool_<name>.py`)."""
+"""Finds the format in which a model writes tool calls. Each file `tool_<name>.py` beside this one is a format."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from tureen.errors import InvalidRequest, StartupError, echo
-from tureen.text import tool_hermes, tool_llama3, tool_mistral, tool_pythonic
 from tureen.text.messages import Part, Tool, ToolChoice
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -25,6 +26,7 @@ class ToolParser(Protocol):
 class ToolFormat(Protocol):
     """The functions and constants that a module `tool_<name>.py` offers."""
 
+    ORDER: int  # a chat template is asked in this order whose format it teaches; the first is taken where it is none
     NAMES: tuple[str, ...]  # what --tool-call-parser calls it
     MARKS: tuple[str, ...]  # a chat template that holds one of these teaches this format
     SPECIAL: bool  # its marks are special tokens: they must stay in the text
@@ -39,23 +41,26 @@ class ToolFormat(Protocol):
         """
 
 
-FORMATS: tuple[ToolFormat, ...] = (tool_hermes, tool_mistral, tool_llama3, tool_pythonic)
-"""In the order in which a template is asked for their marks."""
+def _find_formats() -> tuple[ToolFormat, ...]:
+    names = [path.stem for path in Path(__file__).parent.glob("tool_*.py")]
+    modules = [cast(ToolFormat, importlib.import_module(f"{__package__}.{name}")) for name in names]
+    return tuple(sorted(modules, key=lambda module: module.ORDER))
 
 
+FORMATS: tuple[ToolFormat, ...] = _find_formats()
 PARSERS = {name: one for one in FORMATS for name in one.NAMES}
 
 
 def tool_format(setting: str, template: str) -> ToolFormat | None:
     """Returns the format that --tool-call-parser names: a name, none, or auto, which takes the one that the chat
-    template teaches; hermes where it teaches nothing.
+    template teaches; the first, hermes, where it teaches none.
 
     Raises StartupError naming the known ones.
     """
     if setting == "none":
         return None
     if setting == "auto":
-        return next((one for one in FORMATS if any(mark in template for mark in one.MARKS)), tool_hermes)
+        return next((one for one in FORMATS if any(mark in template for mark in one.MARKS)), FORMATS[0])
     if setting not in PARSERS:
         raise StartupError(
             f"--tool-call-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(PARSERS)}",

@@ -24,10 +24,10 @@ from tureen.requests.body import PARAM_FIELDS
 from tureen.requests.chat import Chat
 from tureen.requests.chat_prompt import chat_prompt
 from tureen.requests.drafts import Plan
+from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
-from tureen.requests.outputs import Output
 from tureen.requests.planning import Names
-from tureen.requests.reading import OutputEvent, joined
+from tureen.requests.reading import joined
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import thinking_kwargs
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning

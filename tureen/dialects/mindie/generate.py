@@ -21,8 +21,7 @@ from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
 from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Run
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output, Run
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState

@@ -31,8 +31,7 @@ from tureen.requests import planning
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import WHOLE_INTERVAL
-from tureen.requests.outputs import Output
+from tureen.requests.generation import WHOLE_INTERVAL, Output
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import ServerState
 from tureen.requests.tokenising import tokenize

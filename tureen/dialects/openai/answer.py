@@ -19,7 +19,7 @@ from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
 from tureen.log import get_logger
 from tureen.requests import planning
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.requests.state import Context
 from tureen.text.tokenizer import Tokenizer
 

@@ -14,11 +14,11 @@ from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
-from tureen.requests.logprob_fields import MAX_TOP_LOGPROBS
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.processor_field import check_processor
 from tureen.requests.shared_fields import (
+    MAX_TOP_LOGPROBS,
     CacheSalt,
     Deadline,
     FirstTokenDeadline,

@@ -19,10 +19,9 @@ from tureen.http.chat_answer import planned
 from tureen.http.dialect import Docs, Entry, read_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
-from tureen.requests.generation import WHOLE_INTERVAL, Run
+from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.offload import offload
-from tureen.requests.outputs import Output
-from tureen.requests.reading import OutputEvent, joined
+from tureen.requests.reading import joined
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning

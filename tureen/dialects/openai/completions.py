@@ -23,9 +23,8 @@ from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
 from tureen.requests.body import read_json
 from tureen.requests.drafts import Draft, Options, Plan, plan_of
-from tureen.requests.generation import Run
+from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
-from tureen.requests.outputs import Output
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import Context, ServerState

@@ -20,9 +20,9 @@ from tureen.log import get_logger
 from tureen.requests import embedding, planning, prompts, waves
 from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
 from tureen.requests.embedding import Asked, PoolingField
+from tureen.requests.generation import Output
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
-from tureen.requests.outputs import Output
 from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables

@@ -21,7 +21,7 @@ from tureen.http.dialect import Docs, Entry, read_with, streamed
 from tureen.http.errors import error_object
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
-from tureen.requests.outputs import Output
+from tureen.requests.generation import Output
 from tureen.requests.reading import joined
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id

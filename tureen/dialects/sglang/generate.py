@@ -25,10 +25,9 @@ from tureen.http.sse import DONE, EventStream, event
 from tureen.requests import embedding, planning
 from tureen.requests.body import read_json, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE
-from tureen.requests.generation import Run
+from tureen.requests.generation import Output, Run
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
-from tureen.requests.outputs import Output
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState

@@ -21,11 +21,10 @@ from tureen.requests import embedding, planning, prompts, tokenising, waves
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options
 from tureen.requests.embedding import Asked
-from tureen.requests.logprob_fields import MAX_LOGPROB_IDS
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.shared_fields import MAX_INPUTS, AbortName, KeptTokens, Priority, TokenIds
+from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.requests.waves import Asker
 

@@ -1,0 +1,44 @@
+"""The example in the library's README prints what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tureen.grammar
+
+README = Path(tureen.grammar.__file__).with_name("README.md")
+
+
+def test_the_readmes_example_prints_what_its_comments_say():
+    pytest.importorskip("llguidance")
+    code = re.search(r"```python\n(.+?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    expected = re.findall(r"^ *print\(.+\)  # (.+)$", code, re.MULTILINE)
+    assert len(expected) == code.count("print(")
+    ran = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert ran.stdout.splitlines() == expected
+
+
+def test_the_library_loads_nothing_of_the_server():
+    code = (
+        "import sys; from tureen.grammar import compile_grammar, find_backend\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('tureen.')})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert set(ran.stdout.split()) == {"grammar", "errors"}
+
+
+def test_every_name_of_the_door_is_in_the_readme_or_is_a_type():
+    text = README.read_text(encoding="utf-8")
+    types = {"Backend", "Encode", "Mask"}
+    assert {name for name in tureen.grammar.__all__ if f"`{name}" not in text} <= types
+    assert all(getattr(tureen.grammar, name) is not None for name in tureen.grammar.__all__)
+
+
+def test_the_door_has_no_other_names():
+    with pytest.raises(AttributeError, match="has no attribute 'compile_schema'"):
+        tureen.grammar.compile_schema  # noqa: B018 - asked for, not used

@@ -449,7 +449,7 @@ def test_steps_run_between_the_pieces_of_a_picture():
     world.step()
     world.add(_make_picture("p", length=20))
     num_before = len(world.answers["text"].token_ids)
-    while world.engine.preparing.encoders:
+    while world.engine.preparing.encoders.waiting:
         world.step()
     assert len(world.answers["text"].token_ids) - num_before >= 10
     world.drain()

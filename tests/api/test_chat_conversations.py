@@ -9,7 +9,7 @@ import pytest
 from app_under_test import App
 
 from tureen.dialects.ollama.body import OllamaMessage
-from tureen.dialects.ollama.conversation import Conversation
+from tureen.dialects.ollama.conversation import OllamaConversation
 from tureen.dialects.openai.responses_body import parse
 from tureen.dialects.openai.responses_input import conversation_of
 from tureen.text.chat_fallback import Abilities, adapted
@@ -70,7 +70,7 @@ def test_finding_the_calls_of_results_grows_with_their_number_and_not_with_its_s
         calls = [{"id": "a", "function": {"name": "f"}}] * number
         given = [{"role": "assistant", "tool_calls": calls}] + [{"role": "tool", "content": "x", **says}] * number
         messages = [msgspec.convert(one, OllamaMessage) for one in given]
-        talk = Conversation()
+        talk = OllamaConversation()
 
         def add():
             for message in messages:

@@ -19,7 +19,7 @@ from tureen.dialects.ollama.body import (
     OllamaMessage,
     OllamaOptions,
 )
-from tureen.dialects.ollama.conversation import Conversation
+from tureen.dialects.ollama.conversation import OllamaConversation
 
 TEMPLATE = (
     "{# <tool_call> <think> #}{% if enable_thinking is defined %}{{ 'yes' if enable_thinking else 'no' }}"
@@ -254,7 +254,7 @@ def test_a_conversation_becomes_messages_of_a_chat():
         {"role": "tool", "content": "1", "tool_name": "one"},
         {"role": "tool", "content": "3"},
     ]
-    talk = Conversation()
+    talk = OllamaConversation()
     for index, one in enumerate(given):
         talk.add(msgspec.convert(one, OllamaMessage), f"messages[{index}]")
     ids = [call["id"] for call in talk.messages[2]["tool_calls"]]

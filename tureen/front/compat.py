@@ -17,7 +17,7 @@ from tureen.requests.state import ServerState
 Standing = Literal["honoured", "differs", "refused"]
 
 
-class Row(NamedTuple):
+class FieldVerdict(NamedTuple):
     """What becomes of a field."""
 
     field: str
@@ -53,20 +53,22 @@ def spoken_routes() -> list[SpokenRoute]:
     return [route for dialect in dialects() for route in dialect.spoken]
 
 
-def rows_of(spoken: SpokenRoute) -> Iterator[Row]:
+def rows_of(spoken: SpokenRoute) -> Iterator[FieldVerdict]:
     """Every field that has an answer of its own: those declared, then those that are not offered."""
     for part in spoken.parts:
         front = f"{part.name}." if part.name else ""
         for field in msgspec.structs.fields(part.struct):
             name, note = field.encode_name, part.table.told.get(field.encode_name)
             if name not in part.table.refused:
-                yield Row(front + name, "honoured" if note is None else "differs", note or _meaning(field.type))
+                yield FieldVerdict(
+                    front + name, "honoured" if note is None else "differs", note or _meaning(field.type)
+                )
         for alias, name in part.aliases.items():
-            yield Row(front + alias, "honoured", f"The same as {name}.")
+            yield FieldVerdict(front + alias, "honoured", f"The same as {name}.")
     for part in spoken.parts:
         front = f"{part.name}." if part.name else ""
         for name, (_, why) in sorted(part.table.refused.items()):
-            yield Row(front + name, "refused", why)
+            yield FieldVerdict(front + name, "refused", why)
 
 
 def _meaning(kind: Any) -> str:

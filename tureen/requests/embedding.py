@@ -26,7 +26,7 @@ NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
 PoolingField = Literal["mean", "last", "cls"]
 
 
-class Asked(NamedTuple):
+class EmbeddingOptions(NamedTuple):
     """How the embeddings of a body are to be made."""
 
     hidden_states: HiddenStates
@@ -57,7 +57,7 @@ def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
 
 
 async def embed(
-    found: Texts | list[Prompt], names: Sequence[str], asked: Asked, asker: Asker, state: ServerState
+    found: Texts | list[Prompt], names: Sequence[str], asked: EmbeddingOptions, asker: Asker, state: ServerState
 ) -> list[Output]:
     """An output for each prompt, in their order. Raises InvalidRequest with the prompt's name."""
     context = state.context

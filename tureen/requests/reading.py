@@ -47,7 +47,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
         return OutputReader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
 
-    def num_reasoning_tokens(self, output: ReadableOutput, answer: Answer, tokenizer: Tokenizer) -> int:
+    def num_reasoning_tokens(self, output: ReadableOutput, answer: WholeAnswer, tokenizer: Tokenizer) -> int:
         """How many tokens of a whole output are its reasoning and the mark at its end."""
         if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
             return 0
@@ -109,7 +109,7 @@ class OutputReader:
         return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
 
 
-class Answer(msgspec.Struct):
+class WholeAnswer(msgspec.Struct):
     """A whole output, joined."""
 
     content: str = ""
@@ -117,9 +117,9 @@ class Answer(msgspec.Struct):
     calls: list[tuple[str, str]] = []  # name, arguments as JSON text
 
 
-def joined(parts: Sequence[Part]) -> Answer:
+def joined(parts: Sequence[Part]) -> WholeAnswer:
     """The parts of a whole output together."""
-    answer = Answer()
+    answer = WholeAnswer()
     for part in parts:
         match part:
             case Content(text):

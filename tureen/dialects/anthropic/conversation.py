@@ -24,7 +24,7 @@ ERROR_MARK = "Error:"
 """What a model reads before the result of a tool that failed."""
 
 
-class Conversation:
+class AnthropicConversation:
     """Messages as chat templates take them, built turn by turn."""
 
     def __init__(self) -> None:
@@ -100,9 +100,9 @@ class Conversation:
 
 def conversation_of(
     messages: Sequence[AnthropicMessage], system: str | Sequence[AnthropicTextBlock] | None
-) -> Conversation:
+) -> AnthropicConversation:
     """Neighbours of one role become one message. Raises InvalidRequest."""
-    talk = Conversation()
+    talk = AnthropicConversation()
     if system:
         talk.add_system([system] if isinstance(system, str) else [block.text for block in system])
     role, turn = "", list[tuple[str, Block]]()
@@ -127,7 +127,7 @@ def conversation_of(
     return talk
 
 
-def _add_turn(talk: Conversation, role: str, turn: Sequence[tuple[str, Block]]) -> None:
+def _add_turn(talk: AnthropicConversation, role: str, turn: Sequence[tuple[str, Block]]) -> None:
     if role == "user":
         talk.add_user(turn)
     elif role == "assistant":

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
-from tureen.dialects.anthropic.conversation import Conversation, conversation_of, tool_choice_of, tools_of
+from tureen.dialects.anthropic.conversation import AnthropicConversation, conversation_of, tool_choice_of, tools_of
 from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.call import call_of
 from tureen.http.chat_answer import arguments_of, check_complete, events_of, planned, whole
@@ -116,7 +116,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _count_tokens(request: Request, state: ServerState) -> Response:
-    def read(given: dict[str, Any]) -> tuple[AnthropicCountBody, Conversation]:
+    def read(given: dict[str, Any]) -> tuple[AnthropicCountBody, AnthropicConversation]:
         body = parse(given, AnthropicCountBody)
         adapter_of(body.model, state)
         return body, conversation_of(body.messages, body.system)

@@ -34,7 +34,7 @@ DEFAULTS = {"max_new_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.
 """Ollama's, for models that recommend nothing."""
 
 
-class Conversation:
+class OllamaConversation:
     """Messages as chat templates take them. Calls of tools without ids get some, and results find their calls."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Conversation:
 
 def chat_of(body: OllamaChatBody, given: dict[str, Any], state: ServerState) -> Chat:
     """Raises InvalidRequest, NotFound."""
-    talk = Conversation()
+    talk = OllamaConversation()
     for index, message in enumerate(body.messages):
         talk.add(message, f"messages[{index}]")
     tools = read_tools(body.tools)
@@ -114,7 +114,7 @@ def chat_of(body: OllamaChatBody, given: dict[str, Any], state: ServerState) -> 
 
 def prompt_chat(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState) -> Chat:
     """A prompt as the one message of a chat. Raises InvalidRequest, NotFound."""
-    talk = Conversation()
+    talk = OllamaConversation()
     if body.system:
         talk.add(OllamaMessage(role="system", content=body.system), "system")
     talk.add(OllamaMessage(role="user", content=body.prompt, images=list(body.images)), "prompt")

@@ -59,7 +59,7 @@ def routes(state: ServerState) -> list[Entry]:
             adapter(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
         plan = await planned(chat, request, state)
-        return await _respond(request, state, plan, Answer(body, "chat"))
+        return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
         given = read_json(request.headers.get("content-type"), await request.body())
@@ -71,7 +71,7 @@ def routes(state: ServerState) -> list[Entry]:
             plan = await _raw_plan(body, given, state, client_name(request))
         else:
             plan = await planned(prompt_chat(body, given, state), request, state)
-        return await _respond(request, state, plan, Answer(body, "generate"))
+        return await _respond(request, state, plan, OllamaAnswer(body, "generate"))
 
     message = {"messages": [{"role": "user", "content": "Hello"}]}
     return [
@@ -202,7 +202,7 @@ async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: Serv
     return plan_of(draft, state)
 
 
-async def _respond(request: Request, state: ServerState, plan: Plan, answer: Answer) -> ASGIApp:
+async def _respond(request: Request, state: ServerState, plan: Plan, answer: OllamaAnswer) -> ASGIApp:
     if answer.is_streamed:
         lines = _lines(plan, state, answer)
         return await streamed(request, lines, lambda error: _line(error_object(error)), {"content-type": NDJSON})
@@ -211,7 +211,7 @@ async def _respond(request: Request, state: ServerState, plan: Plan, answer: Ans
     )
 
 
-async def _whole(plan: Plan, state: ServerState, answer: Answer) -> dict[str, Any]:
+async def _whole(plan: Plan, state: ServerState, answer: OllamaAnswer) -> dict[str, Any]:
     pieces: list[Piece] = []
     last: dict[str, Any] = {}
     async with contextlib.aclosing(events_of(plan, state, WHOLE_INTERVAL)) as events:
@@ -222,7 +222,7 @@ async def _whole(plan: Plan, state: ServerState, answer: Answer) -> dict[str, An
     return answer.rendered(joined(pieces)) | last
 
 
-async def _lines(plan: Plan, state: ServerState, answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _lines(plan: Plan, state: ServerState, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(events_of(plan, state)) as events:
         async for event in events:
             output = event.output
@@ -252,7 +252,7 @@ def joined(pieces: list[Piece]) -> Piece:
     )
 
 
-class Answer:
+class OllamaAnswer:
     """One answer, as it comes. Calls of tools are told when they are complete."""
 
     def __init__(self, body: OllamaBody, kind: str) -> None:
@@ -313,7 +313,7 @@ class Answer:
 
 
 def _loaded(body: OllamaBody, kind: str) -> dict[str, Any]:
-    return Answer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"}
+    return OllamaAnswer(body, kind).rendered(Piece()) | {"done": True, "done_reason": "load"}
 
 
 def _now() -> str:

@@ -156,7 +156,7 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     ttft_deadline_ms: FirstTokenDeadline = None
 
 
-class Asked(NamedTuple):
+class AskedSampling(NamedTuple):
     """What a body says of how to sample, by the names of SamplingParams, and what it calls these."""
 
     fields: dict[str, Any]
@@ -184,7 +184,7 @@ def read(given: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tupl
     return body
 
 
-def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> Asked:
+def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> AskedSampling:
     """How to sample. `limit_name`: what max_new_tokens is called where the body does not set it.
 
     Raises InvalidRequest.
@@ -203,7 +203,7 @@ def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> Ask
         if target in fields:
             raise InvalidRequest(f"{field} cannot go with {renamed[target]}; send one", field=field)
         fields[target], renamed[target] = value, field
-    return Asked(fields, Names("", renamed))
+    return AskedSampling(fields, Names("", renamed))
 
 
 def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:

@@ -19,7 +19,7 @@ from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.log import get_logger
 from tureen.requests import embedding, planning, prompts, waves
 from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.requests.embedding import Asked, PoolingField
+from tureen.requests.embedding import EmbeddingOptions, PoolingField
 from tureen.requests.generation import Output
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
@@ -95,7 +95,7 @@ async def _outputs(body: EmbeddingsBody, asker: Asker, state: ServerState) -> li
     embedding.check_dimensions(body.dimensions, info)
     if body.user is not None:
         log.debug("embeddings for user %s", echo(body.user))
-    asked = Asked(
+    asked = EmbeddingOptions(
         embedding.wanted_states(body.pooling, info),
         body.truncate_prompt_tokens,
         adapter_of(body.model, state),

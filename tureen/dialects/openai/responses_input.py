@@ -122,7 +122,7 @@ def _check_type(given: Mapping[str, Any], known: Sequence[str], where: str) -> N
         )
 
 
-class Conversation:
+class ResponsesConversation:
     """Messages as chat templates take them, built item by item."""
 
     def __init__(self) -> None:
@@ -224,9 +224,9 @@ class Conversation:
         return "".join(texts)
 
 
-def conversation_of(given: str | Sequence[ResponsesItem], instructions: str | None) -> Conversation:
+def conversation_of(given: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
     """Raises InvalidRequest."""
-    talk = Conversation()
+    talk = ResponsesConversation()
     if instructions:
         talk.say("system", instructions)
     if isinstance(given, str):

@@ -20,7 +20,7 @@ from tureen.http.dialect import Docs, Entry, client_name, unless_gone
 from tureen.requests import embedding, planning, prompts, tokenising, waves
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options
-from tureen.requests.embedding import Asked
+from tureen.requests.embedding import EmbeddingOptions
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
@@ -184,7 +184,7 @@ async def _rerank(body: RerankBody, asker: Asker, state: ServerState) -> list[di
     planning.check_priority(body.priority, state.context)
     adapter_of(body.model, state)
     waves.check_count(len(body.documents), "documents")
-    asked = Asked("pooled", body.truncate_prompt_tokens, priority=body.priority)
+    asked = EmbeddingOptions("pooled", body.truncate_prompt_tokens, priority=body.priority)
     names = ["query", *(f"documents[{index}]" for index in range(len(body.documents)))]
     texts = Texts([body.query, *body.documents], names)
     query, *documents = await embedding.embed(texts, names, asked, asker, state)

@@ -72,8 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tuple[str, ...],
         Meta(
             max_length=MAX_STOPS,
-            description="Patterns that end the output, trimmed and held back as `stop` is. "
-            "At most 64 of 1..1024 characters.",
+            description="Patterns that end the output, trimmed and held back as `stop` is, in the syntax of Python's "
+            "regex package: its \\w and \\b take combining marks for letters. At most 64 of 1..1024 characters.",
         ),
     ] = ()
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0

@@ -83,6 +83,21 @@ def test_independent_modules_do_not_import_each_other(breaches):
     ]
 
 
+def test_independent_folders_do_not_import_each_other(breaches):
+    sources = {
+        "engine/__init__.py": '"""Steps.\n\nImports: cache.\nImported by: nothing.\nIndependent: folders.\n"""',
+        "engine/left/__init__.py": "",
+        "engine/left/own.py": "",
+        "engine/left/hand.py": "from tureen.engine import fast\nfrom tureen.engine.left import own",
+        "engine/right/__init__.py": "",
+        "engine/right/hand.py": "",
+    }
+    assert breaches(sources) == []
+    assert breaches(sources | {"engine/right/hand.py": "from tureen.engine.left import own"}) == [
+        "tureen/engine/right/hand.py imports engine.left.own: the folders of engine are to be independent"
+    ]
+
+
 def test_a_package_without_the_lines_is_named(breaches):
     (breach,) = breaches({"lora/__init__.py": '"""Adapters."""'})
     assert breach.startswith("tureen/lora/__init__.py: its docstring has no line")

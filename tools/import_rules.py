@@ -8,7 +8,8 @@ The docstring of a package's `__init__`, or of a module that stands beside the p
 
 `Imports` names packages of tureen, then after a semicolon the libraries that are not Python's own; asyncio counts as
 one. `Imported by` names those who may import it, or says "all". `Independent`, where it stands, names modules of the
-package that do not import each other; a word in capitals means all modules that assign that name.
+package that do not import each other; a word in capitals means all modules that assign that name, "folders" that no
+folder of the package imports another.
 
 Imports inside functions and for type checking count as all others do. Every import between packages must be allowed by
 both ends, and no permission may be left over. Circles of modules and of packages are counted by tools/ratchets.py.
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tureen"
-NOTHING, ANYONE = "nothing", "all"
+NOTHING, ANYONE, FOLDERS = "nothing", "all", "folders"
 LINE = re.compile(r"^(Imports|Imported by|Independent): (.+?)\.$", re.MULTILINE | re.DOTALL)
 WATCHED = frozenset({"asyncio"})
 """Modules of Python's own that a package must name like a library."""
@@ -173,6 +174,22 @@ def _dependent(modules: Mapping[str, Module], rules: Mapping[str, Rules]) -> Ite
         for member in sorted(members):
             for other in sorted(modules[member].imports & members - {member}):
                 yield f"{modules[member].path.relative_to(ROOT)} imports {other}: they are to be independent"
+        if FOLDERS in rule.independent:
+            yield from _crossing(modules, name)
+
+
+def _crossing(modules: Mapping[str, Module], package: str) -> Iterator[str]:
+    """Yields a complaint for each import between two folders of a package."""
+    folders = {name for name, module in modules.items() if module.is_package and name.startswith(f"{package}.")}
+    for name, module in sorted(modules.items()):
+        own = _folder(name)
+        for other in sorted(module.imports) if own in folders else ():
+            if _folder(other) in folders - {own}:
+                yield f"{module.path.relative_to(ROOT)} imports {other}: the folders of {package} are to be independent"
+
+
+def _folder(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
 def _members(modules: Mapping[str, Module], package: str, word: str) -> list[str]:

@@ -4,4 +4,5 @@ docs/adding-a-dialect.md says how to add one.
 
 Imports: contract, errors, http, log, media, requests, text; msgspec, numpy, starlette.
 Imported by: offline.
+Independent: folders.
 """

@@ -37,7 +37,7 @@ PARTS = {
     ),
     "quotas": (["requests/quotas.py"], ["tests/api/test_quotas.py"]),
     "recordings": (
-        ["requests/recording.py", "requests/track.py", "http/replay.py"],
+        ["requests/recording.py", "requests/part_log.py", "http/replay.py"],
         ["tests/api/test_replay.py", "tests/api/test_recording.py", "tests/api/test_track.py"],
     ),
     "HTTP front": (

@@ -12,7 +12,7 @@ from patience import wait_until
 from tureen.config import Config
 from tureen.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
 from tureen.requests import sessions as sessions_module
-from tureen.requests.sessions import Node, SessionParams, Sessions
+from tureen.requests.sessions import SessionParams, SessionRequest, Sessions
 
 KEYS = {"anna": "a-key", "bert": "b-key"}
 
@@ -197,7 +197,7 @@ def test_tokens_of_all_sessions_are_bounded_and_a_client_has_half(monkeypatch):
 
 def count_nodes() -> int:
     gc.collect()
-    return sum(type(one) is Node for one in gc.get_objects())
+    return sum(type(one) is SessionRequest for one in gc.get_objects())
 
 
 def test_thousands_of_sessions_leave_nothing_behind():

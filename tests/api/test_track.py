@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tureen.requests.track import GROUP, Reader, Track, difference, num_common
+from tureen.requests.part_log import GROUP, PartLog, Reader, difference, num_common
 
 PARTS = st.lists(st.binary(max_size=40) | st.text("ab", max_size=40).map(str.encode), max_size=30)
 
 
-def _track(parts, max_bytes=1 << 20) -> Track:
-    track = Track(max_bytes)
+def _track(parts, max_bytes=1 << 20) -> PartLog:
+    track = PartLog(max_bytes)
     for part in parts:
         track.append(part)
     return track
 
 
-def _read(track: Track, number: int) -> list[bytes]:
+def _read(track: PartLog, number: int) -> list[bytes]:
     reader = Reader(track, number)
     found = []
     while not reader.is_at_end:
@@ -66,7 +66,7 @@ def test_cumulative_events_are_read_back_across_groups(num_outputs):
 
 
 def test_a_reader_hears_of_parts_that_come_later():
-    track, events = Track(1 << 20), _cumulative(GROUP + 20)
+    track, events = PartLog(1 << 20), _cumulative(GROUP + 20)
     reader, found = Reader(track, 0), []
     for at, event in enumerate(events):
         track.append(event)
@@ -87,7 +87,7 @@ def test_what_is_kept_of_cumulative_events_grows_with_the_text_and_not_with_its_
 def test_the_oldest_parts_are_dropped_where_there_are_too_many():
     rng = random.Random(2)
     parts = [rng.randbytes(1000) for _ in range(20 * GROUP)]
-    track = Track(1 << 20)
+    track = PartLog(1 << 20)
     for part in parts:
         track.append(part)
         assert track.num_bytes <= 1 << 20
@@ -96,7 +96,7 @@ def test_the_oldest_parts_are_dropped_where_there_are_too_many():
 
 
 def test_a_reader_that_is_too_slow_is_told_so():
-    track = Track(10_000)
+    track = PartLog(10_000)
     track.append(b"first")
     reader = Reader(track, 0)
     for at in range(3 * GROUP):
@@ -107,7 +107,7 @@ def test_a_reader_that_is_too_slow_is_told_so():
 @pytest.mark.parametrize("num_outputs", [1, 16])
 def test_long_events_of_many_outputs_stay_within_the_bound_and_the_newest_can_be_read(num_outputs):
     """20 logprobs a token: each event has 1 KB for every token so far."""
-    track, max_bytes, lists = Track(1 << 20), 1 << 20, [[] for _ in range(num_outputs)]
+    track, max_bytes, lists = PartLog(1 << 20), 1 << 20, [[] for _ in range(num_outputs)]
     for at in range(150 * num_outputs):
         index = at % num_outputs
         lists[index].append([[-float(at * 31 % 97 + top), top * at % 50_000, None] for top in range(20)])
@@ -122,7 +122,7 @@ def test_long_events_of_many_outputs_stay_within_the_bound_and_the_newest_can_be
 
 
 def test_a_part_larger_than_the_bound_is_kept_alone():
-    track = Track(1000)
+    track = PartLog(1000)
     for at in range(5):
         track.append(random.Random(at).randbytes(5000))
         assert (track.start, track.end) == (at, at + 1)

@@ -20,7 +20,7 @@ from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.drafts import Options, one_prompt, plan_of
-from tureen.requests.embedding import vector_of, wanted_states
+from tureen.requests.embedding import states_for, vector_of
 from tureen.requests.generation import Run
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt
@@ -63,7 +63,7 @@ def _health_routes(state: ServerState) -> list[Entry]:
         info = state.context.info
         is_generating = info.pooling is None
         sampling = Sampling(SamplingParams(max_new_tokens=int(is_generating), temperature=0.0), {}, Names())
-        options = Options(hidden_states="none" if is_generating else wanted_states(None, info))
+        options = Options(hidden_states="none" if is_generating else states_for(None, info))
         prompt = Prompt([info.bos_token_id or 0])
         plan = plan_of(one_prompt(prompt, "prompt", sampling, options, log_metrics=False), state)
         try:

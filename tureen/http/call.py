@@ -11,7 +11,7 @@ from starlette.types import Scope, Send
 from tureen.errors import TureenError
 from tureen.http.errors import error_response
 from tureen.requests.keys import NO_LIMITS, Limits
-from tureen.requests.quotas import ClientWork, Who
+from tureen.requests.quotas import ClientId, ClientWork
 
 SCOPE_KEY = "tureen.call"
 
@@ -35,7 +35,7 @@ class ClientCall:
         """The same call with its stream going elsewhere; the work is shared."""
         return replace(self, send_part=send)
 
-    def who(self, scope: Scope) -> Who:
+    def who(self, scope: Scope) -> ClientId:
         """The client; those without a name are told apart by their address."""
         if self.client_name:
             return "name", self.client_name

@@ -1,5 +1,5 @@
-"""What any API asks for and gets, whichever it is: drafts that become requests, prompts, chats, pictures, the run of
-requests and the stream of their events, sessions, quotas, recordings.
+"""This package is the part of a request that every API shares: drafts that become engine requests, prompts, chats,
+pictures and videos, the run of requests and the stream of their events, sessions, quotas, recorded answers.
 
 It knows no route and writes no answer.
 

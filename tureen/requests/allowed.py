@@ -1,4 +1,4 @@
-"""What a declared type allows at a place inside it, for the errors of values that are not allowed there."""
+"""Looks up what a declared msgspec type allows at a path inside it, for messages about values it does not allow."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ _type_info = cache(inspect.type_info)
 
 
 def words_at(kind: Any, steps: Sequence[str]) -> list[str]:
-    """The words that may stand there. `steps`: names of fields, and `[index]`."""
-    found = [one for one in _at(kind, steps) if isinstance(one, inspect.LiteralType)]
-    return [value for one in found for value in one.values if isinstance(value, str)]
+    """Returns the strings that literal types allow at the path `steps`, whose steps are field names and `[index]`."""
+    literals = [literal for literal in _at(kind, steps) if isinstance(literal, inspect.LiteralType)]
+    return [value for literal in literals for value in literal.values if isinstance(value, str)]
 
 
 def fields_at(kind: Any, steps: Sequence[str]) -> list[str]:
-    """The names that fields of the object there have, that of what tells alternatives apart among them."""
-    found = [one for one in _at(kind, steps) if isinstance(one, inspect.StructType)]
-    tags = [one.tag_field for one in found if one.tag_field is not None]
-    return [*dict.fromkeys(tags), *(field.encode_name for one in found for field in one.fields)]
+    """Returns the field names of the objects allowed at the path `steps`; tag fields of tagged unions come first."""
+    structs = [struct for struct in _at(kind, steps) if isinstance(struct, inspect.StructType)]
+    tags = [struct.tag_field for struct in structs if struct.tag_field is not None]
+    return [*dict.fromkeys(tags), *(field.encode_name for struct in structs for field in struct.fields)]
 
 
 def _at(kind: Any, steps: Sequence[str]) -> list[inspect.Type]:
-    found = list(_plain(_type_info(kind)))
+    """Returns the types that `steps` lead to from `kind`."""
+    types = list(_plain(_type_info(kind)))
     for step in steps:
-        found = [inner for one in found for inner in _inside(one, step)]
-    return found
+        types = [inner for type_info in types for inner in _inside(type_info, step)]
+    return types
 
 
 def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The alternatives of a type."""
+    """Yields the members of a union, or the type itself; constraints (`Meta`) are taken off."""
     if isinstance(kind, inspect.Metadata):
         yield from _plain(kind.type)
     elif isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            yield from _plain(one)
+        for alternative in kind.types:
+            yield from _plain(alternative)
     else:
         yield kind
 
 
 def _inside(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    """Yields the types that one step, a field name or `[index]`, leads to."""
     if isinstance(kind, inspect.StructType):
         if step == kind.tag_field:
             yield inspect.LiteralType((kind.tag,))

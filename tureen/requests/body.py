@@ -1,4 +1,4 @@
-"""From bytes to checked values: JSON bodies, declared fields, errors that name the field and what was got."""
+"""Reads JSON bodies into declared types, with errors that name the field, what was got and what is allowed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingPara
 JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
 TEXT_LISTS = ("stop", "stop_regex")
 MAX_TOLD = 200
-"""Characters of what msgspec says, in which there may be a client's."""
+"""Characters kept of a message by msgspec: it may quote the client's input."""
 
 UNKNOWN_FIELD, NOT_ALLOWED = "Object contains unknown field", ("Invalid enum value", "Invalid value")
-"""How msgspec begins to say so."""
+"""Prefixes of msgspec's messages about an unknown field, and about a value outside an enum or a literal type."""
 
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
@@ -31,7 +31,10 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def read_json(content_type: str | None, body: bytes) -> dict[str, Any]:
-    """The body as an object. Raises UnsupportedMediaType and InvalidRequest."""
+    """Decodes a body as a JSON object. `content_type`: the header, None = not sent.
+
+    Raises UnsupportedMediaType for a body that is not JSON, InvalidRequest for one that is no valid JSON object.
+    """
     _check_content_type(JSON_TYPE if content_type is None else content_type)
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
@@ -61,9 +64,12 @@ def _check_content_type(content_type: str) -> None:
             )
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
-    """Raises InvalidRequest with a suggestion for the first field that is not known."""
-    for name in given:
+def refuse_unknown(fields: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
+    """Raises InvalidRequest, with the closest known name, for the first of `fields` that is not in `known`.
+
+    `where`: what the error calls the object that has the fields; "" = the body itself.
+    """
+    for name in fields:
         if name not in known:
             hints = difflib.get_close_matches(name[:64], known, n=1)
             hint = f"; did you mean '{hints[0]}'?" if hints else ""
@@ -75,32 +81,32 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], where: str 
             )
 
 
-def refuse_not_offered(given: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
-    """Raises InvalidRequest with the reason for the first field that asks for what this server has not.
+def refuse_not_offered(fields: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
+    """Raises InvalidRequest, with the reason, for the first field that asks for something this server does not offer.
 
-    `not_offered`: the value that asks for nothing, as null does, and the reason.
+    `not_offered`: field -> (the value that asks for nothing, as null does; the reason).
     """
     for name, (nothing, why) in not_offered.items():
-        if given.get(name) not in (None, nothing):
+        if fields.get(name) not in (None, nothing):
             field = f"{where}.{name}" if where else name
             raise InvalidRequest(f"{field} is not available: {why}", field=field, code="not_available")
 
 
-def convert(given: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
-    """`given` as a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
+def convert(value: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
+    """Converts plain data to a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
 
-    `path` says what an error calls a field of `given`.
+    `path` returns what an error calls a field of `value`.
     """
     try:
-        return msgspec.convert(given, kind, str_keys=True)
+        return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise _as_invalid_request(str(error), given, kind, path) from None
+        raise _as_invalid_request(str(error), value, kind, path) from None
 
 
-def _as_invalid_request(message: str, given: Any, kind: Any, path: Callable[[str], str]) -> InvalidRequest:
+def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[[str], str]) -> InvalidRequest:
     match = _AT.match(message)
     problem, steps = (match["problem"], match["path"] or "") if match else (message, "")
-    value, names = given, []
+    value, names = converted, []
     for name, index in _STEP.findall(steps):
         names.append(name or f"[{index}]")
         if isinstance(value, dict):
@@ -121,16 +127,16 @@ def _as_invalid_request(message: str, given: Any, kind: Any, path: Callable[[str
     if too_long and isinstance(value, list | dict | str) and "..." not in steps:
         what = "characters" if too_long["kind"] == "str" else "entries"
         return InvalidRequest(f"{field} takes at most {too_long['most']} {what}, got {len(value)}", field=field)
-    wanted = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
-    return InvalidRequest(f"{field or 'the body'}: {wanted}, got {echo(value)}", field=field or None)
+    expected = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
+    return InvalidRequest(f"{field or 'the body'}: {expected}, got {echo(value)}", field=field or None)
 
 
-def read_params(given: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
-    """Sampling parameters as a client sent them, by the names of SamplingParams. Raises InvalidRequest for an unknown
-    name; values are not looked at."""
-    refuse_unknown(given, (*PARAM_FIELDS, *ALIASES), where)
+def read_params(params: Mapping[str, Any], where: str = "sampling_params") -> dict[str, Any]:
+    """Returns sampling parameters that a client sent, by the names of SamplingParams: aliases are resolved, nulls left
+    out. Raises InvalidRequest for an unknown name; values are not checked."""
+    refuse_unknown(params, (*PARAM_FIELDS, *ALIASES), where)
     fields: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in params.items():
         target = ALIASES.get(name, name)
         if target in fields:
             raise InvalidRequest(

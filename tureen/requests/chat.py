@@ -1,4 +1,5 @@
-"""The one path of chats: any API's messages become a prompt, and the output becomes reasoning, text and tool calls."""
+"""Turns any API's chat into requests: messages become a prompt, tools a grammar, and it is settled how the output is
+read as reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -27,33 +28,35 @@ from tureen.text.reasoning import ReasoningFormat
 from tureen.text.tools import ToolFormat, constraint, schema_places
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
+"""Default of chat APIs: an answer may go on to the end of the context."""
 
 TOOL_SIZE = 256
-"""Characters that are tokenized in the time in which a tool's call is described."""
+"""Cost of one tool for `offload`: the grammar of its calls takes as long as tokenizing so many characters."""
 
 log = get_logger("api")
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a body asks for, its form already checked."""
+    """A chat request, independent of the API that it came by; the form of its fields is already checked."""
 
     messages: tuple[Message, ...]
-    field: str = "messages"  # what the API calls them
-    pictures: tuple[str, ...] = ()  # references, one for each {"type": "image"} in order
+    field: str = "messages"  # the API's name for the messages, for errors
+    pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
-    schema_field: str = "tools[{}].function.parameters"  # what the API calls the schema of a tool
+    schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the last message, the assistant's, goes on
     template_kwargs: Mapping[str, Any] = {}
     separate_reasoning: bool = True
-    sampling: Mapping[str, Any] = {}  # what the body sets, by the names of SamplingParams; n among them
-    defaults: Mapping[str, Any] = TO_THE_END  # the API's own
-    clip_max_tokens: bool = False  # where the context holds fewer tokens than max_new_tokens, it ends the answer
-    names: Names = Names()  # what the API calls them
+
+    sampling: Mapping[str, Any] = {}  # parameters that the body sets, by the names of SamplingParams; n among them
+    defaults: Mapping[str, Any] = TO_THE_END  # the API's own, by the same names
+    clip_max_tokens: bool = False  # max_new_tokens beyond the context's end is lowered to it, not refused
+    names: Names = Names()  # the API's names for sampling parameters
     logprobs: LogprobSpec | None = None
-    adapter: str = ""  # see model_field
+    adapter: str = ""  # LoRA adapter; "" = the model itself
     priority: int = 0
     cache_salt: str = ""
     processor: str = ""
@@ -64,49 +67,53 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
-    """Raises InvalidRequest and the errors of what it brings (pictures, adapters); nothing has been submitted then."""
+    """Renders, tokenizes and checks a chat, and returns the requests to run; nothing is submitted yet.
+
+    `owner`: the client, which alone may abort the requests by name. Raises Unavailable when the server takes no work,
+    InvalidRequest, Forbidden for pictures that may not be fetched.
+    """
     arrived_s = time.monotonic()
     state.check_accepting()
     context = state.context
     planning.check_priority(chat.priority, context)
-    calling = await offload.run(TOOL_SIZE * len(chat.tools), lambda: _calling(chat, context))
-    sampling = await planning.sampling_of(calling.sampling, context, calling.names, chat.defaults)
+    setup = await offload.run(TOOL_SIZE * len(chat.tools), lambda: _tool_setup(chat, context))
+    sampling = await planning.sampling_of(setup.sampling, context, setup.names, chat.defaults)
     count = planning.check_size(1, [sampling], chat.field)
-    prompt = await _prompt(chat, calling.tools, state, owner, count)
+    prompt = await _prompt(chat, setup.tools, state, owner, count)
     reasoning, starts_inside = context.reasoning_format, False
     if reasoning is not None:
         starts_inside = _starts_inside(chat, prompt.text, reasoning)
         if starts_inside and any(getattr(sampling.params, name) is not None for name in CONSTRAINTS):
-            later = {"grammar_after": reasoning.end, **calling.sampling}
-            sampling = await planning.sampling_of(later, context, calling.names, chat.defaults)
+            later = {"grammar_after": reasoning.end, **setup.sampling}
+            sampling = await planning.sampling_of(later, context, setup.names, chat.defaults)
     if prompt.num_neutralised:
         state.metrics.add("num_neutralised_tokens", prompt.num_neutralised)
         log.info("%d control tokens in messages of a client were taken as text", prompt.num_neutralised)
     reading = Reading(
-        tools=calling.tools,
-        tool_format=calling.format,
+        tools=setup.tools,
+        tool_format=setup.format,
         parallel=chat.parallel_tool_calls,
         reasoning=reasoning,
         separate_reasoning=chat.separate_reasoning,
         starts_inside=starts_inside,
         num_neutralised=prompt.num_neutralised,
     )
-    plan = _plan(chat, prompt, sampling, calling, state, owner=owner, arrived_s=arrived_s)
+    plan = _plan(chat, prompt, sampling, setup, state, owner=owner, arrived_s=arrived_s)
     return msgspec.structs.replace(plan, reading=reading)
 
 
-class Calling(NamedTuple):
-    """How a chat's tools are used."""
+class ToolSetup(NamedTuple):
+    """How a chat's tools shape its prompt and its sampling."""
 
     tools: tuple[Tool, ...]  # that the model may call
     format: ToolFormat | None  # None without tools
-    sampling: Mapping[str, Any]  # what the body sets, with what makes the output honour how tools are to be used
+    sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names
-    places: Mapping[str, str] = {}  # what errors about the output's grammar call a schema -> what the client does
+    places: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
 
 
-def _calling(chat: Chat, context: Context) -> Calling:
-    """Raises InvalidRequest."""
+def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
+    """Raises InvalidRequest for tools that this server cannot honour."""
     sampling = dict(chat.sampling)
     templates = context.chat_templates
     if not isinstance(templates, str) and templates.end_id is not None:
@@ -115,7 +122,7 @@ def _calling(chat: Chat, context: Context) -> Calling:
     if reasoning is not None and reasoning.is_special:
         _keep_special_tokens(sampling, chat, "reasoning" if chat.separate_reasoning else None)
     if not chat.tools or chat.tool_choice.mode == "none":
-        return Calling((), None, sampling, chat.names)
+        return ToolSetup((), None, sampling, chat.names)
     form = context.tool_format
     if form is None:
         raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")
@@ -123,7 +130,7 @@ def _calling(chat: Chat, context: Context) -> Calling:
         _keep_special_tokens(sampling, chat, "calls of tools")
     tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
     if tag is None:
-        return Calling(chat.tools, form, sampling, chat.names)
+        return ToolSetup(chat.tools, form, sampling, chat.names)
     taken = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
     if taken is not None:
         field = chat.names.path(taken)
@@ -134,11 +141,14 @@ def _calling(chat: Chat, context: Context) -> Calling:
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field)
-    return Calling(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
+    return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:
-    """In the text: some mark what is read from it. Raises InvalidRequest where that is needed and not wanted."""
+    """Leaves special tokens in the output's text, where parsers look for them.
+
+    Raises InvalidRequest when the body asks to skip them and `marked`, which they mark, needs them.
+    """
     if sampling.setdefault("skip_special_tokens", False) and marked is not None:
         field = chat.names.path("skip_special_tokens")
         raise InvalidRequest(
@@ -165,7 +175,10 @@ async def _prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: 
 
 
 def _starts_inside(chat: Chat, prompt: str, reasoning: ReasoningFormat) -> bool:
-    """Whether what follows the prompt is reasoning, mark or not. A message that is continued says so itself."""
+    """Returns whether the output begins inside the reasoning, without its opening mark.
+
+    For a message that is continued its own text decides; otherwise the end of the prompt or the model's format.
+    """
     if chat.continue_final_message:
         last = chat.messages[-1]
         content = last["content"]
@@ -182,7 +195,7 @@ def _plan(
     chat: Chat,
     prompt: ChatPrompt,
     sampling: Sampling,
-    calling: Calling,
+    setup: ToolSetup,
     state: ServerState,
     *,
     owner: str,
@@ -202,7 +215,7 @@ def _plan(
         deadline_ms=left(chat.deadline_ms),
         ttft_deadline_ms=left(chat.ttft_deadline_ms),
     )
-    if chat.clip_max_tokens:  # as one that the request does not ask for
+    if chat.clip_max_tokens:  # drafts.py lowers a default to what fits, and refuses a request's own value
         sampling = sampling._replace(origins={**sampling.origins, "max_new_tokens": "default"})
     draft = one_prompt(
         prompt.prompt,
@@ -213,6 +226,6 @@ def _plan(
         rid=chat.rid,
         log_metrics=chat.log_metrics,
         arrived_s=arrived_s,
-        places=calling.places,
+        places=setup.places,
     )
     return plan_of(draft, state)

@@ -1,4 +1,4 @@
-"""From a chat's messages to its prompt: the template, the guard against control tokens, pictures in their places."""
+"""Turns a chat's messages into a prompt: renders the template, guards against control tokens, puts pictures in."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any, NamedTuple
 
 from tureen.errors import InvalidRequest
 from tureen.requests import media_fields, tokenising
-from tureen.requests.media_fields import Wanted
+from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import MAX_MESSAGES, Message, Tool
 
 MESSAGE_CHARS = 128
-"""What a message counts for, besides its text, when it is decided whether a chat is rendered on the event loop."""
+"""Cost of rendering one message beside its text, in characters: a small chat is rendered on the event loop."""
 
 PLAIN = frozenset(("role", "content", "reasoning_content"))
-"""What a message may have there: what can be counted at once."""
+"""Keys of messages whose size is known without looking into them: only such are rendered on the event loop."""
 
 
 class ChatPrompt(NamedTuple):
+    """A rendered and tokenized chat."""
+
     prompt: Prompt
     text: str  # as rendered
-    num_neutralised: int
+    num_neutralised: int  # control tokens written in messages, which were tokenized as plain text
 
 
 async def chat_prompt(
@@ -37,8 +39,12 @@ async def chat_prompt(
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """Raises InvalidRequest with `field`."""
-    found = await chat_tokens(
+    """Renders and tokenizes a chat, fetches its pictures and videos and puts them in their places.
+
+    `pictures`, `videos`: URLs, data URLs or paths, one for each {"type": "image"} or {"type": "video"} in order.
+    Raises InvalidRequest with `field`, Forbidden.
+    """
+    rendered = await chat_tokens(
         messages,
         tools,
         state.context,
@@ -47,9 +53,9 @@ async def chat_prompt(
         template_kwargs=template_kwargs,
     )
     modality = media_fields.picture_modality(len(pictures))
-    wanted = Wanted(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
-    [prompt] = await tokenising.resolve([found.prompt], [field], state, [wanted])
-    return found._replace(prompt=prompt)
+    prompt_media = PromptMedia(tuple(pictures), tuple(videos), modality, picture_field=field, video_field=field)
+    [prompt] = await tokenising.resolve([rendered.prompt], [field], state, [prompt_media])
+    return rendered._replace(prompt=prompt)
 
 
 async def chat_tokens(
@@ -62,7 +68,7 @@ async def chat_tokens(
     add_generation_prompt: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """The chat's token ids, with one PICTURE or VIDEO for each picture or video: none is fetched.
+    """Renders and tokenizes a chat; a PICTURE or VIDEO stands for each picture or video, and none is fetched.
 
     Raises InvalidRequest with `field`.
     """
@@ -74,7 +80,7 @@ async def chat_tokens(
             f"{field} make {len(messages)} messages; a chat has at most {MAX_MESSAGES}: join or drop some", field=field
         )
 
-    def found() -> ChatPrompt:
+    def rendered_prompt() -> ChatPrompt:
         controls = templates.controls
         rendering = templates.of(tools).render(
             messages,
@@ -94,7 +100,7 @@ async def chat_tokens(
         return ChatPrompt(Prompt(encoded.token_ids), text, encoded.num_neutralised)
 
     is_short = not tools and not template_kwargs and _is_short(messages)
-    return await offload.run(0 if is_short else LARGE, found)
+    return await offload.run(0 if is_short else LARGE, rendered_prompt)
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
@@ -106,7 +112,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _num_chars(message: Message) -> int:
-    """Of its text, about."""
+    """Returns about how many characters of text a message has."""
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     return sum(map(len, texts)) + len(message.get("reasoning_content") or "")

@@ -1,4 +1,4 @@
-"""What a body asks for, whichever API it is written in, and the requests that it becomes: they are made here, once."""
+"""Turns a draft, which any API makes of a body, into the engine's requests; nothing else makes them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from tureen.requests.reading import PLAIN, Reading
 from tureen.requests.state import Context, ServerState
 
 SEED_BITS = 52
-"""Of a seed that is drawn here: clients whose numbers are all floats can repeat it, plus the sample's index."""
+"""Bits of a seed that the server draws: with a sample's index added it is still exact as a float64, which is all that
+JavaScript clients have."""
 
 REQUEST_SIZE = 32
-"""Characters of text that are tokenized in the time in which a request is made."""
+"""Cost of making one request for `offload`: as long as tokenizing so many characters."""
 
 DTYPES = {
     "int": r"[-+]?[0-9]+[ \n]*",
@@ -33,11 +34,11 @@ DTYPES = {
     "str": r'"[\w\d\s]*"',
 }
 DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
-"""What SGLang's frontend language sends in place of `dtype`."""
+"""Stop strings for the parameter `dtype`; with the regexes in DTYPES they are those of SGLang's frontend language."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How the requests of one prompt are computed, besides their sampling."""
+    """Options of one prompt's requests besides their sampling parameters."""
 
     adapter: str = ""  # name or path of one that is loaded
     logprobs: LogprobSpec | None = None
@@ -50,10 +51,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts that one body sends together, and what is to become of each."""
+    """The prompts of one body, each with its sampling parameters and options, before they become requests."""
 
     prompts: Sequence[Prompt]
-    names: Sequence[str]  # what errors call each prompt
+    names: Sequence[str]  # of each prompt, for errors
     samplings: Sequence[Sampling]  # of each prompt
     options: Sequence[Options]  # of each prompt
     owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
@@ -61,37 +62,38 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     is_batch: bool = False  # the body has a list of prompts
     log_metrics: bool = True
     arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
-    places: Mapping[str, str] = {}  # what an error calls a part of the constraint -> the client's field it came from
+    places: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that one body asks for together, prompt-major."""
+    """The requests of one body, ready to run: all samples of the first prompt, then those of the second, and so on."""
 
     requests: tuple[GenerateRequest, ...]
-    rids: tuple[str, ...]  # what each is called
-    names: dict[str, tuple[int, ...]]  # what a client may abort by -> indices into requests
+    rids: tuple[str, ...]  # each request's name in answers
+    names: dict[str, tuple[int, ...]]  # name that a client may abort by -> indices into requests
     owner: str = ""
     log_metrics: bool = True
     arrived_s: float = msgspec.field(default_factory=time.monotonic)
     media: list[tuple[MediaItem, ...]] = []
-    """Of each request, which has none itself; a Run takes them: who keeps a plan keeps no pixels."""
+    """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
+    does not keep pixels."""
     places: Mapping[str, str] = {}
     reading: Reading = PLAIN
 
 
 def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **more: Any) -> Draft:
-    """The draft of a body with one prompt; `more`: further fields of Draft."""
+    """Makes the draft of a body with one prompt; `more`: further fields of Draft."""
     return Draft(prompts=(prompt,), names=(name,), samplings=(sampling,), options=(options,), **more)
 
 
 def plan_of(draft: Draft, state: ServerState) -> Plan:
-    """The requests of a draft. Nothing is submitted yet. Raises InvalidRequest."""
+    """Makes the requests of a draft; nothing is submitted yet. Raises InvalidRequest."""
     num_samples = draft.samplings[0].params.n
-    resolved = [_resolved(draft, index, state.context) for index in range(len(draft.prompts))]
+    resolved_prompts = [_resolved(draft, index, state.context) for index in range(len(draft.prompts))]
     names, rids = name_requests(draft.rid, len(draft.prompts), num_samples, is_batch=draft.is_batch)
     requests: list[GenerateRequest] = []
-    for index, one in enumerate(resolved):
-        requests += _requests(draft, index, one, rids[len(requests) : len(requests) + num_samples], state)
+    for index, resolved in enumerate(resolved_prompts):
+        requests += _requests(draft, index, resolved, rids[len(requests) : len(requests) + num_samples], state)
     return Plan(
         requests=tuple(requests),
         rids=rids,
@@ -105,21 +107,21 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
 
 
 def request_of(draft: Draft, index: int, rid: str, state: ServerState) -> GenerateRequest:
-    """The only request of one prompt. Raises InvalidRequest."""
+    """Makes the only request of the draft's prompt `index`, named `rid` in answers. Raises InvalidRequest."""
     [request] = _requests(draft, index, _resolved(draft, index, state.context), (rid,), state)
     return request
 
 
 class GrammarConstraint(NamedTuple):
-    """What an output must match, and the parameters with the stops that belong to it."""
+    """The grammar that an output must match, and the sampling parameters with the stop strings that it adds."""
 
     params: SamplingParams
     grammar: GrammarSpec | None = None
-    field: str = ""  # what the client called it
+    field: str = ""  # the client's name for it
 
 
 class Resolved(NamedTuple):
-    """What of a prompt's sampling depends on the prompt and the server."""
+    """Sampling of one prompt as far as it depends on the prompt's length and the server's settings."""
 
     constraint: GrammarConstraint
     max_new_tokens: int
@@ -139,7 +141,7 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
 def _requests(
     draft: Draft, index: int, resolved: Resolved, rids: Sequence[str], state: ServerState
 ) -> list[GenerateRequest]:
-    """The samples of one prompt, without its pixels."""
+    """Makes the requests of one prompt, one for each of its samples, without its pixels."""
     prompt, options = draft.prompts[index], draft.options[index]
     (params, grammar, grammar_field), token_ids = resolved.constraint, tuple(prompt.token_ids)
     seed = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
@@ -171,11 +173,12 @@ def _requests(
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
-    """Name the namespace of a request's cached prefixes: nobody can spell that of a client with another name."""
+    """Returns the namespace of a request's cached prefixes; no `salt` of one client spells the namespace of another."""
     return f"{owner}\n{salt}" if owner or salt else ""
 
 
 def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
+    """Returns how many tokens the output may have: the default ends with the context. Raises InvalidRequest."""
     room = context.capacity - num_prompt
     asked = sampling.params.max_new_tokens
     if room < (0 if asked == 0 else 1):
@@ -199,8 +202,8 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
 
 
 def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
-    """Every sampling parameter as it acts on a request: its value, and whether request, model, server or default set
-    it."""
+    """Returns every sampling parameter as it acts on a request: its `value`, and under `from` who set it: request,
+    model, server or default."""
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:
@@ -216,7 +219,10 @@ def effective(request: GenerateRequest, sampling: Sampling, context: Context) ->
 
 
 def constrained(params: SamplingParams, path: Callable[[str], str], config: Config) -> GrammarConstraint:
-    """The constraint among a request's parameters. Raises InvalidRequest."""
+    """Returns the constraint among a request's parameters, of which there is at most one. Raises InvalidRequest.
+
+    `path` returns what errors call a parameter.
+    """
     name = next((name for name in CONSTRAINTS if getattr(params, name) is not None), None)
     if name is None:
         return GrammarConstraint(params)

@@ -1,4 +1,4 @@
-"""Embeddings of prompts, whichever API asks for them: the requests, and the vectors that come of them."""
+"""Computes embeddings of prompts for any API: makes the requests, runs them, reads the vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tureen.requests.offload import offload
 from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
-from tureen.requests.waves import Asker
+from tureen.requests.waves import Requester
 from tureen.text.tokenizer import Tokenizer
 
 NOTHING_DRAWN = Sampling(SamplingParams(max_new_tokens=0), {}, Names())
@@ -27,7 +27,7 @@ PoolingField = Literal["mean", "last", "cls"]
 
 
 class EmbeddingOptions(NamedTuple):
-    """How the embeddings of a body are to be made."""
+    """How embeddings are computed, as a body asks for it."""
 
     hidden_states: HiddenStates
     truncate: int | None = None  # most tokens of a text that are kept; -1 = as many as the model takes
@@ -35,8 +35,9 @@ class EmbeddingOptions(NamedTuple):
     priority: int = 0
 
 
-def wanted_states(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
-    """What to ask the engine for. Raises InvalidRequest for what the model does not have."""
+def states_for(pooling: PoolingField | None, info: EngineInfo) -> HiddenStates:
+    """Returns the hidden states to ask the engine for; None = the model's own pooling, or of a generating model the
+    last token's. Raises InvalidRequest for a pooling that the model does not have."""
     own = info.pooling
     if own is None and pooling != "cls":
         return "pooled" if pooling == "mean" else "last"
@@ -57,53 +58,63 @@ def check_dimensions(dimensions: int | None, info: EngineInfo) -> None:
 
 
 async def embed(
-    found: Texts | list[Prompt], names: Sequence[str], asked: EmbeddingOptions, asker: Asker, state: ServerState
+    inputs: Texts | list[Prompt],
+    names: Sequence[str],
+    chosen: EmbeddingOptions,
+    requester: Requester,
+    state: ServerState,
 ) -> list[Output]:
-    """An output for each prompt, in their order. Raises InvalidRequest with the prompt's name."""
+    """Computes the prompts and returns an output for each, in their order. Raises InvalidRequest with the prompt's
+    name.
+
+    `names`: what errors call each prompt.
+    """
     context = state.context
-    if asked.truncate is not None:
-        found = await _cut(found, _limit(asked.truncate, context), context.tokenizer)
-    resolved = await tokenising.resolve(found, names, state)
-    options = Options(hidden_states=asked.hidden_states, adapter=asked.adapter, priority=asked.priority)
-    return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, asker), asker, state)
+    if chosen.truncate is not None:
+        inputs = await _cut(inputs, _limit(chosen.truncate, context), context.tokenizer)
+    resolved = await tokenising.resolve(inputs, names, state)
+    options = Options(hidden_states=chosen.hidden_states, adapter=chosen.adapter, priority=chosen.priority)
+    return await waves.run_all(waves.draft_of(resolved, names, NOTHING_DRAWN, options, requester), requester, state)
 
 
 def vector_of(output: Output) -> NDArray[np.float64]:
-    """[hidden_size], as it came. Raises DeadlineExceeded where there is none."""
+    """Returns the embedding of a finished output: [hidden_size], not normalised. Raises DeadlineExceeded when the
+    request was ended before there was one."""
     if not output.hidden_states:
         raise DeadlineExceeded("the request was ended, by its deadline_ms or an abort, before its prompt was computed")
     return np.frombuffer(output.hidden_states[-1], dtype=np.float32).astype(np.float64)
 
 
 def normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scaled to length 1; a vector of zeros stays one."""
+    """Returns the vector scaled to Euclidean length 1; a vector of zeros stays as it is."""
     length = float(np.sqrt((vector * vector).sum()))
     return vector / (length or 1.0)
 
 
-def _limit(asked: int, context: Context) -> int:
-    if asked == -1:
+def _limit(truncate: int, context: Context) -> int:
+    if truncate == -1:
         return context.capacity
-    if not 1 <= asked <= context.capacity:
+    if not 1 <= truncate <= context.capacity:
         raise InvalidRequest(
-            f"truncate_prompt_tokens must be -1, or 1 to {context.capacity}, got {echo(asked)}",
+            f"truncate_prompt_tokens must be -1, or 1 to {context.capacity}, got {echo(truncate)}",
             field="truncate_prompt_tokens",
         )
-    return asked
+    return truncate
 
 
-async def _cut(found: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) -> list[Prompt]:
-    """Each with at most `limit` tokens, the first ones."""
-    if not isinstance(found, Texts):
-        return [Prompt(one.token_ids[:limit]) for one in found]
-    whole = await tokenising.encode(found.texts, tokenizer)
-    plain = await tokenising.encode(found.texts, tokenizer, add_special_tokens=False)
+async def _cut(inputs: Texts | list[Prompt], limit: int, tokenizer: Tokenizer) -> list[Prompt]:
+    """Returns the prompts, each cut to its first `limit` tokens."""
+    if not isinstance(inputs, Texts):
+        return [Prompt(prompt.token_ids[:limit]) for prompt in inputs]
+    whole = await tokenising.encode(inputs.texts, tokenizer)
+    plain = await tokenising.encode(inputs.texts, tokenizer, add_special_tokens=False)
     size = sum(map(len, plain))
     return await offload.run_each(size, lambda pair: Prompt(first_tokens(*pair, limit)), zip(whole, plain, strict=True))
 
 
 def first_tokens(whole: Sequence[int], plain: Sequence[int], limit: int) -> list[int]:
-    """`whole` cut to `limit` tokens, but for those that stand around the text's own tokens, which are `plain`."""
+    """Returns `whole` cut to `limit` tokens by dropping the last of the text's own tokens, `plain`; special tokens
+    around them, such as BOS or [SEP], stay."""
     num_around = len(whole) - len(plain)
     if len(whole) <= limit:
         return list(whole)

@@ -1,4 +1,4 @@
-"""The one path all dialects use: submit, follow, cancel when nobody listens any more."""
+"""Runs requests for every API: submits them, follows their outputs, aborts them when nobody listens any more."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from tureen.requests.state import ServerState
 from tureen.text.messages import Part
 
 WHOLE_INTERVAL = 64
-"""Where nobody sees a part of the output, it is looked at after so many tokens."""
+"""Tokens between two updates of an output that is not streamed."""
 
 log = get_logger("api")
 
 
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
-    """A second opinion on an output that is complete by its grammar. Raises RequestFailed when they differ."""
+    """Checks an output that is complete by its grammar with another implementation, in a helper process.
+
+    `last`: the delta that ends it, not yet added to `output`. Raises RequestFailed when the two disagree.
+    """
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
         return  # what a stop string cut need not match
@@ -51,15 +54,19 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
 
 
 def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
-    """Where an error speaks of a part of a constraint that was made here, it names the client's field instead."""
+    """Replaces a path in an error about a constraint that the server made by the client's field. `places`: path ->
+    field."""
     for path, field in places.items():
-        _, found, problem = error.message.partition(f"{path}: ")
-        if found:
+        _, separator, problem = error.message.partition(f"{path}: ")
+        if separator:
             error.message, error.field = f"{field}: {problem}", field
 
 
 def most_tokens(request: GenerateRequest, index: int) -> int:
-    """That it may use, as the one of this index in its group: the samples of one prompt share it."""
+    """Returns the most tokens that a request may use, prompt and output together.
+
+    `index`: its place in its group. Of the samples of one prompt only the first is charged for the prompt.
+    """
     return _prompt_tokens(request, index) + request.max_new_tokens
 
 
@@ -68,7 +75,7 @@ def _prompt_tokens(request: GenerateRequest, index: int) -> int:
 
 
 class Output:
-    """What has come of one request so far. Also remembers how much of it was sent."""
+    """The output of one request so far, and how much of it was sent to the client."""
 
     def __init__(self, request: GenerateRequest, index: int, rid: str, arrived_s: float | None = None) -> None:
         self.request = request  # without pixels
@@ -88,11 +95,12 @@ class Output:
         self.weight_versions: list[str] = []  # of the weights that computed it; several where it was paused meanwhile
 
     def note_weights(self, version: str) -> None:
-        """A piece of it has come, computed by these."""
+        """Records the version of the weights that computed a new piece of the output."""
         if self.weight_versions[-1:] != [version]:
             self.weight_versions.append(version)
 
     def add(self, delta: OutputDelta) -> None:
+        """Appends a piece of output. Raises Unavailable when the server shut down before the request ended."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.output_logprobs += delta.output_logprobs
@@ -106,27 +114,27 @@ class Output:
 
     @property
     def num_logprobs(self) -> int:
-        """Log-probabilities that an answer shows of it so far."""
+        """How many log-probabilities an answer shows for the output so far."""
         spec = self.request.logprobs
         if spec is None:
             return 0
         return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
-        """As it is now, for a thread: it grows meanwhile."""
-        found = copy.copy(self)
+        """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""
+        copied = copy.copy(self)
         for name in ("token_ids", "output_logprobs", "prompt_logprobs", "hidden_states", "weight_versions"):
-            setattr(found, name, list(getattr(self, name)))
-        return found
+            setattr(copied, name, list(getattr(self, name)))
+        return copied
 
     @property
     def cumulative_logprob(self) -> float:
-        """Of all its tokens, which were asked for with their log-probabilities."""
+        """Sum of the output tokens' natural log-probabilities; the request must have asked for them."""
         return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
 
 
 class OutputEvent(NamedTuple):
-    """Something has come of an output: the whole output so far, and what is new in it."""
+    """An update of one output: the whole output so far, and the parts that are new in it."""
 
     output: Output
     parts: list[Part]
@@ -134,7 +142,7 @@ class OutputEvent(NamedTuple):
 
 
 class Meter:
-    """Counts and times the tokens of one output as they come in, whoever looks at them when."""
+    """Measures time to first token and inter-token latency of one output as its tokens arrive from the engine."""
 
     def __init__(self, metrics: Metrics, started_s: float) -> None:
         self.num_tokens = 0
@@ -143,6 +151,7 @@ class Meter:
         self._next = metrics.histogram("inter_token_latency_seconds")
 
     def note(self, num_new: int) -> None:
+        """Records that `num_new` tokens have arrived now; their latency is shared equally among them."""
         if not num_new:
             return
         now = time.monotonic()
@@ -155,7 +164,7 @@ class Meter:
 
 
 class Run:
-    """A group of requests that one client asked for together: all are submitted, and none outlives the group."""
+    """Runs the requests of one body together: all are submitted, and when one fails or the client leaves, all end."""
 
     def __init__(self, state: ServerState, plan: Plan) -> None:
         self._work = current_work()
@@ -174,7 +183,8 @@ class Run:
         }
 
     async def events(self, interval: int | None = None) -> AsyncGenerator[OutputEvent, None]:
-        """The stream of which every API's answers and streams are made: each update, read. As `updates`."""
+        """Yields `updates`, each with the new parts that the output's reader found; every API makes its answers and
+        streams of these events."""
         readers = [self._reading.reader() for _ in self.outputs]
         async with contextlib.aclosing(self.updates(interval)) as updates:
             async for output in updates:
@@ -182,11 +192,11 @@ class Run:
                 yield OutputEvent(output, reader.catch_up(output), reader)
 
     async def updates(self, interval: int | None = None) -> AsyncGenerator[Output, None]:
-        """Each output again whenever there are `interval` more tokens of it, at first and at its end; None = as the
-        request or the server has it. Closing the generator aborts what has not ended.
+        """Yields an output again with its first token, after every `interval` further tokens and at its end; None = the
+        interval of the request or else of the server. Closing the generator aborts the requests that have not ended.
 
         Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
-        left.
+        left in its quota.
         """
         with self._state.coming(len(self.outputs)) as self._submit, self._holding():
             self._state.enter(self._owner, self._names)
@@ -200,13 +210,14 @@ class Run:
                 self._state.leave(self._owner, self._names)
 
     def abort(self, reason: str) -> None:
-        """End what has begun and not ended."""
+        """Aborts the requests that have not ended; `reason` stands in their finish reason."""
         for output in self.outputs:
             self._state.client.abort(output.request.id, reason)
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[None]:
-        """All that the outputs may use is held against the client, until they end. Raises TooManyRequests."""
+        """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
+        TooManyRequests."""
         most = [most_tokens(output.request, output.index) for output in self.outputs]
         self._work.begin(sum(most))
         self._holds = [self._work.share(num_tokens) for num_tokens in most]
@@ -217,7 +228,7 @@ class Run:
                 hold.give_back()
 
     async def whole(self, interval: int = WHOLE_INTERVAL) -> list[Output]:
-        """All outputs, once all have ended."""
+        """Waits until all outputs have ended, and returns them. Raises as `updates`."""
         async with contextlib.aclosing(self.updates(interval)) as updates:
             async for _ in updates:
                 pass
@@ -230,10 +241,10 @@ class Run:
         async def follow(output: Output) -> None:
             try:
                 async with contextlib.aclosing(self._follow(output, interval)) as stream:
-                    async for one in stream:
-                        if one.index not in waiting:
-                            waiting.add(one.index)
-                            arrived.put_nowait(one)
+                    async for updated in stream:
+                        if updated.index not in waiting:
+                            waiting.add(updated.index)
+                            arrived.put_nowait(updated)
             except TureenError as error:
                 arrived.put_nowait(error)
 
@@ -241,12 +252,12 @@ class Run:
         num_ended = 0
         try:
             while num_ended < len(tasks):
-                one = await arrived.get()
-                if isinstance(one, TureenError):
-                    raise one
-                waiting.discard(one.index)
-                num_ended += one.finish is not None
-                yield one
+                update = await arrived.get()
+                if isinstance(update, TureenError):
+                    raise update
+                waiting.discard(update.index)
+                num_ended += update.finish is not None
+                yield update
         finally:
             for task in tasks:
                 task.cancel()
@@ -274,7 +285,7 @@ class Run:
             self._submit()  # by the stream's first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
-                    await check_grammar(output, delta, self._state)  # others see its end only then
+                    await check_grammar(output, delta, self._state)  # before anybody sees that the output ended
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type
@@ -297,7 +308,7 @@ class Run:
                 self._count(output, finish, meter.num_tokens)
 
     def _take(self, output: Output) -> GenerateRequest:
-        """The output's request with its pixels, which are the engine's then."""
+        """Returns the output's request with its pixels, and keeps none here: they are the engine's from now on."""
         media = self._media.pop(output.index, ())
         return msgspec.structs.replace(output.request, media=media) if media else output.request
 

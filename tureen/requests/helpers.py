@@ -1,4 +1,4 @@
-"""The helper processes of the front itself: one that judges constrained outputs, those that decode pictures."""
+"""Owns the helper processes of the server process: one checks constrained outputs, others decode pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = get_logger("http")
 
 
 class Helpers:
-    """Started when they are first needed; together they take no more memory than the budget."""
+    """The server's helper processes. They start when first needed and share one memory budget."""
 
     def __init__(self, media: MediaLoader | None, budget: MemoryBudget) -> None:
         self._media = media
@@ -29,8 +29,11 @@ class Helpers:
             media.supervisor.share(budget)
 
     async def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """What in a constrained output does not fit; None when all does, and also, but counted, when that could not be
-        told: without a process that judges, or in time."""
+        """Checks a constrained output in a process of its own: returns how it breaks the constraint, None when it does
+        not.
+
+        Returns None too, and counts it, when there was no process to check it or it took too long.
+        """
         try:
             checker = self.checker
         except OSError as error:
@@ -41,9 +44,9 @@ class Helpers:
 
     @property
     def checker(self) -> Checker:
-        """Judges constrained outputs. Raises OSError where the system gives it nothing to do so with."""
+        """Client of the process that checks constrained outputs. Raises OSError when the system cannot start it."""
         if self._checker is None:
-            from tureen.constraining.check import Checker  # noqa: PLC0415 - with it come the libraries that judge
+            from tureen.constraining.check import Checker  # noqa: PLC0415 - imports the validation libraries
 
             self._checker = Checker()
             self._checker.supervisor.share(self._budget)
@@ -51,16 +54,16 @@ class Helpers:
 
     @property
     def down(self) -> tuple[str, ...]:
-        """Those that are being replaced, in words."""
-        return helpers_down(*(one.supervisor for one in (self._checker, self._media) if one is not None))
+        """Names of helper processes that ended and are being replaced, as the health report shows them."""
+        return helpers_down(*(helper.supervisor for helper in (self._checker, self._media) if helper is not None))
 
     @property
     def num_unverified(self) -> int:
-        """Constrained outputs that could not be judged in time."""
+        """How many constrained outputs were sent unchecked."""
         return self._num_unchecked + (0 if self._checker is None else self._checker.unverified)
 
     async def close(self) -> None:
-        """End them."""
+        """Ends the helper processes."""
         if self._checker is not None:
             await asyncio.to_thread(self._checker.close)
         if self._media is not None:

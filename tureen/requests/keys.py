@@ -1,4 +1,4 @@
-"""API keys: which there are, whose one is, and which routes it opens."""
+"""Reads API keys from flags and files, finds the key in a request, and says which routes it opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 64
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one client may use; None = as the settings have it for everybody."""
+    """Limits of one client; None = the limit that the settings have for everybody."""
 
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
@@ -32,7 +32,7 @@ NO_LIMITS = Limits()
 
 
 class Key(msgspec.Struct, frozen=True):
-    """`name`: whose it is; "" for a key that a flag gave, which everybody shares. `digest`: SHA-256 of the key."""
+    """An API key. `digest`: its SHA-256; `name`: the client that has it, "" for a key from a flag, which many share."""
 
     digest: bytes
     name: str
@@ -41,29 +41,35 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """All keys of a server. `for_users`: whether the user routes need one."""
+    """All API keys of a server. `for_users`: whether user routes need a key."""
 
     keys: tuple[Key, ...]
     for_users: bool
 
     def find(self, authorization: bytes) -> Key | None:
-        """The key in an Authorization header. Compares with every key, in constant time, whatever it finds."""
-        scheme, key_given = authorization[: len(SCHEME)], authorization[len(SCHEME) :]
-        given = hashlib.sha256(key_given).digest()
-        found = None
+        """Returns the key in an Authorization header (`Bearer KEY`), None when it has no valid one.
+
+        Compares with every key in constant time, so that timing tells nothing about the keys.
+        """
+        scheme, presented = authorization[: len(SCHEME)], authorization[len(SCHEME) :]
+        presented_digest = hashlib.sha256(presented).digest()
+        match = None
         for key in self.keys:
-            if hmac.compare_digest(given, key.digest):
-                found = key
-        return found if scheme.lower() == SCHEME.lower() else None
+            if hmac.compare_digest(presented_digest, key.digest):
+                match = key
+        return match if scheme.lower() == SCHEME.lower() else None
 
     def user_refusal(self, key: Key | None) -> TureenError | None:
-        """Why the holder of `key` may not call a user route; None = may."""
+        """Returns the error for a caller with `key` (None = no key) that may not call a user route; None = it may."""
         if key is None and self.for_users:
             return Unauthorized("this server needs an API key; send the header 'Authorization: Bearer KEY'")
         return None
 
     def admin_refusal(self, key: Key | None, *, is_local: bool) -> TureenError | None:
-        """Why the holder of `key` may not call an admin route; None = may. `is_local`: a caller on this machine."""
+        """Returns the error for a caller with `key` (None = no key) that may not call an admin route; None = it may.
+
+        `is_local`: the caller is on this machine, and is no page of another site.
+        """
         if key is not None:
             return (
                 None if key.is_admin else Forbidden("this needs the admin key of the server", code="admin_key_needed")
@@ -80,7 +86,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def load_keys(config: Config) -> Keys:
-    """The keys of the settings and of --api-key-file. Raises StartupError naming the flag, file and line."""
+    """Reads the keys of the settings and of --api-key-file. Raises StartupError naming the flag, file and line."""
     keys: dict[bytes, Key] = {}
     if config.admin_api_key is not None:
         _add(keys, "--admin-api-key", config.admin_api_key, is_admin=True)
@@ -134,29 +140,30 @@ def _add_file(keys: dict[bytes, Key], path: str) -> None:
 
 
 def _limits(settings: list[str], where: str) -> Limits:
-    """Of the words behind NAME KEY. A wrong one is not shown: it might be a piece of a key."""
-    given: dict[str, str] = {}
+    """Reads the SETTING=NUMBER words behind NAME KEY. Errors do not show a wrong word: it might be a piece of a key."""
+    values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
         if name not in Limits.__struct_fields__:
-            allowed = ", ".join(f"{one}=NUMBER" for one in Limits.__struct_fields__)
+            allowed = ", ".join(f"{field}=NUMBER" for field in Limits.__struct_fields__)
             raise StartupError(f"{where}: behind the key may stand {allowed}; got something else")
-        if name in given:
+        if name in values:
             raise StartupError(f"{where}: {name} was given before")
-        given[name] = value
+        values[name] = value
     try:
-        return msgspec.convert(given, Limits, strict=False)
+        return msgspec.convert(values, Limits, strict=False)
     except msgspec.ValidationError as error:
         raise StartupError(f"{where}: {error}".replace("`$.", "`")) from None
 
 
 def read_file(flag: str, path: str) -> bytes:
-    """Content of a small regular file. Raises StartupError naming `flag` and `path`."""
+    """Reads a regular file of at most 1 MiB. Raises StartupError naming `flag` and `path`."""
     return _read(flag, path)[0]
 
 
 def read_secret(flag: str, path: str) -> bytes:
-    """`read_file` of a file that not everybody on the machine may read or change."""
+    """Reads a file as `read_file` does, and raises StartupError too when every user of the machine may read or change
+    it."""
     content, status = _read(flag, path)
     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise StartupError(f"{flag} {path}: everybody on this machine may read or change it; run chmod 600 on it")
@@ -164,7 +171,7 @@ def read_secret(flag: str, path: str) -> bytes:
 
 
 def _read(flag: str, path: str) -> tuple[bytes, os.stat_result]:
-    """The content with the rights of the very file that was read."""
+    """Returns content and status of the same open file, so that the permissions are those of what was read."""
     try:
         with open_regular(path) as file:
             content, status = file.read(MAX_FILE_BYTES + 1), os.fstat(file.fileno())

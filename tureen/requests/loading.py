@@ -1,4 +1,4 @@
-"""While a body's pictures are loaded: its deadlines count, and it can be aborted."""
+"""Applies deadlines and aborts to a request while its pictures are loaded, before the engine has it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from tureen.requests.state import ServerState
 async def loading(
     state: ServerState, owner: str, names: Mapping[str, tuple[int, ...]], limits_ms: Mapping[str, int | None]
 ) -> AsyncIterator[None]:
-    """What is done inside ends at the first of the deadlines, or when somebody aborts one of `names`.
+    """Ends the block inside at the first of the deadlines, or when the client aborts one of `names`.
 
-    Raises InvalidRequest when a name is in use, then Unavailable and RequestFailed.
+    `names`: name -> indices of its requests; `limits_ms`: field -> milliseconds from now, None = no limit. Raises
+    InvalidRequest when a name is in use, Unavailable at a deadline or a shutdown, RequestFailed when aborted.
     """
     field, limit_ms = min(
         ((name, value) for name, value in limits_ms.items() if value is not None),
-        key=lambda one: one[1],
+        key=lambda limit: limit[1],
         default=("", None),
     )
     reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""The fields that bring pictures and videos: from strings of a body to items that stand in prompts."""
+"""Reads the fields that bring pictures and videos, and puts the loaded items where their placeholders stand."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import Prompt, too_long
 from tureen.requests.state import Context
 
-Given = str | list[str] | list[str | list[str] | None] | None
+MediaReferences = str | list[str] | list[str | list[str] | None] | None
+"""A body's field of pictures or videos: a URL, data URL or path, a list of them, or for a batch an entry a prompt."""
 
 DIGEST_DIGITS = 15  # of hex: token ids fit 64 bits
 
 MAX_PIXEL_BYTES = 256 << 20
-"""Of all pictures of a body, each counted once."""
+"""Most bytes of pixels that the pictures and videos of one body have together; equal ones count once."""
 
 
-class Wanted(NamedTuple):
-    """What one prompt asks for."""
+class PromptMedia(NamedTuple):
+    """The pictures and videos of one prompt, as references, and the names of the fields that they came in."""
 
     pictures: tuple[str, ...]
     videos: tuple[str, ...]
-    modality: Modality  # of the pictures; "video": they are the frames of one
+    modality: Modality  # of the pictures; "video": they are the frames of one video
     picture_field: str
     video_field: str
 
@@ -44,97 +45,110 @@ class Wanted(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The one to name where both may be at fault."""
+        """The field to name in an error that concerns pictures and videos together."""
         return self.picture_field if self.pictures or not self.videos else self.video_field
 
 
-def wanted_of(
-    image_data: Given, video_data: Given, modalities: Sequence[str] | None, batch: int, *, is_batch: bool
-) -> list[Wanted]:
-    """What each prompt asks for. Raises InvalidRequest."""
+def read_media(
+    image_data: MediaReferences,
+    video_data: MediaReferences,
+    modalities: Sequence[str] | None,
+    batch: int,
+    *,
+    is_batch: bool,
+) -> list[PromptMedia]:
+    """Reads SGLang's fields image_data, video_data and modalities for each of `batch` prompts. Raises InvalidRequest.
+
+    `is_batch`: the body has a list of prompts, so that each field may have an entry for each.
+    """
     pictures, picture_fields = _per_prompt(image_data, batch, "image_data", is_batch=is_batch)
     videos, video_fields = _per_prompt(video_data, batch, "video_data", is_batch=is_batch)
     if any(videos) and not any(pictures) and modalities is not None and set(modalities) == {"video"}:
         modalities = None  # says what the other field does
     if modalities is not None and not any(pictures):
         raise InvalidRequest("modalities says what image_data holds; send image_data too", field="modalities")
-    kinds = _modalities(modalities, [len(one) for one in pictures], is_batch=is_batch)
-    return [Wanted(*one) for one in zip(pictures, videos, kinds, picture_fields, video_fields, strict=True)]
+    kinds = _modalities(modalities, [len(refs) for refs in pictures], is_batch=is_batch)
+    fields = zip(pictures, videos, kinds, picture_fields, video_fields, strict=True)
+    return [PromptMedia(*values) for values in fields]
 
 
-def _per_prompt(given: Given, batch: int, field: str, *, is_batch: bool) -> tuple[list[tuple[str, ...]], list[str]]:
-    """What is given for each prompt, and what to call it."""
-    if given is None or isinstance(given, str):
-        return [() if given is None else (given,)] * batch, [field] * batch
+def _per_prompt(
+    references: MediaReferences, batch: int, field: str, *, is_batch: bool
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Returns the references of each prompt, and the name of its field for errors."""
+    if references is None or isinstance(references, str):
+        return [() if references is None else (references,)] * batch, [field] * batch
     if not is_batch:
-        if not all(isinstance(one, str) for one in given):
+        if not all(isinstance(reference, str) for reference in references):
             raise InvalidRequest(f"{field} of one prompt is a string or a list of strings", field=field)
-        return [tuple(cast("list[str]", given))], [field]
-    rows: list[str | list[str] | None] = per_prompt(cast("list[str | list[str] | None]", given), batch, field)
-    found = [() if row is None else (row,) if isinstance(row, str) else tuple(row) for row in rows]
-    return found, [f"{field}[{index}]" for index in range(batch)]
+        return [tuple(cast("list[str]", references))], [field]
+    rows: list[str | list[str] | None] = per_prompt(cast("list[str | list[str] | None]", references), batch, field)
+    lists = [() if row is None else (row,) if isinstance(row, str) else tuple(row) for row in rows]
+    return lists, [f"{field}[{index}]" for index in range(batch)]
 
 
 def picture_modality(count: int) -> Modality:
-    """Of so many pictures of one prompt, where nobody says."""
+    """Returns the modality of `count` pictures of one prompt when the body does not say it."""
     return "multi-images" if count > 1 else "image"
 
 
-def _modalities(given: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
-    """Of each prompt's pictures, which number `counts`."""
-    if given is None:
+def _modalities(modalities: Sequence[str] | None, counts: list[int], *, is_batch: bool) -> list[Modality]:
+    """Returns the modality of each prompt's pictures, of which there are `counts`. Raises InvalidRequest."""
+    if modalities is None:
         return [picture_modality(count) for count in counts]
     known = get_args(Modality)
-    for one in given:
-        if one not in known:
-            raise InvalidRequest(f"modalities may be {', '.join(known)}; got {echo(one)}", field="modalities")
-    if is_batch and len(given) == len(counts):
-        return cast("list[Modality]", list(given))
-    fits = len(given) == 1 or (not is_batch and len(given) == counts[0] and len(set(given)) == 1)
+    for modality in modalities:
+        if modality not in known:
+            raise InvalidRequest(f"modalities may be {', '.join(known)}; got {echo(modality)}", field="modalities")
+    if is_batch and len(modalities) == len(counts):
+        return cast("list[Modality]", list(modalities))
+    fits = len(modalities) == 1 or (not is_batch and len(modalities) == counts[0] and len(set(modalities)) == 1)
     if not fits:
         raise InvalidRequest(
-            f"modalities has {len(given)} entries; send one for all pictures of a prompt, or for a batch one a prompt",
+            f"modalities has {len(modalities)} entries; send one for all pictures of a prompt, or for a batch one a "
+            "prompt",
             field="modalities",
         )
-    return [cast("Modality", given[0])] * len(counts)
+    return [cast("Modality", modalities[0])] * len(counts)
 
 
-def check_count(token_ids: Sequence[int], wanted: Wanted, name: str, family: Family) -> None:
-    """Raises InvalidRequest where there are not as many placeholders as pictures and videos."""
-    if wanted.num_videos and family.video_placeholder is None:
-        field = wanted.video_field if wanted.videos else "modalities"
+def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, family: Family) -> None:
+    """Raises InvalidRequest unless a prompt has one placeholder (PICTURE or VIDEO) for each picture and video sent with
+    it. `name`: what errors call the prompt."""
+    if sent_media.num_videos and family.video_placeholder is None:
+        field = sent_media.video_field if sent_media.videos else "modalities"
         raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
     num_pictures, num_videos = token_ids.count(PICTURE), token_ids.count(VIDEO)
-    num_wanted = wanted.num_pictures + wanted.num_videos
-    if num_wanted > MAX_REFERENCES:
+    num_sent = sent_media.num_pictures + sent_media.num_videos
+    if num_sent > MAX_REFERENCES:
         raise InvalidRequest(
-            f"{wanted.field}: {num_wanted} pictures and videos came with {name}; a prompt may have {MAX_REFERENCES}",
-            field=wanted.field,
+            f"{sent_media.field}: {num_sent} pictures and videos came with {name}; a prompt may have {MAX_REFERENCES}",
+            field=sent_media.field,
             code="invalid_image",
         )
     # a video may stand where a picture does: models that take both were trained so
-    if num_videos <= wanted.num_videos and num_pictures + num_videos == num_wanted:
+    if num_videos <= sent_media.num_videos and num_pictures + num_videos == num_sent:
         return
     if family.placeholder_id is None and name.startswith("input_ids"):
         raise InvalidRequest(
-            f"{wanted.field} needs a prompt of text: this model has no token for {family.placeholder}",
-            field=wanted.field,
+            f"{sent_media.field} needs a prompt of text: this model has no token for {family.placeholder}",
+            field=sent_media.field,
             code="image_placeholder_mismatch",
         )
     has = f"{num_pictures} {family.placeholder}"
-    sent = f"{wanted.num_pictures} pictures"
+    sent = f"{sent_media.num_pictures} pictures"
     if family.video_placeholder is not None:
         has += f" and {num_videos} {family.video_placeholder}"
-        sent += f" and {wanted.num_videos} videos"
+        sent += f" and {sent_media.num_videos} videos"
     raise InvalidRequest(
         f"{name} has {has}, but {sent} came with it; there must be one placeholder for each",
-        field=wanted.field,
+        field=sent_media.field,
         code="image_placeholder_mismatch",
     )
 
 
-class Filling:
-    """Puts the pictures of one body in their places; what is sent twice is loaded once."""
+class MediaPlacer:
+    """Loads the pictures and videos of one body and puts them in their prompts; equal references are loaded once."""
 
     def __init__(self, loader: MediaLoader, context: Context) -> None:
         self._loader = loader
@@ -143,18 +157,19 @@ class Filling:
         self._pixels: dict[str, bytes] = {}  # by digest
         self._num_bytes = 0
 
-    async def fill(self, prompt: Prompt, wanted: Wanted, name: str) -> Prompt:
-        """Raises InvalidRequest, Forbidden."""
-        if not wanted.pictures and not wanted.videos:
+    async def place(self, prompt: Prompt, media: PromptMedia, name: str) -> Prompt:
+        """Returns the prompt with an item for each PICTURE and VIDEO among its token ids. Raises InvalidRequest,
+        Forbidden."""
+        if not media.pictures and not media.videos:
             return prompt
-        pictures = await self._load(wanted.pictures, wanted.modality, wanted.picture_field) if wanted.pictures else []
+        pictures = await self._load(media.pictures, media.modality, media.picture_field) if media.pictures else []
         videos: list[MediaItem] = []
         self._check_length(prompt, pictures, name)
-        for index, one in enumerate(wanted.videos):
-            field = wanted.video_field if len(wanted.videos) == 1 else f"{wanted.video_field}[{index}]"
-            videos += await self._load((one,), "video", field)
+        for index, video in enumerate(media.videos):
+            field = media.video_field if len(media.videos) == 1 else f"{media.video_field}[{index}]"
+            videos += await self._load((video,), "video", field)
             self._check_length(prompt, (*pictures, *videos), name)
-        if wanted.modality == "video":
+        if media.modality == "video":
             pictures, videos = [], pictures + videos
         return await offload.run(len(prompt.token_ids), lambda: _filled(prompt, pictures, videos))
 
@@ -164,16 +179,17 @@ class Filling:
             raise too_long(num_tokens, name, self._context)
 
     async def _load(self, references: tuple[str, ...], modality: Modality, field: str) -> list[MediaItem]:
-        """Where they stand is not known yet."""
-        found = self._loaded.get((references, modality))
-        if found is None:
+        """Loads references of one field; the items' `start`, their place in the prompt, is not set yet."""
+        items = self._loaded.get((references, modality))
+        if items is None:
             prepared = await self._loader.load(references, modality, field)
-            found = await offload.run_each(LARGE, lambda one: self._item(one, field), prepared)
-            self._loaded[references, modality] = found
-        return found
+            items = await offload.run_each(LARGE, lambda picture: self._item(picture, field), prepared)
+            self._loaded[references, modality] = items
+        return items
 
     def _item(self, prepared: Prepared, field: str) -> MediaItem:
-        """Raises InvalidRequest where the body has too many of them."""
+        """Makes an item of decoded pixels, equal pixels stored once. Raises InvalidRequest when the body has too
+        many."""
         shape = cast("tuple[int, int, int, int]", prepared.pixels.shape)
         hashed = hashlib.sha256(repr((shape, prepared.layout)).encode())
         hashed.update(prepared.pixels.data)
@@ -192,6 +208,7 @@ class Filling:
 
 
 def _filled(prompt: Prompt, pictures: list[MediaItem], videos: list[MediaItem]) -> Prompt:
+    """Returns the prompt with each mark replaced by the item's tokens: a negative id made of its digest, repeated."""
     token_ids: list[int] = []
     media: list[MediaItem] = []
     for token, item in _placed(prompt.token_ids, pictures, videos):
@@ -206,7 +223,7 @@ def _filled(prompt: Prompt, pictures: list[MediaItem], videos: list[MediaItem]) 
 def _placed(
     token_ids: Sequence[int], pictures: list[MediaItem], videos: list[MediaItem]
 ) -> Iterator[tuple[int, MediaItem | None]]:
-    """Each token, and what it stands for where it is a mark; in order."""
+    """Yields each token in order, with the item that it stands for when it is PICTURE or VIDEO."""
     left_pictures, left_videos = iter(pictures), iter(videos)
     for token in token_ids:
         if token == PICTURE:

@@ -1,4 +1,4 @@
-"""The field `model` of a body: the served model, an adapter, or both."""
+"""Reads the field `model` of a body: the served model, a LoRA adapter, or both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from tureen.errors import NotFound, echo
 from tureen.requests.state import ServerState
 
 ANY = ("", "default")
-"""What clients send that do not care."""
+"""Names that mean the served model, whatever it is called."""
 
 
 def adapter_of(model: str | None, state: ServerState) -> str:
-    """The adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself. Raises NotFound."""
+    """Returns the adapter that `model` names, as NAME or MODEL:NAME; "" = the model itself. Raises NotFound."""
     served = state.context.info.model_name
     if model is None or model in (*ANY, served):
         return ""

@@ -1,4 +1,4 @@
-"""Work of a request that would hold up the event loop, done by a few threads in the order in which it came."""
+"""Runs work of a request that would hold up the event loop in a few threads, first come, first served."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 INLINE_CHARS = 2048
-"""Work that costs no more than tokenizing so much text is done on the event loop: handing it over costs as much. All
-pieces of a request count together that it brings before others have had their turn."""
+"""Work that costs no more than tokenizing so many characters runs on the event loop: handing it to a thread costs as
+much. All pieces that one request brings within one turn of the event loop count together."""
 
 LARGE = INLINE_CHARS + 1
-"""The size of what is not worth measuring."""
+"""A size that always goes to a thread, for work whose size is not measured."""
 
 NUM_THREADS = 2
-"""Tokenizing lets other threads run meanwhile; the rest takes turns with the event loop, with few others beside it."""
+"""Threads. Tokenizing releases the GIL; other work takes turns with the event loop, so there are few."""
 
 MAX_WAITING = 1024
-"""Pieces of work. What comes then is refused: it would wait longer than clients do."""
+"""Most pieces of work that wait; further requests are refused, as they would wait longer than clients do."""
 
 
 class Offload:
-    """Decides by the size of a piece of work where it is done; a thread has the context of the task.
+    """Runs work on the event loop or in a thread, by its size; in a thread it has the task's context variables.
 
-    Whose task is cancelled waits for nothing: what has not begun never does, and what goes over many entries ends after
-    the one at hand.
+    When the task is cancelled, work that has not begun never does, and work over many entries ends after the current
+    entry.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,13 @@ class Offload:
         self._num_waiting = 0
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. `size`: characters of text, or what takes as long. Raises Unavailable."""
+        """Returns or raises what `work` does. `size`: its cost, as characters of text to tokenize. Raises
+        Unavailable when too much work waits."""
         [result] = await self.run_each(size, lambda _: work(), (None,))
         return result
 
     async def run_each(self, size: int, work: Callable[[S], T], entries: Iterable[S]) -> list[T]:
-        """The same for each of some entries, of which `size` is the sum."""
+        """Calls `work` for each entry in order and returns the results. `size`: the cost of all. Raises as `run`."""
         if _fits(size):
             return [work(entry) for entry in entries]
         if self._num_waiting >= MAX_WAITING:
@@ -54,12 +55,12 @@ class Offload:
         has_left = Event()
 
         def each() -> list[T]:
-            found = []
+            results = []
             for entry in entries:
                 if has_left.is_set():
                     break
-                found.append(work(entry))
-            return found
+                results.append(work(entry))
+            return results
 
         self._num_waiting += 1
         try:
@@ -76,7 +77,7 @@ class Offload:
 
 
 def _fits(size: int) -> bool:
-    """Whether the event loop has time for it, beside what it did for this request in the same turn."""
+    """Returns whether work may run on the event loop, given what it did for this request in the same turn."""
     if not size:
         return True
     work = current_work()
@@ -89,4 +90,4 @@ def _fits(size: int) -> bool:
 
 
 offload = Offload()
-"""Of this process, whatever servers and engines are in it."""
+"""The only instance of this process; all its servers and engines share it."""

@@ -1,4 +1,4 @@
-"""Sampling parameters with their defaults merged, and the names that clients give their requests."""
+"""Merges sampling parameters with their defaults, checks a body's size, and names its requests."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ T = TypeVar("T")
 MAX_SEQUENCES = 512
 MAX_RID_CHARS = 256
 PATTERN_SIZE = 32
-"""Characters of text that are tokenized in the time in which one of a stop pattern is compiled."""
+"""Cost of compiling one character of a stop pattern for `offload`: as long as tokenizing so many."""
 
 Origin = Literal["request", "model", "server", "default"]
 
 
 class Names(NamedTuple):
-    """What a dialect calls the sampling parameters, for its errors."""
+    """An API's names for sampling parameters, for its errors."""
 
     where: str = ""  # the object they stand in; "" = the body itself
-    renamed: Mapping[str, str] = {}
+    renamed: Mapping[str, str] = {}  # SamplingParams' name -> the API's, where they differ
 
     def path(self, parameter: str) -> str:
+        """Returns what an error calls a parameter."""
         name = self.renamed.get(parameter, parameter)
         return f"{self.where}.{name}" if self.where else name
 
 
 class Sampling(NamedTuple):
-    """One prompt's sampling parameters, and where those came from that are not the documented default."""
+    """One prompt's sampling parameters, and the origin of each that does not have its documented default."""
 
     params: SamplingParams
     origins: Mapping[str, Origin]
@@ -44,15 +45,16 @@ class Sampling(NamedTuple):
 
 
 def make_sampling(
-    given: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+    requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
-    """Merge what the request says over the server's, the model's and the dialect's defaults. Raises InvalidRequest."""
+    """Merges the request's parameters over the server's, the model's and the API's defaults, in this order of priority,
+    and checks them. Raises InvalidRequest."""
     server, model = context.defaults
     sources: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
         ("default", defaults or {}),
         ("model", model),
         ("server", server),
-        ("request", given),
+        ("request", requested),
     )
     fields: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
@@ -65,21 +67,21 @@ def make_sampling(
 
 
 async def sampling_of(
-    given: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
+    requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
-    """The same, beside the event loop where it takes long. Raises InvalidRequest."""
-    size = PATTERN_SIZE * patterns_len([given])
-    return await offload.run(size, lambda: make_sampling(given, context, names, defaults))
+    """Does what `make_sampling` does, in a thread when stop patterns make it slow. Raises InvalidRequest."""
+    size = PATTERN_SIZE * patterns_len([requested])
+    return await offload.run(size, lambda: make_sampling(requested, context, names, defaults))
 
 
-def patterns_len(given: Iterable[Mapping[str, Any]]) -> int:
-    """Characters of the different stop patterns that prompts' parameters have. Raises InvalidRequest for more than
-    those of one prompt may have."""
+def patterns_len(param_sets: Iterable[Mapping[str, Any]]) -> int:
+    """Returns the characters of all different stop patterns in the prompts' parameters. Raises InvalidRequest when they
+    are more than one prompt's may be."""
     patterns: set[str] = set()
-    for params in given:
-        some = params.get("stop_regex")
-        if isinstance(some, list | tuple):
-            patterns.update(one for one in some[:MAX_STOPS] if isinstance(one, str))
+    for params in param_sets:
+        stop_regex = params.get("stop_regex")
+        if isinstance(stop_regex, list | tuple):
+            patterns.update(pattern for pattern in stop_regex[:MAX_STOPS] if isinstance(pattern, str))
     length = sum(map(len, patterns))
     if length > MAX_PATTERN_LEN:
         raise InvalidRequest(
@@ -89,7 +91,8 @@ def patterns_len(given: Iterable[Mapping[str, Any]]) -> int:
 
 
 def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str) -> int:
-    """Samples per prompt, the same for all. Raises InvalidRequest for an empty batch and for more than one may have."""
+    """Returns the number of samples a prompt, which must be the same for all. Raises InvalidRequest for a batch that is
+    empty or has too many prompts or sequences."""
     if not num_prompts:
         raise InvalidRequest(
             f"{prompt_field} is an empty list; it must have at least one prompt",
@@ -111,7 +114,7 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
 
 
 def check_priority(priority: int, context: Context) -> None:
-    """Raises InvalidRequest for one on a server that runs requests in another order."""
+    """Raises InvalidRequest for a priority on a server that does not schedule by priority."""
     if priority and not context.config.enable_priority_scheduling:
         raise InvalidRequest(
             f"priority is {priority}, but the server runs without --enable-priority-scheduling; leave it out",
@@ -122,19 +125,19 @@ def check_priority(priority: int, context: Context) -> None:
 def name_requests(
     rid: str | list[str] | None, batch: int, num_samples: int, *, is_batch: bool
 ) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
-    """Every name a client may abort by, with the indices of the requests it means; and each request's own name.
+    """Returns the names that a client may abort by, each with the indices of its requests, and each request's own name.
 
-    A batch of rid `r` gets r_0, r_1, …, and so do samples. Raises InvalidRequest.
+    A batch with the rid `r` gets r_0, r_1, …, and so do samples. Raises InvalidRequest.
     """
     rids = _rids(rid, batch, is_batch)
     names: dict[str, tuple[int, ...]] = {}
     own: list[str] = []
-    for index, one in enumerate(rids):
+    for index, prompt_rid in enumerate(rids):
         indices = tuple(range(index * num_samples, (index + 1) * num_samples))
-        names[one] = indices
+        names[prompt_rid] = indices
         if num_samples > 1:
-            names.update({f"{one}_{sample}": (indices[sample],) for sample in range(num_samples)})
-        own += [f"{one}_{sample}" if num_samples > 1 else one for sample in range(num_samples)]
+            names.update({f"{prompt_rid}_{sample}": (indices[sample],) for sample in range(num_samples)})
+        own += [f"{prompt_rid}_{sample}" if num_samples > 1 else prompt_rid for sample in range(num_samples)]
     if isinstance(rid, str):
         names[rid] = tuple(range(len(own)))
     elif num_samples > 1 and len(names) < len(rids) + len(own):
@@ -143,7 +146,7 @@ def name_requests(
 
 
 def check_rid(rid: str, field: str) -> None:
-    """Raises InvalidRequest with the field."""
+    """Raises InvalidRequest with `field` unless `rid` is short printable ASCII."""
     if not (1 <= len(rid) <= MAX_RID_CHARS and rid.isascii() and rid.isprintable()):
         raise InvalidRequest(
             f"{field} must be 1 to {MAX_RID_CHARS} printable ASCII characters, got {echo(rid)}", field=field
@@ -159,15 +162,16 @@ def _rids(rid: str | list[str] | None, batch: int, is_batch: bool) -> list[str]:
         rids = per_prompt(rid, batch, "rid")
     else:
         raise InvalidRequest("rid is a list, but there is one prompt, not a batch; send a string", field="rid")
-    for one in [rid] if isinstance(rid, str) else rids:
-        check_rid(one, "rid")
+    for sent_rid in [rid] if isinstance(rid, str) else rids:
+        check_rid(sent_rid, "rid")
     if len(set(rids)) < len(rids):
         raise InvalidRequest("rid has the same id twice; each prompt of a batch needs its own", field="rid")
     return rids
 
 
 def per_prompt(value: list[T] | T, batch: int, name: str) -> list[T]:
-    """One value for each prompt. Raises InvalidRequest for a list of another length."""
+    """Returns a value for each prompt: a list as it is, anything else repeated. Raises InvalidRequest for a list of
+    another length."""
     if not isinstance(value, list):
         return [value] * batch
     if len(value) != batch:

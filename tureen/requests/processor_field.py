@@ -1,4 +1,4 @@
-"""The field `custom_logit_processor`: its form checked, nothing unpickled."""
+"""Checks the form of the field `custom_logit_processor`; nothing is unpickled here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ MAX_PAYLOAD_CHARS = 1 << 20
 
 
 def check_processor(value: str, config: Config, field: str) -> str:
-    """A registered name, or a payload of the right form. Raises InvalidRequest."""
+    """Returns a processor's registered name, or a payload in the form of SGLang's CustomLogitProcessor.to_str().
+
+    Raises InvalidRequest for any other value, and for a payload on a server that runs no code of clients.
+    """
     if not value.lstrip().startswith("{"):
         names = [*BUILT_IN, *(entry.partition("=")[0] for entry in config.logit_processor)]
         if value not in names:
@@ -31,11 +34,11 @@ def check_processor(value: str, config: Config, field: str) -> str:
     if len(value) > MAX_PAYLOAD_CHARS:
         raise _malformed(field, f"has {len(value)} characters, at most {MAX_PAYLOAD_CHARS} are taken")
     try:
-        given = read_json(None, value.encode())
+        payload = read_json(None, value.encode())
     except (InvalidRequest, PayloadTooLarge, UnicodeEncodeError):
         raise _malformed(field, "is not a JSON object") from None
-    code = given.get("callable")
-    if set(given) != {"callable"} or not isinstance(code, str):
+    code = payload.get("callable")
+    if set(payload) != {"callable"} or not isinstance(code, str):
         raise _malformed(field, 'must be {"callable": …}, as to_str() makes it')
     try:
         bytes.fromhex(code)

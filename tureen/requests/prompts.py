@@ -1,4 +1,4 @@
-"""A body's prompts as text, token ids or embeddings: their form checked, texts tokenized."""
+"""Checks the form of a body's prompts, which are texts, token ids or embeddings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
 
 LARGEST = {"float16": 65504.0}
+"""Largest finite number of a model's dtype, where it is less than float32's."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Prompt(NamedTuple):
-    """One prompt. With embeddings (float32 [tokens, hidden_size] as bytes) every token id is NO_TOKEN."""
+    """A prompt of token ids. `embeds`: float32 [tokens, hidden_size] as bytes; then every token id is NO_TOKEN."""
 
     token_ids: list[int]
     embeds: bytes = b""
@@ -24,44 +25,45 @@ class Prompt(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Prompts that must be tokenized, and what to call each in an error."""
+    """Prompts that are still to be tokenized, and what errors call each."""
 
     texts: list[str]
     names: list[str]
 
 
-def texts(given: str | list[str], field: str) -> Texts:
-    """Raises InvalidRequest for an empty text."""
-    is_batch = isinstance(given, list)
-    found = Texts(given if isinstance(given, list) else [given], [])
-    for index, text in enumerate(found.texts):
+def texts(value: str | list[str], field: str) -> Texts:
+    """Names each prompt of a text or a list of texts. Raises InvalidRequest for an empty text."""
+    is_batch = isinstance(value, list)
+    prompts = Texts(value if isinstance(value, list) else [value], [])
+    for index, text in enumerate(prompts.texts):
         name = f"{field}[{index}]" if is_batch else field
-        found.names.append(name)
+        prompts.names.append(name)
         if not text:
             raise InvalidRequest(f"{name} is empty; a prompt has at least one token", field=name, code="empty_prompt")
-    return found
+    return prompts
 
 
 def texts_or_ids(
-    given: Any, field: str, context: Context, *, most: int, may_be_cut: bool = False
+    value: Any, field: str, context: Context, *, most: int, may_be_cut: bool = False
 ) -> tuple[Texts | list[Prompt], list[str]]:
-    """OpenAI's form: a text, token ids, or a list of texts or of lists of ids; and what to call each in an error.
+    """Reads prompts in OpenAI's form: a text, token ids, or a list of texts or of lists of ids. Returns them with what
+    errors call each.
 
-    `most`: prompts; `may_be_cut`: they may be longer than the context. Raises InvalidRequest.
+    `most`: prompts allowed; `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
     """
-    if isinstance(given, str):
-        found = texts(given, field)
-        return found, found.names
-    if given and not isinstance(given[0], int):
-        check_batch(len(given), most, field)
-    kinds = set(map(type, given))
+    if isinstance(value, str):
+        prompts = texts(value, field)
+        return prompts, prompts.names
+    if value and not isinstance(value[0], int):
+        check_batch(len(value), most, field)
+    kinds = set(map(type, value))
     if kinds == {str}:
-        found = texts(given, field)
-        return found, found.names
+        prompts = texts(value, field)
+        return prompts, prompts.names
     if str in kinds:
         raise InvalidRequest(f"{field} mixes texts and token ids; send one or the other", field=field)
-    ids = id_lists(given, context, may_be_empty=False, field=field, most=most, may_be_cut=may_be_cut)
-    is_batch = isinstance(given[0], list)
+    ids = id_lists(value, context, may_be_empty=False, field=field, most=most, may_be_cut=may_be_cut)
+    is_batch = isinstance(value[0], list)
     return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
 
 
@@ -72,7 +74,7 @@ def check_batch(count: int, most: int, field: str) -> None:
 
 
 def id_lists(
-    given: list[Any],
+    value: list[Any],
     context: Context,
     *,
     may_be_empty: bool,
@@ -80,12 +82,12 @@ def id_lists(
     most: int = MAX_PROMPTS,
     may_be_cut: bool = False,
 ) -> list[Prompt]:
-    """Token ids: one prompt, or a batch of at most so many; those that may not be cut fit the context.
+    """Reads prompts as token ids: one list, or a batch of at most `most` lists.
 
-    Raises InvalidRequest.
+    `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
     """
-    is_batch = bool(given) and isinstance(given[0], list)
-    lists = given if is_batch else [given]
+    is_batch = bool(value) and isinstance(value[0], list)
+    lists = value if is_batch else [value]
     check_batch(len(lists), most, field)
     for index, ids in enumerate(lists):
         where = f"{field}[{index}]" if is_batch else field
@@ -100,6 +102,7 @@ def id_lists(
 
 
 def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
+    """Returns the error for a prompt of `num_prompt` tokens that exceeds the context."""
     return InvalidRequest(
         f"The input ({num_prompt} tokens) is longer than the model's context length ({context.capacity} tokens); "
         "shorten it, or start the server with a larger --context-length or --max-total-tokens.",
@@ -109,7 +112,7 @@ def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequ
 
 
 def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: frozenset[int]) -> None:
-    """No line of this runs once for each id, of which there may be a million."""
+    """Raises InvalidRequest for ids outside the vocabulary. Loops run in C only: there may be a million ids."""
     if set(map(type, ids)) - {int}:
         raise _mixed(where.split("[")[0], "token ids")
     known = set(ids) - placeholder_ids
@@ -123,10 +126,10 @@ def _check_ids(ids: list[Any], where: str, vocab_size: int, placeholder_ids: fro
     )
 
 
-def embeddings(given: list[Any], context: Context) -> list[Prompt]:
-    """input_embeds: [tokens, hidden_size] numbers, or a batch of such. Raises InvalidRequest."""
-    is_batch = bool(given) and (not given[0] or isinstance(given[0][0], list))
-    matrices = given if is_batch else [given]
+def embeddings(value: list[Any], context: Context) -> list[Prompt]:
+    """Reads SGLang's field input_embeds: [tokens, hidden_size] numbers, or a batch of such. Raises InvalidRequest."""
+    is_batch = bool(value) and (not value[0] or isinstance(value[0][0], list))
+    matrices = value if is_batch else [value]
     check_batch(len(matrices), MAX_PROMPTS, "input_embeds")
     return [
         _embedding(matrix, f"input_embeds[{index}]" if is_batch else "input_embeds", context)

@@ -1,4 +1,4 @@
-"""What each client may use: tokens a minute, requests at once. A bucket that every token empties and time fills."""
+"""Limits each client's tokens a minute, by a token bucket, and its requests at once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ from tureen.requests.keys import NO_LIMITS, Limits
 
 MINUTE_S = 60.0
 
-Who = tuple[str, str]
-"""A client: ("name", its name), or ("address", the one it comes from)."""
+ClientId = tuple[str, str]
+"""A client: ("name", its name), or ("address", its IP address)."""
 
 
 class Account:
-    """What one client has used, and what its requests that run may still use: each holds its prompt and the most that
-    it may answer until that is used, or the request ends. What begins beside others must fit into what is left. Alone
-    a request may begin unless the client is in debt, however much it may use: only that one can bring debt."""
+    """The token bucket of one client.
+
+    A running request holds the most tokens that it may use, prompt and output, until it uses them or ends. A request
+    that begins beside others must fit into what is left. A request alone may begin whatever it may use, unless the
+    client is in debt; so only such a request can bring debt.
+    """
 
     def __init__(self, limits: Limits = NO_LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
-        self.num_visitors = 0  # of its HTTP requests
-        self._num_held = 0  # tokens that what runs has not used yet
+        self.num_visitors = 0  # HTTP requests of the client that are being served
+        self._num_held = 0  # tokens that running requests may still use
         self._limits = limits
         self._clock = clock
-        self._used = 0.0  # tokens that time has not given back yet
+        self._used = 0.0  # tokens used that the bucket has not regained yet
         self._since_s = clock()
         self._num_running = 0
-        self._mean_s: float | None = None  # how long its requests take, the newest counting most
+        self._mean_s: float | None = None  # duration of its requests, a moving average
 
     @property
     def limits(self) -> Limits:
+        """The client's limits; setting them first regains tokens by the old ones."""
         return self._limits
 
     @limits.setter
@@ -44,12 +48,12 @@ class Account:
 
     @property
     def is_unused(self) -> bool:
-        """Nobody is here, nothing runs, and nothing is to be remembered."""
+        """Whether the account can be forgotten: no request of the client is served or runs, and its bucket is full."""
         self._regain()
         return not (self.num_visitors or self._num_running or self._num_held or self._used)
 
     def check(self, num_tokens: int) -> None:
-        """Raises TooManyRequests for a request of so many tokens that may not begin now."""
+        """Raises TooManyRequests when a request that may use `num_tokens` cannot begin now."""
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return
@@ -70,23 +74,26 @@ class Account:
         raise TooManyRequests(f"this client {what} {wait_s} s", code="tokens_per_minute", retry_after_s=wait_s)
 
     def charge(self, num_tokens: int) -> None:
-        """So many tokens were used."""
+        """Takes used tokens out of the bucket."""
         if self._limits.tokens_per_minute is None:
             return
         self._regain()
         self._used += num_tokens
 
     def hold(self, num_tokens: int) -> Hold:
-        """So many tokens may be used."""
+        """Reserves tokens that a request may use, until the returned Hold gives them back."""
         self._num_held += num_tokens
         return Hold(self, num_tokens)
 
-    def let_go(self, num_tokens: int) -> None:
-        """Of those that are held."""
+    def release(self, num_tokens: int) -> None:
+        """Gives reserved tokens back."""
         self._num_held -= num_tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """OpenAI's, where there is a limit: what is left of it, and when all of it will be."""
+        """Returns OpenAI's headers x-ratelimit-{limit,remaining,reset}-tokens; none for a client without a limit.
+
+        Source: https://platform.openai.com/docs/guides/rate-limits
+        """
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return []
@@ -102,7 +109,8 @@ class Account:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """One more request of this client. Raises TooManyRequests when it has enough."""
+        """Counts a running request while the block runs. Raises TooManyRequests when the client has its most
+        already."""
         most = self._limits.max_requests
         if most is not None and self._num_running >= most:
             raise TooManyRequests(
@@ -119,10 +127,11 @@ class Account:
             self._mean_s = seconds if self._mean_s is None else 0.8 * self._mean_s + 0.2 * seconds
 
     def _turn_s(self) -> int:
-        """Until one of its requests ends, as they took lately; at least 1."""
+        """Returns about how many seconds pass until one of the client's requests ends, by their mean; at least 1."""
         return max(1, math.ceil((self._mean_s or 0.0) / max(1, self._num_running)))
 
     def _regain(self) -> None:
+        """Fills the bucket by the time that has passed."""
         now_s, per_minute = self._clock(), self._limits.tokens_per_minute
         regained = math.inf if per_minute is None else (now_s - self._since_s) / MINUTE_S * per_minute
         self._used = max(0.0, self._used - regained)
@@ -130,38 +139,39 @@ class Account:
 
 
 class Hold:
-    """Tokens that are held against a client until they are used or given back."""
+    """Tokens of an account that are reserved until they are used or given back."""
 
     def __init__(self, account: Account, num_tokens: int) -> None:
         self._account = account
         self._num_left = num_tokens
 
     def pay(self, num_tokens: int) -> None:
-        """So many tokens were used, of these as far as there are so many."""
+        """Charges the account for used tokens and releases as many of the reserved ones, as far as they go."""
         self.give_back(num_tokens)
         self._account.charge(num_tokens)
 
     def give_back(self, num_tokens: int | None = None) -> None:
-        """So many will not be used, None = all that are left; no more than those."""
+        """Releases reserved tokens that will not be used: at most those left, None = all."""
         num_tokens = self._num_left if num_tokens is None else min(num_tokens, self._num_left)
         self._num_left -= num_tokens
-        self._account.let_go(num_tokens)
+        self._account.release(num_tokens)
 
 
 class Quotas:
-    """The accounts of all clients that were here lately. Event-loop thread only."""
+    """The accounts of all clients that were seen lately. Event-loop thread only."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._accounts: dict[Who, Account] = {}
+        self._accounts: dict[ClientId, Account] = {}
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     @contextlib.contextmanager
-    def visit(self, who: Who, own: Limits) -> Iterator[Account]:
-        """The account of a client that sends a request. `own` limits, of its key, go before those of the settings."""
+    def visit(self, who: ClientId, own: Limits) -> Iterator[Account]:
+        """Gives the account of a client while an HTTP request of it is served. `own`: the limits of its API key, which
+        win over the settings'."""
         most_tokens = own.tokens_per_minute or self._config.client_tokens_per_minute
         limits = Limits(most_tokens, own.max_requests or self._config.max_client_requests, own.weight)
         account = self._accounts.get(who)
@@ -175,43 +185,44 @@ class Quotas:
             account.num_visitors -= 1
 
     def sweep(self) -> None:
-        """Forget who has used nothing that still counts."""
+        """Forgets the accounts that are unused."""
         for who in [who for who, account in self._accounts.items() if account.is_unused]:
             del self._accounts[who]
 
 
 class ClientWork:
-    """What runs for one HTTP request: whose tokens it uses, what it is called, whether it failed."""
+    """The work done for one HTTP request: the account it is charged to, its names, its size, whether it failed."""
 
     def __init__(self, account: Account) -> None:
-        self.account = account  # who pays
-        self.names: set[str] = set()  # what the client calls what runs for it
+        self.account = account
+        self.names: set[str] = set()  # names that the client may abort its requests by
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far
-        self.inline_size = 0  # of what the event loop has done for it since others had their turn; see offload.py
-        self._ahead: Hold | None = None  # what its runs may use that have not begun
+        self.inline_size = 0  # cost of the work done on the event loop in this turn (offload.py)
+        self._ahead: Hold | None = None  # tokens reserved for runs that have not begun
 
     def begin(self, num_tokens: int) -> None:
-        """Its runs may use so many tokens in all. What has begun is not refused in the middle, however it goes on.
+        """Reserves the tokens that all runs of this request may use. Only the first call does: a request that has begun
+        is not refused in the middle.
 
-        Raises TooManyRequests when its client has not so many left.
+        Raises TooManyRequests when the client has too few left.
         """
         if self._ahead is None:
             self.account.check(num_tokens)
             self._ahead = self.account.hold(num_tokens)
 
     def share(self, num_tokens: int) -> Hold:
-        """What one output of a run may use, of what the work has begun with as far as that goes."""
+        """Reserves the tokens that one output may use, out of those reserved by `begin` as far as they go."""
         if self._ahead is not None:
             self._ahead.give_back(num_tokens)
         return self.account.hold(num_tokens)
 
     def pass_turn(self) -> None:
-        """Others have had theirs."""
+        """Starts a new turn of the event loop: what was done in the last one no longer counts."""
         self.inline_size = 0
 
     def end(self) -> None:
-        """Nothing more will run for it."""
+        """Releases the reserved tokens of runs that did not begin."""
         if self._ahead is not None:
             self._ahead.give_back()
 
@@ -220,13 +231,14 @@ _WORK: ContextVar[ClientWork] = ContextVar("work")
 
 
 def current_work() -> ClientWork:
-    """The work that this task does; without an HTTP request, such as in tureen.Engine, work that has no limits."""
+    """Returns the work of the HTTP request that this task serves; without one, as in tureen.Engine, work without
+    limits."""
     return _WORK.get(None) or ClientWork(Account())
 
 
 @contextlib.contextmanager
 def serving(work: ClientWork) -> Iterator[None]:
-    """It is the current work of this task and of those that it starts."""
+    """Makes `work` the current work of this task, and of tasks started inside the block; ends it afterwards."""
     token = _WORK.set(work)
     try:
         yield

@@ -1,4 +1,4 @@
-"""How an output is read as it grows: its text, and in chats the reasoning and the calls of tools in it."""
+"""Reads an output as it grows: splits its text into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.text.tools import ToolFormat, ToolParser
 
 
 class ReadableOutput(Protocol):
-    """What is read of an output: all that there is so far."""
+    """The attributes of an output that reading needs; each has all that there is so far."""
 
     text: str
     token_ids: list[int]
@@ -24,23 +24,23 @@ class ReadableOutput(Protocol):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How outputs are read: what of them is text, reasoning, calls of tools. As it stands here, all is text."""
+    """How outputs are split into content, reasoning and tool calls; with the defaults all is content."""
 
     tools: tuple[Tool, ...] = ()  # that the model may call
     tool_format: ToolFormat | None = None
-    parallel: bool = True  # it may call several in one answer
+    parallel: bool = True  # the model may call several tools in one answer
     reasoning: ReasoningFormat | None = None
-    separate_reasoning: bool = True  # else it is a part of the answer's text, between its marks
+    separate_reasoning: bool = True  # else reasoning is a part of the content, between its marks
     starts_inside: bool = False  # the prompt ends within the reasoning
-    num_neutralised: int = 0  # control tokens that clients had written in their messages: they are plain text now
+    num_neutralised: int = 0  # control tokens written in messages, which were tokenized as plain text
 
     @property
     def notes(self) -> dict[str, str]:
-        """What OpenAI's answers tell in their metadata."""
+        """Notes for the `metadata` of OpenAI's answers."""
         return {"neutralised_special_tokens": str(self.num_neutralised)} if self.num_neutralised else {}
 
     def reader(self) -> OutputReader:
-        """A new one for each output."""
+        """Makes the reader of one output."""
         reasoning = None
         if self.reasoning is not None and (self.separate_reasoning or self.tool_format is not None):
             reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside)
@@ -48,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return OutputReader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
 
     def num_reasoning_tokens(self, output: ReadableOutput, answer: WholeAnswer, tokenizer: Tokenizer) -> int:
-        """How many tokens of a whole output are its reasoning and the mark at its end."""
+        """Returns how many tokens of a finished output are its reasoning, the mark at its end included."""
         if self.reasoning is None or not self.separate_reasoning or not answer.reasoning:
             return 0
         end, token_ids = self.reasoning.end, output.token_ids
@@ -60,12 +60,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputReader:
-    """Reads one output as it grows."""
+    """Splits one output into parts as it grows."""
 
     def __init__(
         self, reasoning: ReasoningParser | None, tools: ToolParser | None, marks: ReasoningFormat | None
     ) -> None:
-        """marks: of reasoning that is to be a part of the text; None: it is not."""
+        """`marks`: marks of reasoning that is to stay in the content; None = reasoning is no content."""
         self.has_calls = False
         self._reasoning = reasoning
         self._tools = tools
@@ -74,7 +74,7 @@ class OutputReader:
         self._num_chars = 0
 
     def catch_up(self, output: ReadableOutput) -> list[Part]:
-        """What the output has grown by since the last call; with its finish the rest."""
+        """Returns the parts that are new since the last call; with the finish also text that was held back."""
         text = output.text[self._num_chars :]
         self._num_chars = len(output.text)
         has_ended = output.finish is not None
@@ -87,30 +87,31 @@ class OutputReader:
         return parts if self._marks is None else self._as_text(self._marks, parts)
 
     def _as_text(self, marks: ReasoningFormat, parts: Sequence[Part]) -> list[Part]:
-        found: list[Part] = []
+        """Returns the parts with reasoning turned into content between its marks."""
+        content: list[Part] = []
         for part in parts:
             is_thought = isinstance(part, Reasoning)
             if is_thought != self._is_thinking:
-                found.append(Content(f"{marks.begin}\n" if is_thought else f"\n{marks.end}\n\n"))
+                content.append(Content(f"{marks.begin}\n" if is_thought else f"\n{marks.end}\n\n"))
                 self._is_thinking = is_thought
-            found.append(Content(part.text) if isinstance(part, Reasoning) else part)
-        return found
+            content.append(Content(part.text) if isinstance(part, Reasoning) else part)
+        return content
 
     def _find_calls(self, parser: ToolParser, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
-        found: list[Part] = []
+        read_parts: list[Part] = []
         for part in parts:
-            found += parser.feed(part.text) if isinstance(part, Content) else [part]
-        return found + (parser.close() if has_ended else [])
+            read_parts += parser.feed(part.text) if isinstance(part, Content) else [part]
+        return read_parts + (parser.close() if has_ended else [])
 
     def finish_reason(self, output: ReadableOutput) -> str | None:
-        """OpenAI's name of why it ended: stop, length, tool_calls or abort; None where it has not."""
+        """Returns OpenAI's finish reason: stop, length, tool_calls or abort; None while the output goes on."""
         if output.finish is None:
             return None
         return "tool_calls" if output.finish.type == "stop" and self.has_calls else output.finish.type
 
 
 class WholeAnswer(msgspec.Struct):
-    """A whole output, joined."""
+    """A finished output's content, reasoning and tool calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -118,7 +119,7 @@ class WholeAnswer(msgspec.Struct):
 
 
 def joined(parts: Sequence[Part]) -> WholeAnswer:
-    """The parts of a whole output together."""
+    """Joins all parts of a finished output."""
     answer = WholeAnswer()
     for part in parts:
         match part:
@@ -135,4 +136,4 @@ def joined(parts: Sequence[Part]) -> WholeAnswer:
 
 
 PLAIN = Reading()
-"""The output is text."""
+"""Reading of completions: the whole output is content."""

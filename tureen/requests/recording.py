@@ -1,4 +1,5 @@
-"""Answers in the making and just made, apart from the connections that read them: for clients that come back."""
+"""Records answers independently of the connections that read them, so that clients can resume a stream or repeat a
+request with the same Idempotency-Key."""
 
 from __future__ import annotations
 
@@ -15,48 +16,49 @@ from starlette.types import Message
 
 from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestTimeout, Unprocessable, echo
-from tureen.requests.quotas import ClientWork, Who
-from tureen.requests.track import Reader, Track
+from tureen.requests.part_log import PartLog, Reader
+from tureen.requests.quotas import ClientId, ClientWork
 
 MAX_BYTES = 4 << 20
-"""Of one recording. Of a longer one the last part is kept, which a resumed stream needs."""
+"""Most bytes kept of one recording. Of a longer one the end is kept, which a resumed stream needs."""
 
 MAX_ENDED = 4096
 MAX_TOTAL_BYTES = 64 << 20
-"""Of all: the oldest that have ended go first, then the oldest that run keep little more than their newest part."""
+"""Most bytes of all recordings. Beyond it the oldest ended ones are dropped, then the oldest running ones are cut."""
 
 CUT_BYTES = 64 << 10
-"""Of one that runs, then."""
+"""Bytes that a running recording keeps after it was cut."""
 
 BLANK_LINE = b"\n\n"
 EVENT_ID = re.compile(r"([0-9a-f]+)-([0-9]{1,15})")
 
 
 class Recording:
-    """One request's answer as the app sends it: its head, and its parts as far as they are there.
+    """The answer to one request as the app sends it: status and headers, and the parts of the body sent so far.
 
-    Where streams can be resumed, each event of one is a part and gets the line `id: REQUEST-NUMBER`. When nobody has
-    listened for the time of grace, the app is told that its client is gone. Event-loop thread only.
+    Where streams can be resumed, each server-sent event is a part and gets a line `id: REQUEST-NUMBER`, which clients
+    send back as Last-Event-ID (https://html.spec.whatwg.org/multipage/server-sent-events.html). When nobody has
+    listened for `grace_s` seconds, the app is told that its client has disconnected. Event-loop thread only.
     """
 
     def __init__(
         self,
         request_id: str,
-        owner: Who,
+        owner: ClientId,
         work: ClientWork,
         *,
         key: tuple[str, bytes] | None,
         grace_s: float,
         grown: Callable[[int], None],
     ) -> None:
-        """`grown` hears of each change of how much is kept, in bytes."""
+        """`grown` is called with each change of the bytes kept."""
         self.request_id = request_id
         self.owner = owner
-        self.key = key  # Idempotency-Key, and what stands for the request that had it
+        self.key = key  # Idempotency-Key, and the fingerprint of the request that had it
         self.work = work
         self.head: Message | None = None
-        self.track = Track(MAX_BYTES)
-        self.has_events = False  # with ids
+        self.track = PartLog(MAX_BYTES)
+        self.has_events = False  # its parts are events with ids
         self.is_abandoned = asyncio.Event()
         self.ended_s: float | None = None
         self._grace_s = grace_s
@@ -68,10 +70,12 @@ class Recording:
 
     @property
     def is_ended(self) -> bool:
+        """Whether the app has sent all of the answer, or failed."""
         return self._making is not None and self._making.done()
 
     @property
     def is_success(self) -> bool:
+        """Whether the answer is complete, has a 2xx status, and no request behind it failed."""
         making = self._making
         if making is None or not making.done() or making.cancelled() or making.exception() is not None:
             return False
@@ -83,7 +87,7 @@ class Recording:
         return bool(headers.get(b"content-type", b"").startswith(b"text/event-stream"))
 
     def start(self, making: Coroutine[Any, Any, None], then: Callable[[Recording], None]) -> None:
-        """Let the app make the answer. `then` hears of its end."""
+        """Runs `making`, by which the app makes the answer, in a task; `then` is called when it ends."""
 
         def end(_: object) -> None:
             if self._leaving is not None:
@@ -96,7 +100,7 @@ class Recording:
         self._making.add_done_callback(end)
 
     async def send(self, message: Message) -> None:
-        """What the app sends. Who listens and is not slow has it before more comes."""
+        """Receives an ASGI message of the app; gives listeners a turn to send it on before the app goes on."""
         if message["type"] == "http.response.start":
             self.head = message
         elif body := message.get("body", b""):
@@ -111,7 +115,8 @@ class Recording:
         await asyncio.sleep(0)
 
     async def started(self) -> Message:
-        """The head, once it is there. Raises what the app raised, and Conflict when there will be none."""
+        """Waits for the answer's head, an `http.response.start` message. Raises what the app raised, and Conflict
+        when the request ended without one."""
         while self.head is None and not self.is_ended:
             await self._news.wait()
         if self.head is None:
@@ -120,8 +125,8 @@ class Recording:
         return self.head
 
     async def follow(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The parts from `number` on, as they come. Raises what the app raised, and RequestTimeout when they were
-        dropped before they were read."""
+        """Yields the parts from `number` on, as they come. Raises what the app raised, and RequestTimeout when parts
+        were dropped before they were read."""
         reader = Reader(self.track, number)
         while True:
             while not reader.is_at_end:
@@ -136,18 +141,18 @@ class Recording:
             await self._news.wait()
 
     def after(self, event_id: str | None) -> int:
-        """The number of the event behind `event_id`, None = of the first. Raises InvalidRequest."""
+        """Returns the number of the event after `event_id`; None = of the first event. Raises InvalidRequest."""
         if event_id is None:
             number = 0
         else:
-            found = EVENT_ID.fullmatch(event_id)
-            if found is None or found[1] != self.request_id or int(found[2]) >= self.track.end:
+            match = EVENT_ID.fullmatch(event_id)
+            if match is None or match[1] != self.request_id or int(match[2]) >= self.track.end:
                 raise InvalidRequest(
                     f"Last-Event-ID {echo(event_id)} is the id of no event of this stream",
                     field="Last-Event-ID",
                     code="invalid_last_event_id",
                 )
-            number = int(found[2]) + 1
+            number = int(match[2]) + 1
         if number < self.track.start:
             raise InvalidRequest(
                 f"the stream is kept from event {self.track.start} on only; event {number} is gone",
@@ -158,6 +163,7 @@ class Recording:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
+        """Counts a listener while the block runs; the time of grace begins when the last one leaves."""
         self._num_listeners += 1
         if self._leaving is not None:
             self._leaving.cancel()
@@ -170,12 +176,13 @@ class Recording:
                 self._leaving = asyncio.get_running_loop().call_later(grace_s, self.is_abandoned.set)
 
     async def cancel(self) -> None:
+        """Cancels the making of the answer, and waits until it has ended."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.gather(self._making, return_exceptions=True)
 
     def cut(self) -> None:
-        """Keep little from now on."""
+        """Keeps only the newest CUT_BYTES from now on."""
         self._change(partial(self.track.limit, CUT_BYTES))
 
     def _add(self, part: bytes) -> None:
@@ -193,12 +200,13 @@ class Recording:
             self._making.result()
 
     def _tell(self) -> None:
+        """Wakes the listeners."""
         self._news.set()
         self._news = asyncio.Event()
 
 
 class Recordings:
-    """All that somebody may come back for. Event-loop thread only."""
+    """All recordings that a client may come back to. Event-loop thread only."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._grace_s = config.resume_grace_s
@@ -206,45 +214,48 @@ class Recordings:
         self._clock = clock
         self._running: dict[Recording, None] = {}
         self._ended: dict[Recording, None] = {}  # the oldest first
-        self._uncut: dict[Recording, None] = {}  # of those that run
-        self._num_bytes = 0  # of all
-        self._by_key: dict[tuple[Who, str], Recording] = {}  # by owner and Idempotency-Key
+        self._uncut: dict[Recording, None] = {}  # those of _running that were not cut
+        self._num_bytes = 0  # of all recordings
+        self._by_key: dict[tuple[ClientId, str], Recording] = {}  # by owner and Idempotency-Key
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
-    def repeated(self, owner: Who, key: str, fingerprint: bytes) -> Recording | None:
-        """The recording of the request that had this key; None = there is none. Raises Unprocessable when it was
-        another request, Conflict when it is too long to be sent again."""
-        found = self._by_key.get((owner, key))
-        if found is not None and found in self._ended and not self._is_kept(found):
-            self._forget(found)
+    def repeated(self, owner: ClientId, key: str, fingerprint: bytes) -> Recording | None:
+        """Returns the recording of the request that had this Idempotency-Key, None when there is none.
+
+        `fingerprint`: hash of the request. Raises Unprocessable when the key was another request's, Conflict when the
+        answer is too long to be sent again.
+        """
+        recording = self._by_key.get((owner, key))
+        if recording is not None and recording in self._ended and not self._is_kept(recording):
+            self._forget(recording)
             return None
-        if found is None or found.key is None or found.is_abandoned.is_set():
+        if recording is None or recording.key is None or recording.is_abandoned.is_set():
             return None
-        if found.key[1] != fingerprint:
+        if recording.key[1] != fingerprint:
             raise Unprocessable(
                 f"Idempotency-Key {echo(key)} belongs to another request, that was sent before; send a new key",
                 field="Idempotency-Key",
                 code="idempotency_key_reused",
             )
-        if found.track.start:
+        if recording.track.start:
             raise Conflict(
                 "the answer to the request with this Idempotency-Key is too long to be sent again; wait for its end",
                 field="Idempotency-Key",
                 code="answer_too_long",
             )
-        return found
+        return recording
 
-    def new(self, request_id: str, owner: Who, work: ClientWork, key: tuple[str, bytes] | None) -> Recording:
+    def new(self, request_id: str, owner: ClientId, work: ClientWork, key: tuple[str, bytes] | None) -> Recording:
         recording = Recording(request_id, owner, work, key=key, grace_s=self._grace_s, grown=self._grown)
         self._running[recording] = self._uncut[recording] = None
         if key is not None:
             self._by_key[owner, key[0]] = recording
         return recording
 
-    def stream(self, owner: Who, name: str) -> Recording:
-        """The newest event stream of an owner with this name: a rid or the x-request-id. Raises NotFound."""
+    def stream(self, owner: ClientId, name: str) -> Recording:
+        """Returns the owner's newest event stream of this name, a rid or an x-request-id. Raises NotFound."""
         self.sweep()
         for recording in chain(reversed(self._running), reversed(self._ended)):
             is_named = name == recording.request_id or name in recording.work.names
@@ -259,7 +270,7 @@ class Recordings:
         raise NotFound(f"there is no stream {echo(name)} to go on with: {why}", field="rid", code="stream_not_found")
 
     def ended(self, recording: Recording) -> None:
-        """Keep it for who comes back, or not."""
+        """Moves a recording from the running to the ended ones, or forgets it when nobody may come back to it."""
         del self._running[recording]
         self._uncut.pop(recording, None)
         recording.ended_s = self._clock()
@@ -274,11 +285,12 @@ class Recordings:
         self._grown(0)
 
     def sweep(self) -> None:
-        """Forget what was kept long enough."""
-        for recording in [one for one in self._ended if not self._is_kept(one)]:
+        """Forgets the recordings whose time is over."""
+        for recording in [ended for ended in self._ended if not self._is_kept(ended)]:
             self._forget(recording)
 
     async def close(self) -> None:
+        """Cancels all answers that are being made."""
         for recording in tuple(self._running):
             await recording.cancel()
 

@@ -1,4 +1,5 @@
-"""Sessions: trees of requests whose prompts continue each other, kept by the server as token ids."""
+"""Keeps sessions, as SGLang's /open_session has them: trees of requests whose prompts continue each other, stored as
+token ids."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ MAX_TOKENS = 1 << 25
 """Most tokens that all sessions hold, at 4 bytes each."""
 
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
-"""What a character of UTF-8 has after its first byte."""
+"""Bytes of UTF-8 that continue a character."""
 
 
 class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which session a prompt continues, and where."""
+    """The session that a prompt continues, and where in it."""
 
     id: Annotated[str, Meta(description="The session, as /open_session answered it.")]
     rid: Annotated[
@@ -45,8 +46,9 @@ class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drop_previous_output: Annotated[bool, Meta(description="Continue the prompt of rid without its output.")] = False
 
 
-class Node:
-    """One request of a session. Its prompt is the first `base` tokens of its parent's prompt and output, and `new_ids`.
+class SessionRequest:
+    """A request in a session's tree. Its prompt is the first `base` tokens of its parent's prompt and output, followed
+    by `new_ids`.
 
     While it runs, `output_ids` is the list that grows with its output.
     """
@@ -69,11 +71,11 @@ class Node:
 
     @property
     def num_held(self) -> int:
-        """Tokens that are kept for this node alone."""
+        """Tokens that are stored for this request and not for its parent."""
         return len(self.new_ids) + (0 if self.is_running else len(self.output_ids))
 
     def own(self, count: int) -> list[int]:
-        """What the first `count` tokens of prompt and output have beyond the parent's."""
+        """Returns those of the first `count` tokens of prompt and output that are not the parent's."""
         return [*self.new_ids, *self.output_ids][: max(0, count - self.base)]
 
 
@@ -86,14 +88,14 @@ class Session:
         self.capacity = capacity  # characters
         self.timeout_s = timeout_s
         self.used_s = now_s
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, SessionRequest] = {}
 
     def is_expired(self, now_s: float) -> bool:
         is_late = now_s - self.used_s >= self.timeout_s
         return is_late and not any(node.is_running for node in self.nodes.values())
 
-    def parent(self, params: SessionParams) -> Node | None:
-        """The node that a request continues; None = a new root. Raises InvalidRequest."""
+    def parent(self, params: SessionParams) -> SessionRequest | None:
+        """Returns the request that `params` continues; None = a new root. Raises InvalidRequest."""
         if params.rid is None:
             return None
         node = self.nodes.get(params.rid)
@@ -114,9 +116,12 @@ class Session:
 
 
 class Turn:
-    """One request of a session. `token_ids` is its whole prompt, of which the first `base` are its parent's tokens."""
+    """A request that is about to continue a session. `token_ids` is its whole prompt, of which the first `base` are its
+    parent's tokens."""
 
-    def __init__(self, sessions: Sessions, session: Session, params: SessionParams, parent: Node | None) -> None:
+    def __init__(
+        self, sessions: Sessions, session: Session, params: SessionParams, parent: SessionRequest | None
+    ) -> None:
         self.session = session
         self.params = params
         self.parent = parent
@@ -124,11 +129,13 @@ class Turn:
         self.token_ids = _path(parent, self.base)
         self.chars_before = 0
         self._sessions = sessions
-        self._node: Node | None = None
+        self._node: SessionRequest | None = None
 
     def begin(self, rid: str, request_id: str, output_ids: list[int]) -> None:
-        """The request is about to run: called `rid`, known to the engine as `request_id`; its output will be appended
-        to `output_ids`. What it replaces is gone from here on.
+        """Adds the request to its session just before it runs, and removes the requests that it replaces.
+
+        `rid`: its name in the session; `request_id`: its id in the engine; `output_ids`: list that its output will be
+        appended to.
 
         Raises InvalidRequest when the session has one of that name, or as many requests as it may; NotFound when it
         was closed meanwhile; TooManyRequests or Unavailable when sessions hold too many tokens.
@@ -136,7 +143,7 @@ class Turn:
         self._node = self._sessions.add(self, rid, request_id, output_ids)
 
     def end(self, output_ids: list[int] | None) -> None:
-        """The request has ended with this output; None = it failed or was left, and leaves nothing behind."""
+        """Stores the output of a request that has ended; None = it failed or its client left: it is removed."""
         if self._node is not None:
             self._sessions.end(self.session, self._node, output_ids)
 
@@ -152,7 +159,7 @@ class Sessions:
         abort: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`abort` ends a running request by the id that the engine has for it."""
+        """`abort` ends a running request by its id in the engine."""
         self._tokenizer = tokenizer
         self._max_sessions = config.max_sessions
         self._timeout_s = config.session_timeout_s
@@ -171,9 +178,9 @@ class Sessions:
         return self._num_tokens.total()
 
     def open(self, capacity: int, *, owner: str, name: str | None = None, timeout_s: float | None = None) -> str:
-        """Open a session whose requests may have prompts of `capacity` characters; returns its name.
+        """Opens a session whose requests may have prompts of `capacity` characters; returns its name.
 
-        Raises InvalidRequest, TooManyRequests when the owner has enough of them, Unavailable when the server has.
+        Raises InvalidRequest, TooManyRequests when the owner has too many sessions, Unavailable when the server has.
         """
         if timeout_s is not None and timeout_s > self._timeout_s:
             raise InvalidRequest(
@@ -194,17 +201,17 @@ class Sessions:
         return name
 
     def close(self, name: str, *, owner: str) -> None:
-        """Forget a session. Its running requests go on, and leave nothing behind. Raises NotFound."""
+        """Forgets a session; its running requests go on, but are not stored. Raises NotFound."""
         self._forget(self._find(owner, name, "session_id"))
 
     def sweep(self) -> None:
-        """Close the sessions that nobody has used for their time."""
+        """Closes the sessions that were not used for their timeout."""
         now_s = self._clock()
         for session in [session for session in self._open.values() if session.is_expired(now_s)]:
             self._forget(session)
 
     def extend(self, params: SessionParams, new_ids: list[int], *, owner: str) -> Turn:
-        """The request that `new_ids` make of a session; nothing is changed until it begins.
+        """Prepares the request that continues a session with `new_ids`; nothing is changed before `Turn.begin`.
 
         Raises NotFound for a session that the owner does not have, and InvalidRequest.
         """
@@ -231,8 +238,8 @@ class Sessions:
         session.used_s = self._clock()
         return turn
 
-    def add(self, turn: Turn, rid: str, request_id: str, output_ids: list[int]) -> Node:
-        """What `Turn.begin` does. All is checked before anything is changed."""
+    def add(self, turn: Turn, rid: str, request_id: str, output_ids: list[int]) -> SessionRequest:
+        """Adds a request to its session for `Turn.begin`. Everything is checked before anything is changed."""
         session, params = turn.session, turn.params
         if self._find(session.owner, session.name, "session_params.id") is not session:
             raise _no_session(session.name, "session_params.id")
@@ -252,13 +259,13 @@ class Sessions:
             if node.is_running:
                 self._abort(node.request_id)
             self._remove(session, node)
-        node = session.nodes[rid] = Node(rid, request_id, output_ids, turn)
+        node = session.nodes[rid] = SessionRequest(rid, request_id, output_ids, turn)
         self._count(session.owner, node.num_held)
         session.used_s = self._clock()
         return node
 
-    def end(self, session: Session, node: Node, output_ids: list[int] | None) -> None:
-        """What `Turn.end` does."""
+    def end(self, session: Session, node: SessionRequest, output_ids: list[int] | None) -> None:
+        """Stores or removes a request for `Turn.end`."""
         if session.nodes.get(node.rid) is not node:
             return  # closed or replaced meanwhile
         session.used_s = self._clock()
@@ -281,11 +288,11 @@ class Sessions:
         session.nodes.clear()
         del self._open[session.owner, session.name]
 
-    def _remove(self, session: Session, node: Node) -> None:
+    def _remove(self, session: Session, node: SessionRequest) -> None:
         self._count(session.owner, -node.num_held)
         del session.nodes[node.rid]
 
-    def _set_output(self, session: Session, node: Node, output_ids: Sequence[int]) -> None:
+    def _set_output(self, session: Session, node: SessionRequest, output_ids: Sequence[int]) -> None:
         before = node.num_held
         node.output_ids = array("i", output_ids)
         node.is_running = False
@@ -296,7 +303,7 @@ class Sessions:
         if not self._num_tokens[owner]:
             del self._num_tokens[owner]
 
-    def _check_name(self, session: Session, rid: str, replaced: dict[str, Node]) -> None:
+    def _check_name(self, session: Session, rid: str, replaced: dict[str, SessionRequest]) -> None:
         if rid in session.nodes and rid not in replaced:
             raise InvalidRequest(
                 f"rid {echo(rid)} is the name of another request of session {echo(session.name)}; "
@@ -313,7 +320,8 @@ class Sessions:
             )
 
     def _check_room(self, what: str, held: Counter[str], most: int, owner: str) -> None:
-        """Raises Unavailable when all of it is used, TooManyRequests when a client with a name uses its half."""
+        """Raises Unavailable when the server holds `most` of something, TooManyRequests when a named client holds
+        half."""
         share = max(1, most // 2)
         if owner and held[owner] >= share:
             raise TooManyRequests(
@@ -329,26 +337,26 @@ class Sessions:
             )
 
     def _first_expiry_s(self, owner: str | None) -> int:
-        """Seconds until a session, of this owner or of any, can expire."""
-        ends = [one.used_s + one.timeout_s for one in self._open.values() if owner in (None, one.owner)]
+        """Returns the seconds until a session can expire: of this owner, None = of any."""
+        ends = [session.used_s + session.timeout_s for session in self._open.values() if owner in (None, session.owner)]
         return max(1, math.ceil(min(ends) - self._clock()))
 
     def _num_chars_before(self, turn: Turn) -> int:
-        """Characters of what a turn continues."""
+        """Returns the characters of the tokens that a turn continues."""
         node, count = turn.parent, turn.base
         while node is not None and count <= node.base:
             node = node.parent
         return 0 if node is None else node.chars_before + self._num_chars(node.own(count))
 
     def _num_chars(self, ids: Sequence[int]) -> int:
-        """Characters that begin in these tokens; special ones have none, as in an answer's text."""
+        """Returns how many characters begin in these tokens; special tokens have none, as in an answer's text."""
         tokenizer = self._tokenizer
-        text = b"".join(tokenizer.token_bytes(one) for one in ids if one not in tokenizer.special_ids)
+        text = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in tokenizer.special_ids)
         return len(text.translate(None, CONTINUATION_BYTES))
 
 
 def _added_bos(tokenizer: Tokenizer) -> int | None:
-    """The token that the tokenizer puts before every text; None when it adds none."""
+    """Returns the token that the tokenizer puts before every text; None when it adds none."""
     bos = tokenizer.bos_token_id
     return bos if bos is not None and tokenizer.encode("a")[:1] == [bos] else None
 
@@ -362,8 +370,9 @@ def _no_session(name: str, field: str) -> NotFound:
     )
 
 
-def _base(parent: Node, params: SessionParams) -> int:
-    """How many of the parent's tokens a request continues. An offset of 0 is none. Raises InvalidRequest."""
+def _base(parent: SessionRequest, params: SessionParams) -> int:
+    """Returns how many of the parent's tokens a request continues; without an offset, or with 0, all of them. Raises
+    InvalidRequest."""
     length = parent.num_prompt + (0 if params.drop_previous_output else len(parent.output_ids))
     offset = params.offset or 0
     if not -length <= offset <= length:
@@ -376,8 +385,8 @@ def _base(parent: Node, params: SessionParams) -> int:
     return offset if offset > 0 else length + offset
 
 
-def _path(node: Node | None, count: int) -> list[int]:
-    """The first `count` tokens of a node's prompt and output."""
+def _path(node: SessionRequest | None, count: int) -> list[int]:
+    """Returns the first `count` tokens of a request's prompt and output; none for None."""
     parts = []
     while node is not None:
         parts.append(node.own(count))
@@ -386,10 +395,10 @@ def _path(node: Node | None, count: int) -> list[int]:
     return [token_id for part in reversed(parts) for token_id in part]
 
 
-def _below(session: Session, parent: Node | None) -> dict[str, Node]:
-    """The nodes below one; all with None."""
-    found: dict[str, Node] = {}
+def _below(session: Session, parent: SessionRequest | None) -> dict[str, SessionRequest]:
+    """Returns the requests that continue `parent`, directly or not, by name; None = all of the session."""
+    nodes: dict[str, SessionRequest] = {}
     for rid, node in session.nodes.items():
-        if parent is None or node.parent is parent or (node.parent is not None and node.parent.rid in found):
-            found[rid] = node
-    return found
+        if parent is None or node.parent is parent or (node.parent is not None and node.parent.rid in nodes):
+            nodes[rid] = node
+    return nodes

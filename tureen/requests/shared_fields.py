@@ -1,4 +1,4 @@
-"""What the bodies of several APIs have, and what none of them has: declared once."""
+"""Declares the types and limits of fields that the bodies of several APIs share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
 MAX_PROMPTS = 128
 MAX_INPUTS = 2048
-"""As many texts as OpenAI takes in one body."""
+"""Most texts in one body, as at OpenAI."""
 MAX_TOKEN_IDS = 1 << 20
-"""Of one list. What a model takes is less; where a prompt may be cut, it is not looked at before."""
+"""Most token ids in one list, before the list is looked at. What the context holds is checked afterwards."""
 
 PerPrompt = Annotated[list[T], Meta(max_length=MAX_PROMPTS)]
 TokenIds = Annotated[list[int], Meta(max_length=MAX_TOKEN_IDS)]
 Inputs = Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_INPUTS})]
-"""Token ids of one prompt, or a batch: `extra` says how many of those there may be."""
+"""A prompt's token ids, or a batch of prompts; `extra` says how many prompts the batch may have."""
 
 Milliseconds = Annotated[int, Meta(ge=1, le=2**53)]
 LogMetrics = Annotated[bool, Meta(description="false: this request does not count in the metrics.")]

@@ -1,4 +1,4 @@
-"""What all handlers of one server share."""
+"""Holds the state that all handlers of one server share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAIN_RETRY_S = 5
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Facts about the model and the settings: all that parsing a body needs."""
+    """Facts about the model and the settings that reading a body needs."""
 
     tokenizer: Tokenizer
     info: EngineInfo
@@ -46,9 +46,9 @@ class Context(msgspec.Struct, frozen=True):
     defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
     family: Family | None = None  # how pictures stand in prompts; None: the model takes text only
-    chat_templates: ChatTemplates | str = ""  # or why there is none
+    chat_templates: ChatTemplates | str = ""  # a str says why there is none
     tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
-    reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it has none to mark
+    reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason
 
     @property
     def capacity(self) -> int:
@@ -57,23 +57,27 @@ class Context(msgspec.Struct, frozen=True):
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """What stands for a picture or a video in a text."""
+        """Texts that stand for a picture or a video in a prompt."""
         if self.family is None:
             return ()
         marks = (self.family.placeholder, self.family.video_placeholder)
-        return tuple(one for one in marks if one is not None)
+        return tuple(mark for mark in marks if mark is not None)
 
     @property
     def placeholder_ids(self) -> frozenset[int]:
-        """Tokens that stand for a picture or a video; some lie behind the end of the vocabulary."""
+        """Tokens that stand for a picture or a video; some models have them beyond the vocabulary's end."""
         if self.family is None:
             return frozenset()
         ids = (self.family.placeholder_id, self.family.video_placeholder_id)
-        return frozenset(one for one in ids if one is not None)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: MediaLoader | None = None) -> Context:
-    """Raises StartupError when --preferred-sampling-params, or the model's own, are not what they should be."""
+    """Collects the facts that reading bodies needs.
+
+    Raises StartupError when the sampling defaults of --preferred-sampling-params or of the model are not valid, or a
+    chat template or a format cannot be used.
+    """
     model: dict[str, Any] = dict(info.generation_defaults) if config.sampling_defaults == "model" else {}
     server: dict[str, Any] = {}
     where = "--sampling-defaults model: the model's generation_config.json"
@@ -101,7 +105,7 @@ def make_context(tokenizer: Tokenizer, info: EngineInfo, config: Config, media: 
 
 
 def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None) -> ChatTemplates | str:
-    """Raises StartupError."""
+    """Loads the templates, with the placeholders of pictures and videos. Raises StartupError."""
     pictures: dict[str, tuple[str, int]] = {}
     if family is not None:
         pictures["image"] = (family.placeholder, PICTURE)
@@ -124,7 +128,7 @@ class ServerState:
     ) -> None:
         self.client = client
         self.media = media  # None: the model takes text only
-        self.adapters = dict(context.info.adapters)  # that are loaded: name -> path
+        self.adapters = dict(context.info.adapters)  # loaded LoRA adapters: name -> path
         self.context = context
         self.metrics = metrics
         self.sessions = Sessions(context.tokenizer, context.config, abort=client.abort)
@@ -133,38 +137,38 @@ class ServerState:
         self.recordings = Recordings(context.config)
         self.is_draining = False
         self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
-        self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # owner, and what it calls them -> internal ids
-        self._loading: dict[str, Callable[[str], None]] = {}  # internal ids of what the engine has not yet -> abort it
-        self._numbers = itertools.count(1)  # of requests
-        self._num_coming = 0  # that are let in and not submitted yet
+        self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
+        self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
+        self._numbers = itertools.count(1)  # numbers of requests, part of their ids
+        self._num_coming = 0  # requests that are admitted and not submitted yet
 
     @property
     def helpers_down(self) -> tuple[str, ...]:
-        """Helper processes that are being replaced, in words; those of the engine as of its last report."""
+        """Names of helper processes that are being replaced; those of the engine as of its last report."""
         return (*self.client.stats.helpers_down, *self.helpers.down)
 
     async def close(self) -> None:
-        """End what belongs to the server and not to its engine."""
+        """Ends recordings and helper processes; the engine's client is closed elsewhere."""
         await self.recordings.close()
         await self.helpers.close()
 
     @property
     def num_running(self) -> int:
         """Requests that have not ended."""
-        return len({one for group in self._running.values() for one in group})
+        return len({request_id for group in self._running.values() for request_id in group})
 
     def check_adapter(self, name: str, field: str) -> None:
-        """Raises NotFound when none of that name, or from that path, is loaded."""
+        """Raises NotFound with `field` when no adapter of this name or path is loaded."""
         if name not in self.adapters and name not in self.adapters.values():
             raise not_loaded(name, field)
 
     async def change_adapters(self, op: str, **args: str) -> dict[str, str]:
-        """The engine's operation on adapters. Returns what is loaded then: name -> path."""
+        """Calls the engine's operation `op` on adapters. Returns the adapters loaded afterwards: name -> path."""
         self.adapters = cast("dict[str, str]", await self.client.call(op, **args))
         return self.adapters
 
     def serve_weights(self, *, path: str | None = None, version: str | None = None) -> None:
-        """Answers speak of other weights from now on; None = as before."""
+        """Makes answers name other weights from now on, by model path and version; None = unchanged."""
         info, config = self.context.info, self.context.config
         if path is not None:
             info = msgspec.structs.replace(info, model_path=path)
@@ -173,19 +177,20 @@ class ServerState:
         self.context = msgspec.structs.replace(self.context, info=info, config=config)
 
     def check_open(self) -> None:
-        """Raises Unavailable while the server ends."""
+        """Raises Unavailable while the server shuts down."""
         if self.is_draining:
             raise Unavailable(
                 "the server is shutting down; try another one", code="draining", retry_after_s=DRAIN_RETRY_S
             )
 
     def check_accepting(self) -> None:
-        """Raises Unavailable when no new work is taken."""
+        """Raises Unavailable when the server shuts down or its queue is full."""
         self.check_open()
         self._check_room(1)
 
     def _check_room(self, num_requests: int) -> None:
-        """Raises Unavailable when not so many more may wait. The engine is not asked: it may be in a long step."""
+        """Raises Unavailable when the queue has no room for so many more. Counts here, without asking the engine,
+        which may be in a long step."""
         most_queued = self.context.config.max_queued_requests
         num_live = self.client.num_live + self._num_coming
         if num_live + num_requests > self.context.info.max_running_requests + most_queued:
@@ -198,9 +203,10 @@ class ServerState:
 
     @contextlib.contextmanager
     def coming(self, num_requests: int) -> Iterator[Callable[[], None]]:
-        """Keep places for requests until each is submitted; what this gives is to be called just before it is.
+        """Reserves places in the queue. Gives a function to call just before each request is submitted, which frees
+        one.
 
-        Raises Unavailable where there are not enough.
+        Raises Unavailable when the queue has no room.
         """
         self._check_room(num_requests)
         num_left = num_requests
@@ -217,17 +223,18 @@ class ServerState:
             self._num_coming -= num_left
 
     def new_id(self, rid: str) -> str:
-        """An id for the engine, from any thread; never used twice, whatever clients call their requests."""
+        """Returns a request's id for the engine, unique whatever clients call their requests. May be called in any
+        thread."""
         return f"{next(self._numbers)}:{rid}"
 
     def enter(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
-        """Note running requests under the names that `owner` may abort them by. Raises InvalidRequest when one is in
-        use."""
+        """Registers running requests under the names that `owner` may abort them by: name -> engine's ids. Raises
+        InvalidRequest when a name is in use."""
         self.check_names(owner, names)
         self._running.update({(owner, name): ids for name, ids in names.items()})
 
     def check_names(self, owner: str, names: Iterable[str]) -> None:
-        """Raises InvalidRequest when one is in use."""
+        """Raises InvalidRequest when a running request of `owner` has one of the names."""
         for name in names:
             if (owner, name) in self._running:
                 raise InvalidRequest(
@@ -237,14 +244,15 @@ class ServerState:
                 )
 
     def leave(self, owner: str, names: dict[str, tuple[str, ...]]) -> None:
+        """Forgets what `enter` registered."""
         for name in names:
             del self._running[owner, name]
 
     @contextlib.contextmanager
     def loading(self, owner: str, names: Mapping[str, tuple[int, ...]], abort: Callable[[str], None]) -> Iterator[None]:
-        """Requests that go to the engine later; `names` -> which of them. An abort of any is `abort(reason)`.
+        """Registers requests that the engine does not have yet; aborting any of them calls `abort(reason)`.
 
-        Raises InvalidRequest when a name is in use.
+        `names`: name -> indices of requests. Raises InvalidRequest when a name is in use.
         """
         indices = sorted({index for group in names.values() for index in group})
         ids = {index: self.new_id("") for index in indices}
@@ -255,12 +263,11 @@ class ServerState:
             yield
         finally:
             self.leave(owner, entered)
-            for one in ids.values():
-                del self._loading[one]
+            for request_id in ids.values():
+                del self._loading[request_id]
 
     def abort(self, rid: str | None, reason: str = "client", *, owner: str | None = None) -> int:
-        """Abort by exact rid, or all with None; of one owner, or of any with None. Returns how many requests that
-        ends."""
+        """Aborts the requests named `rid` (None = all) of `owner` (None = of any). Returns how many there were."""
         ids = {
             request_id
             for (holder, name), group in self._running.items()

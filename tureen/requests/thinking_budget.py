@@ -1,5 +1,5 @@
-"""Thinking that has a budget: where the model still thinks when it is used up, the end of its thoughts is written for
-it, and it goes on with the answer."""
+"""Limits the tokens that a model may think: when the budget is used up, the mark that ends the reasoning is appended
+to its output, and it goes on with the answer. Generation is stopped and started again once for that."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tureen.requests.state import ServerState
 async def events_within(
     plan: Plan, budget: int, state: ServerState, interval: int | None
 ) -> AsyncGenerator[OutputEvent, None]:
-    """As Run.events for a plan of one request; the thinking has at most `budget` tokens, and leaves room for an
-    answer."""
+    """Yields events as `Run.events` does, for a plan of one request. The reasoning has at most `budget` tokens, and
+    fewer where the answer would have none left."""
     reader = plan.reading.reader()
     async with contextlib.aclosing(_updates_within(plan, budget, state, interval)) as updates:
         async for output in updates:
@@ -29,13 +29,12 @@ async def events_within(
 async def _updates_within(
     plan: Plan, budget: int, state: ServerState, interval: int | None
 ) -> AsyncGenerator[Output, None]:
-    """As Run.updates for a plan of one request; the thinking has at most `budget` tokens, and leaves room for an
-    answer."""
+    """Yields outputs as `Run.updates` does, with the budget of `events_within`."""
     [request] = plan.requests
     bound = min(budget, max(1, request.max_new_tokens - len(_mark(plan, state)[1]) - 1))
     if plan.reading.reasoning is None or (request.grammar is not None and not plan.reading.starts_inside):
-        bound = request.max_new_tokens  # nothing is thought: a grammar says what the output is from its first token
-    if bound < request.max_new_tokens:  # the prompt and the thoughts may be computed again
+        bound = request.max_new_tokens  # no reasoning: there is none, or a grammar holds from the first token
+    if bound < request.max_new_tokens:  # prompt and reasoning may be computed again, so they are reserved twice
         current_work().begin(most_tokens(request, 0) + len(request.token_ids) + bound)
     first = request if bound == request.max_new_tokens else msgspec.structs.replace(request, max_new_tokens=bound)
     going_on = None
@@ -58,12 +57,12 @@ async def _updates_within(
 def _updates(
     plan: Plan, request: GenerateRequest, state: ServerState, interval: int | None
 ) -> AsyncGenerator[Output, None]:
-    asked = msgspec.structs.replace(plan, requests=(request,), media=list(plan.media))
-    return Run(state, asked).updates(interval)
+    single = msgspec.structs.replace(plan, requests=(request,), media=list(plan.media))
+    return Run(state, single).updates(interval)
 
 
 def _mark(plan: Plan, state: ServerState) -> tuple[str, list[int]]:
-    """What is written to end the thoughts, and its token ids."""
+    """Returns the text that ends the reasoning, and its token ids."""
     text = "" if plan.reading.reasoning is None else f"\n{plan.reading.reasoning.end}\n\n"
     return text, list(state.context.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
@@ -76,13 +75,15 @@ def _is_thinking(output: Output, plan: Plan) -> bool:
 
 
 def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: ServerState) -> GenerateRequest | None:
-    """Ends the thoughts of an output that has used up its budget with them, and returns what asks for the rest; None
-    where there is nothing to do."""
+    """Appends the end of the reasoning to an output that used up its budget, and returns the request for the rest.
+
+    Returns None, and changes nothing, when the output ended by itself or no token is left.
+    """
     if output.finish is None or output.finish.type != "length":
         return None
     is_thinking = _is_thinking(output, plan)
     if not is_thinking and request.grammar is not None:
-        return None  # of which a part is written
+        return None  # the grammar's output has begun and cannot be resumed
     mark, mark_ids = _mark(plan, state) if is_thinking else ("", [])
     left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
     if left < 1:

@@ -1,4 +1,4 @@
-"""The fields that say whether a model thinks before it answers, and how much."""
+"""Translates fields about reasoning, whether and how much a model thinks, into variables of its chat template."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from tureen.requests.state import Context
 from tureen.text.messages import Tool
 
 VARIABLES = ("enable_thinking", "thinking")
-"""What chat templates call it."""
+"""Variables by which chat templates turn reasoning on and off."""
 
 EFFORT = "reasoning_effort"
+"""Variable by which chat templates take OpenAI's reasoning effort."""
 
 
-def thinking_kwargs(wanted: bool, field: str, tools: Sequence[Tool], context: Context) -> dict[str, bool]:
-    """What tells the model's chat template so. Raises InvalidRequest where the model cannot be told and would not do
-    so anyway."""
+def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Context) -> dict[str, bool]:
+    """Returns the chat template's variable that turns reasoning on or off, with its value; {} when the model already
+    does as asked. Raises InvalidRequest when it does not and its template has no such variable."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; who makes the prompt says why
     for name in VARIABLES:
         if name in templates.of(tools).variables:
-            return {name: wanted}
+            return {name: enable}
     thinks = context.reasoning_format is not None
-    if wanted and not thinks:
+    if enable and not thinks:
         raise InvalidRequest(f"{field}: this model does not think before it answers; leave it out", field=field)
-    if thinks and not wanted:
+    if thinks and not enable:
         raise InvalidRequest(
             f"{field}: this model's chat template cannot tell it not to think; leave it out", field=field
         )
@@ -34,7 +35,8 @@ def thinking_kwargs(wanted: bool, field: str, tools: Sequence[Tool], context: Co
 
 
 def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Context) -> dict[str, str | bool]:
-    """What tells the model's chat template how much to think. Raises InvalidRequest where it cannot."""
+    """Returns the chat template's variable for the reasoning effort, with its value. Raises InvalidRequest when the
+    template has none."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; who makes the prompt says why

@@ -1,4 +1,4 @@
-"""Prompts as texts become token ids, with a mark wherever a picture or a video stands."""
+"""Tokenizes prompts, and marks the places of their pictures and videos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tureen.contract.types import PICTURE, VIDEO
 from tureen.errors import InvalidRequest, echo
 from tureen.media.base import Family
-from tureen.requests.media_fields import Filling, Wanted, check_count
+from tureen.requests.media_fields import MediaPlacer, PromptMedia, check_count
 from tureen.requests.offload import offload
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.state import Context, ServerState
@@ -16,49 +16,52 @@ from tureen.text.tokenizer import Tokenizer
 
 
 async def resolve(
-    found: Texts | list[Prompt], names: Sequence[str], state: ServerState, wanted: Sequence[Wanted] | None = None
+    inputs: Texts | list[Prompt], names: Sequence[str], state: ServerState, media: Sequence[PromptMedia] | None = None
 ) -> list[Prompt]:
-    """The prompts with their texts tokenized and their pictures in place; `wanted`: None = there are none.
+    """Returns the prompts with texts tokenized and pictures and videos loaded and put in their places.
 
-    Raises InvalidRequest, Forbidden.
+    `names`: what errors call each prompt; `media`: of each prompt, None = no prompt has any. Raises InvalidRequest,
+    Forbidden.
     """
     context, family, loader = state.context, state.context.family, state.media
-    if wanted is None:
-        wanted = [Wanted((), (), "image", name, name) for name in names]
+    if media is None:
+        media = [PromptMedia((), (), "image", name, name) for name in names]
     if family is None or loader is None:
-        for one in wanted:
-            if one.pictures or one.videos:
+        for item in media:
+            if item.pictures or item.videos:
                 raise InvalidRequest(
-                    f"{one.field}: the model {context.info.model_name} takes text only", field=one.field
+                    f"{item.field}: the model {context.info.model_name} takes text only", field=item.field
                 )
-        if isinstance(found, Texts):
-            return [Prompt(ids) for ids in await tokenize(found.texts, names, context)]
-        return found
-    marked = await _marked(found, names, wanted, family, context)
-    filling = Filling(loader, context)
-    return [await filling.fill(*one) for one in zip(marked, wanted, names, strict=True)]
+        if isinstance(inputs, Texts):
+            return [Prompt(ids) for ids in await tokenize(inputs.texts, names, context)]
+        return inputs
+    marked = await _marked(inputs, names, media, family, context)
+    placer = MediaPlacer(loader, context)
+    return [await placer.place(*fields) for fields in zip(marked, media, names, strict=True)]
 
 
 async def _marked(
-    found: Texts | list[Prompt], names: Sequence[str], wanted: Sequence[Wanted], family: Family, context: Context
+    inputs: Texts | list[Prompt], names: Sequence[str], media: Sequence[PromptMedia], family: Family, context: Context
 ) -> list[Prompt]:
-    """The prompts' token ids, with PICTURE and VIDEO where the placeholders are, as many as were sent."""
+    """Returns the prompts with PICTURE and VIDEO in place of placeholders. Raises InvalidRequest unless there are as
+    many as pictures and videos were sent."""
     marks = {family.placeholder_id: PICTURE, family.video_placeholder_id: VIDEO}
     marks.pop(None, None)
-    if not isinstance(found, Texts):
-        marked = [one._replace(token_ids=await _with_marks(one.token_ids, marks)) for one in found]
-        for prompt, one, name in zip(marked, wanted, names, strict=True):
-            check_count(prompt.token_ids, one, name, family)
+    if not isinstance(inputs, Texts):
+        marked = [prompt._replace(token_ids=await _with_marks(prompt.token_ids, marks)) for prompt in inputs]
+        for prompt, item, name in zip(marked, media, names, strict=True):
+            check_count(prompt.token_ids, item, name, family)
         return marked
-    check_lengths(found.texts, names, context)
+    check_lengths(inputs.texts, names, context)
     if context.tokenizer.token_id(family.placeholder) in marks:
-        encoded = await encode(found.texts, context.tokenizer)
+        encoded = await encode(inputs.texts, context.tokenizer)
         split = [await _with_marks(ids, marks) for ids in encoded]
-        for ids, one, name in zip(split, wanted, names, strict=True):
-            check_count(ids, one, name, family)
+        for ids, item, name in zip(split, media, names, strict=True):
+            check_count(ids, item, name, family)
     else:
         split = [
-            await _split_at_placeholders(*one, family, context) for one in zip(found.texts, names, wanted, strict=True)
+            await _split_at_placeholders(text, name, item, family, context)
+            for text, name, item in zip(inputs.texts, names, media, strict=True)
         ]
     for ids, name in zip(split, names, strict=True):
         check_tokens(ids, name, context)
@@ -66,45 +69,49 @@ async def _marked(
 
 
 async def _with_marks(token_ids: list[int], marks: Mapping[int | None, int]) -> list[int]:
-    """The same with marks in place of placeholders."""
+    """Returns the token ids with placeholder ids replaced by `marks`."""
     if marks.keys().isdisjoint(token_ids):
         return token_ids
     return await offload.run(len(token_ids), lambda: [marks.get(token, token) for token in token_ids])
 
 
-async def _split_at_placeholders(text: str, name: str, wanted: Wanted, family: Family, context: Context) -> list[int]:
-    """For a tokenizer that does not know the placeholders."""
+async def _split_at_placeholders(
+    text: str, name: str, media: PromptMedia, family: Family, context: Context
+) -> list[int]:
+    """Tokenizes a text around its placeholders, which are no tokens of the tokenizer, and puts marks in their
+    places."""
     marks = {family.placeholder: PICTURE}
     if family.video_placeholder is not None:
         marks[family.video_placeholder] = VIDEO
     first, *rest = re.split("(" + "|".join(map(re.escape, marks)) + ")", text)
-    found, parts = [marks[part] for part in rest[::2]], rest[1::2]
-    check_count(found, wanted, name, family)
+    placeholders, parts = [marks[part] for part in rest[::2]], rest[1::2]
+    check_count(placeholders, media, name, family)
     [token_ids] = await encode([first], context.tokenizer)
-    for mark, ids in zip(found, await encode(parts, context.tokenizer, add_special_tokens=False), strict=True):
+    for mark, ids in zip(placeholders, await encode(parts, context.tokenizer, add_special_tokens=False), strict=True):
         token_ids += (mark, *ids)
     return token_ids
 
 
 async def tokenize(texts: Sequence[str], names: Sequence[str], context: Context) -> list[list[int]]:
-    """Token ids of each text, which has no pictures. Raises InvalidRequest, with the text's name."""
+    """Returns the token ids of each text. Raises InvalidRequest, with the text's name, for a text that is too long
+    or has placeholders: no picture comes with it."""
     check_lengths(texts, names, context)
     ids = await encode(texts, context.tokenizer)
-    for text, one, name in zip(texts, ids, names, strict=True):
+    for text, token_ids, name in zip(texts, ids, names, strict=True):
         has_mark = any(mark in text for mark in context.placeholders)
-        if has_mark or not context.placeholder_ids.isdisjoint(one):
+        if has_mark or not context.placeholder_ids.isdisjoint(token_ids):
             raise InvalidRequest(
                 f"{name} has a placeholder for a picture, but no picture came with it; leave it out, or send a picture "
                 "for each in image_data, with text or input_ids",
                 field=name,
                 code="image_placeholder_mismatch",
             )
-        check_tokens(one, name, context)
+        check_tokens(token_ids, name, context)
     return ids
 
 
 def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) -> None:
-    """Raises InvalidRequest for a text that cannot fit, however long its tokens are."""
+    """Raises InvalidRequest for a text with too many characters for the context even if its tokens are the longest."""
     limit = context.capacity * context.tokenizer.max_token_chars
     for text, name in zip(texts, names, strict=True):
         if len(text) > limit:
@@ -117,7 +124,7 @@ def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) 
 
 
 async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
-    """Token ids of each text."""
+    """Returns the token ids of each text; tokenizes in a thread when there is much."""
 
     def encoded(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -126,7 +133,8 @@ async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_toke
 
 
 def check_tokens(token_ids: Sequence[int], name: str, context: Context) -> None:
-    """Of a text. Raises InvalidRequest for none, and for one of the tokenizer's that the model does not have."""
+    """Raises InvalidRequest for a text without tokens, and for a token of the tokenizer that the model does not
+    have."""
     if not token_ids:
         raise InvalidRequest(f"{name} has no tokens; a prompt has at least one", field=name, code="empty_prompt")
     unknown = max(token_ids)

@@ -1,4 +1,7 @@
-"""Tools and the choice among them, as OpenAI writes them: checked once, for every API that has them."""
+"""Reads and checks tools and tool_choice in OpenAI's form, for every API that has them.
+
+Source: https://platform.openai.com/docs/api-reference/chat/create (tools, tool_choice).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CHOICES = ("auto", "none", "required")
 
 Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
-"""As a body has them before they are read: each a ToolField, with nulls."""
+"""Type of a body's field `tools`: objects, which `read_tools` reads as ToolField after it has dropped nulls."""
 
 
 class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tool of type function is."""
+    """The function that a tool describes."""
 
     name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
@@ -40,29 +43,31 @@ class ToolField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 ToolList = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
-"""What Tools are read as."""
+"""Type of the field `tools` in /openapi.json."""
 
 
 class NamedFunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The function that must be called."""
+
     name: Annotated[str, Meta(description="Name of one of the tools.")]
 
 
 class ToolChoiceField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """This function is called."""
+    """A tool choice that names a function."""
 
     type: Literal["function"]
     function: NamedFunctionField
 
 
-def read_tools(given: Any, field: str = "tools") -> tuple[Tool, ...]:
-    """OpenAI's list of tools; null is none. Raises InvalidRequest naming the field."""
-    if given is None:
+def read_tools(value: Any, field: str = "tools") -> tuple[Tool, ...]:
+    """Reads a list of tools in OpenAI's form; None = no tools. Raises InvalidRequest naming the field."""
+    if value is None:
         return ()
-    if not isinstance(given, list):
-        raise InvalidRequest(f"{field} must be a list of tools, got {echo(given)}", field=field)
-    _check_number(given, field)
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{field} must be a list of tools, got {echo(value)}", field=field)
+    _check_number(value, field)
     tools = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(value):
         path = f"{field}[{index}]"
         entry = convert(_fields(item, ToolField, path), ToolField, _under(path)).function
         tools.append(msgspec.convert(msgspec.structs.asdict(entry), Tool))
@@ -72,7 +77,7 @@ def read_tools(given: Any, field: str = "tools") -> tuple[Tool, ...]:
 def check_tools(
     tools: Sequence[Tool], field: str, inside: str = "", parameters: str = "parameters"
 ) -> tuple[Tool, ...]:
-    """The tools, if their number, names and schemas are allowed. Raises InvalidRequest.
+    """Returns the tools if their number, names and schemas are allowed. Raises InvalidRequest.
 
     An error names `field[index]`, then `inside`, then `name` or what the API calls the schema (`parameters`).
     """
@@ -97,32 +102,35 @@ def check_tools(
     return tuple(tools)
 
 
-def _check_number(given: Sequence[Any], field: str) -> None:
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequest(f"{field} takes at most {MAX_TOOLS} tools, got {len(given)}", field=field)
+def _check_number(tools: Sequence[Any], field: str) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"{field} takes at most {MAX_TOOLS} tools, got {len(tools)}", field=field)
 
 
-def read_tool_choice(given: Any, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:
-    """OpenAI's forms; null is auto. Without tools there is nothing to choose: none. Raises InvalidRequest."""
-    if given is None or isinstance(given, str):
-        if given is not None and given not in CHOICES:
+def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choice") -> ToolChoice:
+    """Reads a tool choice in OpenAI's forms; None = auto. Without tools it is none. Raises InvalidRequest."""
+    if value is None or isinstance(value, str):
+        if value is not None and value not in CHOICES:
             raise InvalidRequest(
                 f'{field} must be "auto", "none", "required" or {{"type": "function", "function": {{"name": …}}}}, '
-                f"got {echo(given)}",
+                f"got {echo(value)}",
                 field=field,
             )
-        return choose(ToolChoice(given or "auto"), tools, field)  # type: ignore[arg-type]
-    if isinstance(given, dict) and given.get("type") not in (None, "function"):
+        return choose(ToolChoice(value or "auto"), tools, field)  # type: ignore[arg-type]
+    if isinstance(value, dict) and value.get("type") not in (None, "function"):
         raise InvalidRequest(
-            f'{field}.type must be "function", got {echo(given["type"])}; send only the tools that may be called',
+            f'{field}.type must be "function", got {echo(value["type"])}; send only the tools that may be called',
             field=f"{field}.type",
         )
-    named = convert(_fields(given, ToolChoiceField, field), ToolChoiceField, _under(field))
+    named = convert(_fields(value, ToolChoiceField, field), ToolChoiceField, _under(field))
     return choose(ToolChoice("required", named.function.name), tools, field, f"{field}.function.name")
 
 
 def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: str = "") -> ToolChoice:
-    """The choice, if the tools are there. Raises InvalidRequest."""
+    """Returns the choice if there are tools that it can mean. Without tools auto becomes none.
+
+    `field`: the choice's field; `name_field`: that of the tool's name in it. Raises InvalidRequest.
+    """
     if choice.mode == "required" and not tools:
         raise InvalidRequest(f"{field} asks for a tool call but there are no tools; send tools too", field=field)
     if choice.name is not None and choice.name not in [tool.name for tool in tools]:
@@ -135,7 +143,8 @@ def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: st
 
 
 def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """Of a call that is sent back, a JSON object as text; none where it is empty. Raises InvalidRequest."""
+    """Parses the arguments of a call that a client sends back: a JSON object as text; "" = {}. Raises
+    InvalidRequest."""
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
@@ -146,16 +155,16 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
 
 
 def call_id() -> str:
-    """A new one, of OpenAI's form."""
+    """Makes a random id of a tool call in OpenAI's form."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _fields(given: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
-    """An object's fields that are not null, its `function`'s too. Raises InvalidRequest."""
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"{path} must be an object, got {echo(given)}", field=path)
-    refuse_unknown(given, kind.__struct_fields__, path)
-    fields = {name: value for name, value in given.items() if value is not None}
+def _fields(value: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+    """Returns the fields of an object that are not null, those of its `function` likewise. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} must be an object, got {echo(value)}", field=path)
+    refuse_unknown(value, kind.__struct_fields__, path)
+    fields = {name: entry for name, entry in value.items() if entry is not None}
     inner = fields.get("function")
     if isinstance(inner, dict):
         known = (FunctionField if kind is ToolField else NamedFunctionField).__struct_fields__

@@ -1,4 +1,4 @@
-"""What becomes of the fields of APIs that were somebody else's first: the tables in a dialect's `fields.toml`."""
+"""Reads a dialect's `fields.toml`: which fields of the original API are honoured with a difference, or refused."""
 
 from __future__ import annotations
 
@@ -12,38 +12,41 @@ import msgspec
 
 
 class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A field that this server does not have."""
+    """A field of the original API that this server refuses."""
 
     why: str
     nothing: Any = None  # the value that asks for nothing, as null does
 
 
 class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table as it stands in a file."""
+    """A table of `fields.toml` as it is written."""
 
     told: dict[str, str] = {}
     refused: dict[str, str | FieldRefusal] = {}
 
 
 class FieldTable(NamedTuple):
-    """The verdicts on fields of one object of a body. Those that it does not name are honoured as in the original."""
+    """The verdicts on the fields of one object of a body. Fields that it does not name are honoured as in the original
+    API."""
 
     told: Mapping[str, str] = MappingProxyType({})  # honoured, with a difference that /compat tells
     refused: Mapping[str, tuple[Any, str]] = MappingProxyType({})
-    """The value that asks for nothing, and why any other is refused."""
+    """Field -> (the value that asks for nothing; why any other is refused)."""
 
     def joined(self, other: FieldTable) -> FieldTable:
-        """With another table, which wins."""
+        """Returns this table joined with another, whose verdicts win."""
         return FieldTable({**self.told, **other.told}, {**self.refused, **other.refused})
 
 
 @cache
 def read_tables(path: Path) -> dict[str, FieldTable]:
-    """The tables of a file by the object of the body that they are about."""
+    """Reads the tables of a file, by the name of the body's object that each is about."""
     written = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=dict[str, WrittenTable])
     return {name: FieldTable(table.told, _refused(table)) for name, table in written.items()}
 
 
 def _refused(table: WrittenTable) -> dict[str, tuple[Any, str]]:
-    found = {name: FieldRefusal(given) if isinstance(given, str) else given for name, given in table.refused.items()}
-    return {name: (refusal.nothing, refusal.why) for name, refusal in found.items()}
+    refusals = {
+        name: FieldRefusal(verdict) if isinstance(verdict, str) else verdict for name, verdict in table.refused.items()
+    }
+    return {name: (refusal.nothing, refusal.why) for name, refusal in refusals.items()}

@@ -1,4 +1,4 @@
-"""Bodies that ask for many short computations: they enter the queue some at a time, and leave room in it for others."""
+"""Runs bodies with many short requests in waves: only some are in the queue at a time, which leaves room for others."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from tureen.requests.shared_fields import MAX_INPUTS
 from tureen.requests.state import ServerState
 
 WAVE = 64
+"""Requests of one body that are in the queue at a time."""
 
 
-class Asker(NamedTuple):
-    """Who sent a body, and what he calls it."""
+class Requester(NamedTuple):
+    """The client that sent a body, and its name for the request."""
 
     owner: str  # "" = nobody in particular
     rid: str | None = None
 
 
 def check_count(count: int, field: str) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest with `field` unless there are 1 to MAX_INPUTS entries."""
     if not 1 <= count <= MAX_INPUTS:
         raise InvalidRequest(f"{field} must have 1 to {MAX_INPUTS} entries, got {count}", field=field)
 
 
 def draft_of(
-    prompts: Sequence[Prompt], names: Sequence[str], sampling: Sampling, options: Options, asker: Asker
+    prompts: Sequence[Prompt], names: Sequence[str], sampling: Sampling, options: Options, requester: Requester
 ) -> Draft:
-    """Prompts that are all computed the same way."""
+    """Makes a draft of prompts that are all computed the same way. `names`: what errors call each prompt."""
     count = len(prompts)
     return Draft(
-        prompts=prompts, names=names, samplings=[sampling] * count, options=[options] * count, owner=asker.owner
+        prompts=prompts, names=names, samplings=[sampling] * count, options=[options] * count, owner=requester.owner
     )
 
 
-async def run_all(draft: Draft, asker: Asker, state: ServerState) -> list[Output]:
-    """The outputs of a draft's prompts, one of each, in their order. Raises the TureenError of the first that fails or
-    is aborted."""
-    _, [name] = planning.name_requests(asker.rid, 1, 1, is_batch=False)
+async def run_all(draft: Draft, requester: Requester, state: ServerState) -> list[Output]:
+    """Runs a draft's prompts and returns an output for each, in their order. Raises the TureenError of the first that
+    fails, DeadlineExceeded when one is aborted."""
+    _, [name] = planning.name_requests(requester.rid, 1, 1, is_batch=False)
     count = len(draft.prompts)
     requests = await offload.run_each(
         count * REQUEST_SIZE, lambda index: request_of(draft, index, name, state), range(count)
     )
-    runs = [Run(state, _plan(requests[at : at + WAVE], name, asker)) for at in range(0, len(requests), WAVE)]
+    runs = [Run(state, _plan(requests[at : at + WAVE], name, requester)) for at in range(0, len(requests), WAVE)]
     current_work().begin(sum(most_tokens(request, 0) for request in requests))
     outputs: list[Output] = []
     is_aborted = False
@@ -63,7 +64,7 @@ async def run_all(draft: Draft, asker: Asker, state: ServerState) -> list[Output
             run.abort(reason)
 
     current_work().names.add(name)
-    with state.loading(asker.owner, {name: (0,)}, abort):
+    with state.loading(requester.owner, {name: (0,)}, abort):
         for run in runs:
             outputs += await run.whole()
             if is_aborted or any(output.finish is None or output.finish.type == "abort" for output in run.outputs):
@@ -71,6 +72,6 @@ async def run_all(draft: Draft, asker: Asker, state: ServerState) -> list[Output
     return outputs
 
 
-def _plan(wave: Sequence[GenerateRequest], name: str, asker: Asker) -> Plan:
+def _plan(wave: Sequence[GenerateRequest], name: str, requester: Requester) -> Plan:
     count = len(wave)
-    return Plan(requests=tuple(wave), rids=(name,) * count, names={}, owner=asker.owner)
+    return Plan(requests=tuple(wave), rids=(name,) * count, names={}, owner=requester.owner)

@@ -26,7 +26,7 @@ from tureen.requests.offload import offload
 from tureen.requests.shared_fields import MAX_INPUTS, AbortName, Inputs, KeptTokens, Priority
 from tureen.requests.state import ServerState
 from tureen.requests.verdicts import read_tables
-from tureen.requests.waves import Asker
+from tureen.requests.waves import Requester
 
 TABLE = read_tables(Path(__file__).with_name("fields.toml"))["embeddings"]
 NOT_OFFERED = TABLE.refused
@@ -68,7 +68,7 @@ def routes(state: ServerState) -> list[Entry]:
         given = read_json(request.headers.get("content-type"), await request.body())
         state.check_accepting()
         body = parse(given)
-        outputs = await unless_gone(request, _outputs(body, Asker(client_name(request), body.rid), state))
+        outputs = await unless_gone(request, _outputs(body, Requester(client_name(request), body.rid), state))
         size = len(outputs) * state.context.info.hidden_size
         return Response(await offload.run(size, lambda: _answer(outputs, body, state)), media_type="application/json")
 
@@ -89,14 +89,14 @@ def parse(given: dict[str, Any]) -> EmbeddingsBody:
     return convert(fields, EmbeddingsBody)
 
 
-async def _outputs(body: EmbeddingsBody, asker: Asker, state: ServerState) -> list[Output]:
+async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerState) -> list[Output]:
     info = state.context.info
     planning.check_priority(body.priority, state.context)
     embedding.check_dimensions(body.dimensions, info)
     if body.user is not None:
         log.debug("embeddings for user %s", echo(body.user))
     asked = EmbeddingOptions(
-        embedding.wanted_states(body.pooling, info),
+        embedding.states_for(body.pooling, info),
         body.truncate_prompt_tokens,
         adapter_of(body.model, state),
         body.priority,
@@ -105,7 +105,7 @@ async def _outputs(body: EmbeddingsBody, asker: Asker, state: ServerState) -> li
         body.input, "input", state.context, most=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
     )
     waves.check_count(len(names), "input")
-    return await embedding.embed(found, names, asked, asker, state)
+    return await embedding.embed(found, names, asked, requester, state)
 
 
 def _answer(outputs: Sequence[Output], body: EmbeddingsBody, state: ServerState) -> bytes:

@@ -17,8 +17,8 @@ from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import convert, read_params, refuse_not_offered, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective, plan_of
-from tureen.requests.embedding import wanted_states
-from tureen.requests.media_fields import Wanted
+from tureen.requests.embedding import states_for
+from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import LARGE
 from tureen.requests.planning import Names, Sampling, per_prompt
 from tureen.requests.processor_field import check_processor
@@ -244,9 +244,9 @@ def adapters_of(body: GenerateBody, batch: int) -> list[tuple[str, str]]:
     ]
 
 
-def wanted_media(body: GenerateBody, batch: int) -> list[Wanted]:
+def wanted_media(body: GenerateBody, batch: int) -> list[PromptMedia]:
     """The pictures and videos that each prompt asks for. Raises InvalidRequest."""
-    wanted = media_fields.wanted_of(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
+    wanted = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
     if body.session_params is not None and any(one.pictures or one.videos for one in wanted):
         raise InvalidRequest(
             "session_params cannot go with image_data or video_data: a session is made of tokens; send the whole "
@@ -373,7 +373,7 @@ def _processors(body: GenerateBody, batch: int, context: Context) -> list[str]:
 
 def _which_hidden(wanted: WantedHidden, info: EngineInfo) -> HiddenStates:
     if wanted == "last":
-        return wanted_states(None, info)
+        return states_for(None, info)
     return "all" if wanted else "none"
 
 

@@ -26,7 +26,7 @@ from tureen.requests.planning import Names, Sampling
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.shared_fields import MAX_INPUTS, MAX_LOGPROB_IDS, AbortName, KeptTokens, Priority, TokenIds
 from tureen.requests.state import Context, ServerState
-from tureen.requests.waves import Asker
+from tureen.requests.waves import Requester
 
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 
@@ -76,12 +76,12 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def routes(state: ServerState) -> list[Entry]:
     async def score(request: Request) -> ASGIApp:
         body = await _read(request, ScoreBody, state)
-        answer = await unless_gone(request, _score(body, Asker(client_name(request), body.rid), state))
+        answer = await unless_gone(request, _score(body, Requester(client_name(request), body.rid), state))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     async def rerank(request: Request) -> ASGIApp:
         body = await _read(request, RerankBody, state)
-        answer = await unless_gone(request, _rerank(body, Asker(client_name(request), body.rid), state))
+        answer = await unless_gone(request, _rerank(body, Requester(client_name(request), body.rid), state))
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     about_score = Docs(
@@ -110,7 +110,7 @@ async def _read(request: Request, kind: type[T], state: ServerState) -> T:
     return convert({name: value for name, value in given.items() if value is not None}, kind)
 
 
-async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str, Any]:
+async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> dict[str, Any]:
     context = state.context
     if context.info.pooling is not None:
         raise InvalidRequest(
@@ -132,7 +132,7 @@ async def _score(body: ScoreBody, asker: Asker, state: ServerState) -> dict[str,
         adapter=adapter_of(body.model, state),
         priority=body.priority,
     )
-    outputs = await waves.run_all(waves.draft_of(resolved, names, ONE_TOKEN, options, asker), asker, state)
+    outputs = await waves.run_all(waves.draft_of(resolved, names, ONE_TOKEN, options, requester), requester, state)
     num_tokens = sum(output.usage.prompt_tokens for output in outputs)
     logprobs = [
         [-math.inf if value is None else value for value, _ in output.output_logprobs[0].token_ids or ()]
@@ -174,7 +174,7 @@ def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
     return [weight / math.fsum(weights) for weight in weights]
 
 
-async def _rerank(body: RerankBody, asker: Asker, state: ServerState) -> list[dict[str, Any]]:
+async def _rerank(body: RerankBody, requester: Requester, state: ServerState) -> list[dict[str, Any]]:
     if state.context.info.pooling is None:
         raise InvalidRequest(
             "this model generates text, and what it makes of a text is no measure of its meaning; serve a model that "
@@ -187,7 +187,7 @@ async def _rerank(body: RerankBody, asker: Asker, state: ServerState) -> list[di
     asked = EmbeddingOptions("pooled", body.truncate_prompt_tokens, priority=body.priority)
     names = ["query", *(f"documents[{index}]" for index in range(len(body.documents)))]
     texts = Texts([body.query, *body.documents], names)
-    query, *documents = await embedding.embed(texts, names, asked, asker, state)
+    query, *documents = await embedding.embed(texts, names, asked, requester, state)
     looked_for = embedding.normalised(embedding.vector_of(query))
     found = []
     for index, output in enumerate(documents):

@@ -1,4 +1,4 @@
-"""The parts of an answer, kept in little room: of each part, what is new in it."""
+"""Stores the parts of an answer compactly: each part as its difference from the one before it of the same output."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import islice
 import msgspec
 
 GROUP = 256
-"""At most so many parts can be read only with those before them, and are dropped together."""
+"""Most parts of a group: within it parts are read from its first on, and they are dropped together."""
 
-BLOCK = 16  # bytes; where so many are equal, two parts run together again
-WINDOW = 16 << 10  # bytes, in which that is looked for
-MAX_TRIES = 8
-MAX_PIECES = 64
-OVERHEAD = 64  # bytes of Python's own, about, for each part
+BLOCK = 16  # bytes that must be equal for two parts to match again after a difference
+WINDOW = 16 << 10  # bytes behind a difference that are searched for a match
+MAX_TRIES = 8  # places in the old part at which a match is searched
+MAX_PIECES = 64  # pieces of a part after which no match is searched any more
+OVERHEAD = 64  # about the bytes that Python needs for each stored part
 
 DELIMITER = re.compile(rb'[,"\n\]}]')
 INDEX = b'"index":'
@@ -24,22 +24,22 @@ INDEX_WITHIN = 64  # bytes from the end of a part
 _coder = msgspec.msgpack
 
 Piece = tuple[int, int] | bytes
-"""A slice of an older part, (start, end), or bytes of its own."""
+"""A slice (start, end) of the older part, or new bytes."""
 
 
 class Group(msgspec.Struct):
-    """Parts of which the first can be read without others."""
+    """Consecutive parts, of which the first can be read without others."""
 
     start: int  # number of the first
-    parts: list[bytes] = []  # each packed: which output it is of, and its pieces
+    parts: list[bytes] = []  # each is msgpack of (its output, its pieces)
     num_bytes: int = 0
 
 
-class Track:
+class PartLog:
     """Parts number `start` to `end` - 1, in at most about `max_bytes`: the oldest are dropped, never the newest one.
 
-    Events of a stream are long where each has all the text so far, but then each is the one before it of the same
-    output with a few bytes more: what is kept grows with the text, not with its square.
+    Some APIs send all the text so far in each event of a stream. As a difference an event takes only its new bytes, so
+    the log grows with the text and not with its square.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -52,13 +52,16 @@ class Track:
 
     @property
     def start(self) -> int:
+        """Number of the oldest part that is kept."""
         return self._groups[0].start
 
     @property
     def num_bytes(self) -> int:
+        """Bytes that the log takes in memory, about."""
         return self._packed_bytes + self._recent_bytes
 
     def append(self, part: bytes) -> None:
+        """Adds a part, and drops the oldest parts when there is no room."""
         group = self._groups[-1]
         if len(group.parts) == GROUP or group.num_bytes > self._max_bytes // 4:
             group = Group(self.end)
@@ -76,16 +79,16 @@ class Track:
         self._drop()
 
     def limit(self, max_bytes: int) -> None:
-        """Keep at most so much from now on."""
+        """Keeps at most so many bytes from now on."""
         self._max_bytes = max_bytes
         self._drop()
 
     def close(self) -> None:
-        """There are no more parts."""
+        """Frees what only `append` needs: there are no more parts."""
         self._forget_recent()
 
     def group(self, number: int) -> Group:
-        """The one that part `number`, which was not dropped, is in, or will be or the one before."""
+        """Returns the group of part `number`, which was not dropped; for a future part the newest group."""
         return self._groups[bisect.bisect_right(self._groups, number, key=lambda group: group.start) - 1]
 
     def _drop(self) -> None:
@@ -98,9 +101,9 @@ class Track:
 
 
 class Reader:
-    """Reads a track from part `number` on, while it grows."""
+    """Reads a log from part `number` on, while it grows."""
 
-    def __init__(self, track: Track, number: int) -> None:
+    def __init__(self, track: PartLog, number: int) -> None:
         self._track = track
         self._next = number
         self._recent: dict[bytes, bytes] = {}
@@ -115,10 +118,11 @@ class Reader:
 
     @property
     def is_late(self) -> bool:
-        """What comes next was dropped."""
+        """Whether the next part was dropped before it was read."""
         return self._next < self._track.start
 
     def next(self) -> bytes:
+        """Returns the next part; there must be one."""
         group = self._track.group(self._next)
         if self._next == group.start:
             self._recent.clear()
@@ -131,13 +135,14 @@ class Reader:
 
 
 def _output(part: bytes) -> bytes:
-    """What stands for the output that an event is of, where its index is the event's last field; else b""."""
+    """Returns the bytes that tell a server-sent event's output from others: from its field `index` on, if that is the
+    event's last one; else b""."""
     at = part.rfind(INDEX, max(0, len(part) - INDEX_WITHIN))
     return part[at + len(INDEX) :] if at >= 0 else b""
 
 
 def difference(new: bytes, old: bytes) -> list[Piece]:
-    """`new` as slices of `old`, in order, and bytes that were not found there."""
+    """Returns `new` as slices of `old`, in order, and bytes that were not found in it."""
     pieces: list[Piece] = []
     done = follows = 0  # new[done:] is still to be told; old[follows:] is what it may continue with
     while done < len(new):
@@ -152,25 +157,26 @@ def difference(new: bytes, old: bytes) -> list[Piece]:
 
 
 def _resume(new: bytes, done: int, old: bytes, follows: int, *, may_look: bool) -> tuple[int, int]:
-    """Where behind new[done] and old[follows], which differ, the two run together again; else their ends."""
+    """Returns the positions behind new[done] and old[follows], which differ, from which the two are equal again; their
+    ends when no such place is found."""
     if may_look:
-        for found in islice(DELIMITER.finditer(old, follows, follows + WINDOW), MAX_TRIES):
-            at = new.find(old[found.start() : found.start() + BLOCK], done, done + WINDOW)
+        for delimiter in islice(DELIMITER.finditer(old, follows, follows + WINDOW), MAX_TRIES):
+            at = new.find(old[delimiter.start() : delimiter.start() + BLOCK], done, done + WINDOW)
             if at >= 0:
-                return at, found.start()
+                return at, delimiter.start()
     return len(new), len(old)
 
 
-def num_common(one: bytes, at: int, other: bytes, there: int) -> int:
-    """How many bytes of one[at:] and other[there:] are equal from the start."""
+def num_common(left: bytes, at: int, right: bytes, there: int) -> int:
+    """Returns how many bytes left[at:] and right[there:] have in common at their start."""
     length, step = 0, BLOCK
-    while (piece := one[at + length : at + length + step]) == other[there + length : there + length + step]:
+    while (piece := left[at + length : at + length + step]) == right[there + length : there + length + step]:
         length += len(piece)
         if len(piece) < step:
             return length
         step *= 2
     while step > 1:  # the next `step` bytes are not all equal
         step //= 2
-        if one[at + length : at + length + step] == other[there + length : there + length + step]:
+        if left[at + length : at + length + step] == right[there + length : there + length + step]:
             length += step
     return length

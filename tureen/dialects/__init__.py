@@ -1,4 +1,5 @@
-"""The APIs that clients speak: a folder each, found by the file `dialect.py` in it. No folder imports another.
+"""This package has a folder for each API that clients use, found by the file `dialect.py` in it. No folder imports
+another.
 
 docs/adding-a-dialect.md says how to add one.
 

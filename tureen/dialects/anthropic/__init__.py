@@ -1,1 +1,1 @@
-"""Anthropic's API."""
+"""Anthropic's messages API: see docs/anthropic.md."""

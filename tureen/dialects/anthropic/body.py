@@ -1,4 +1,7 @@
-"""The bodies of Anthropic's API: every field declared, what is not offered refused by name."""
+"""Declares the bodies of Anthropic's API. Fields that are not offered are refused by name.
+
+Source: https://docs.anthropic.com/en/api/messages
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     @property
     def reference(self) -> str:
-        """As the media loader takes it."""
+        """The picture as the media loader takes it: a URL or a data URL."""
         if isinstance(self.source, AnthropicUrlSource):
             return self.source.url
         return f"data:{self.source.media_type};base64,{self.source.data}"
@@ -203,13 +206,13 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
 
 
-def parse(given: dict[str, Any], kind: type[Body]) -> Body:
-    """The body, its form checked. Raises InvalidRequest."""
-    refuse_unknown(given, (*kind.__struct_fields__, *NOT_OFFERED))
-    refuse_not_offered(given, NOT_OFFERED)
+def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
+    """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
+    refuse_unknown(payload, (*kind.__struct_fields__, *NOT_OFFERED))
+    refuse_not_offered(payload, NOT_OFFERED)
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
-        for name, value in given.items()
+        for name, value in payload.items()
         if value is not None and name not in NOT_OFFERED
     }
     body = convert(fields, kind)
@@ -219,6 +222,7 @@ def parse(given: dict[str, Any], kind: type[Body]) -> Body:
 
 
 def _check_budget(body: AnthropicBody) -> None:
+    """Raises InvalidRequest for a thinking budget without thinking, or one that leaves no token for the answer."""
     field = "thinking.budget_tokens"
     budget = None if body.thinking is None else body.thinking.budget_tokens
     if body.thinking is None or budget is None:

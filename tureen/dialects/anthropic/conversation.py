@@ -1,4 +1,4 @@
-"""From Anthropic's messages, tools and tool choice to those of chats."""
+"""Converts Anthropic's messages, tools and tool choice to those of chat templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tureen.requests.tool_fields import check_tools, choose
 from tureen.text.messages import Message, Tool, ToolChoice
 
 ERROR_MARK = "Error:"
-"""What a model reads before the result of a tool that failed."""
+"""Text put before the result of a tool that failed (`is_error`): chat templates have no field for it."""
 
 
 class AnthropicConversation:
@@ -31,13 +31,17 @@ class AnthropicConversation:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
         self.goes_on = False  # the last message is the assistant's and not complete
-        self._names: dict[str, str] = {}  # of the tools called so far, by the ids of the calls
+        self._names: dict[str, str] = {}  # id of each tool call so far -> the tool's name
 
     def add_system(self, texts: Sequence[str]) -> None:
+        """Adds a system message of several texts."""
         self.messages.append({"role": "system", "content": "\n".join(texts)})
 
     def add_user(self, blocks: Sequence[tuple[str, Block]]) -> None:
-        """A turn of the user: results of tools are messages of their own. Raises InvalidRequest."""
+        """Adds a turn of the user; each tool result becomes a message of its own. `blocks`: path for errors, block.
+
+        Raises InvalidRequest.
+        """
         parts: list[dict[str, Any]] = []
         for path, block in blocks:
             if isinstance(block, AnthropicToolResultBlock):
@@ -51,7 +55,7 @@ class AnthropicConversation:
         self._add_parts(parts)
 
     def add_assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
-        """A turn of the assistant. Raises InvalidRequest."""
+        """Adds a turn of the assistant. `blocks`: path for errors, block. Raises InvalidRequest."""
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
@@ -84,9 +88,11 @@ class AnthropicConversation:
                 f"{path}.tool_use_id {echo(block.tool_use_id)} is the id of no tool_use block before it",
                 field=f"{path}.tool_use_id",
             )
-        given = [AnthropicTextBlock(text=block.content)] if isinstance(block.content, str) else block.content or []
+        result_blocks = (
+            [AnthropicTextBlock(text=block.content)] if isinstance(block.content, str) else block.content or []
+        )
         parts = [{"type": "text", "text": ERROR_MARK}] if block.is_error else []
-        parts += [self._part(one) for one in given]
+        parts += [self._part(content_block) for content_block in result_blocks]
         self.messages.append(
             {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": _content(parts)}
         )
@@ -101,14 +107,14 @@ class AnthropicConversation:
 def conversation_of(
     messages: Sequence[AnthropicMessage], system: str | Sequence[AnthropicTextBlock] | None
 ) -> AnthropicConversation:
-    """Neighbours of one role become one message. Raises InvalidRequest."""
-    talk = AnthropicConversation()
+    """Converts messages and system prompt; consecutive messages of one role become one. Raises InvalidRequest."""
+    conversation = AnthropicConversation()
     if system:
-        talk.add_system([system] if isinstance(system, str) else [block.text for block in system])
+        conversation.add_system([system] if isinstance(system, str) else [block.text for block in system])
     role, turn = "", list[tuple[str, Block]]()
     for index, message in enumerate(messages):
         if message.role != role:
-            _add_turn(talk, role, turn)
+            _add_turn(conversation, role, turn)
             role, turn = message.role, []
         path = f"messages[{index}].content"
         if isinstance(message.content, str):
@@ -117,26 +123,26 @@ def conversation_of(
             raise InvalidRequest(f"{path} is empty; it has at least one block", field=path)
         else:
             turn += [(f"{path}[{number}]", block) for number, block in enumerate(message.content)]
-    _add_turn(talk, role, turn)
-    talk.goes_on = role == "assistant"
-    if talk.goes_on and talk.messages[-1].get("tool_calls"):
+    _add_turn(conversation, role, turn)
+    conversation.goes_on = role == "assistant"
+    if conversation.goes_on and conversation.messages[-1].get("tool_calls"):
         raise InvalidRequest(
             "messages ends with a tool_use block; what comes next is its tool_result in a user's message",
             field="messages",
         )
-    return talk
+    return conversation
 
 
-def _add_turn(talk: AnthropicConversation, role: str, turn: Sequence[tuple[str, Block]]) -> None:
+def _add_turn(conversation: AnthropicConversation, role: str, turn: Sequence[tuple[str, Block]]) -> None:
     if role == "user":
-        talk.add_user(turn)
+        conversation.add_user(turn)
     elif role == "assistant":
-        talk.add_assistant(turn)
+        conversation.add_assistant(turn)
     elif role == "system":
         for path, block in turn:
             if not isinstance(block, AnthropicTextBlock):
                 raise _misplaced(path, block, "system")
-        talk.add_system([block.text for _, block in turn if isinstance(block, AnthropicTextBlock)])
+        conversation.add_system([block.text for _, block in turn if isinstance(block, AnthropicTextBlock)])
 
 
 def _misplaced(path: str, block: Block, role: str) -> InvalidRequest:
@@ -145,14 +151,14 @@ def _misplaced(path: str, block: Block, role: str) -> InvalidRequest:
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Text alone is a string: every template takes that."""
+    """Joins parts that are all text to a string, which every chat template takes."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return list(parts)
 
 
 def tools_of(body: AnthropicBody | AnthropicCountBody) -> tuple[Tool, ...]:
-    """Raises InvalidRequest."""
+    """Converts and checks the body's tools. Raises InvalidRequest."""
     tools = [
         Tool(
             name=tool.name,
@@ -166,14 +172,14 @@ def tools_of(body: AnthropicBody | AnthropicCountBody) -> tuple[Tool, ...]:
 
 
 def tool_choice_of(body: AnthropicBody | AnthropicCountBody) -> ToolChoice:
-    """Raises InvalidRequest."""
-    tools, given = tools_of(body), body.tool_choice
-    if given is None:
+    """Converts the body's tool choice and checks it against its tools. Raises InvalidRequest."""
+    tools, choice = tools_of(body), body.tool_choice
+    if choice is None:
         return choose(ToolChoice(), tools, "tool_choice")
-    if (given.name is not None) != (given.type == "tool"):
+    if (choice.name is not None) != (choice.type == "tool"):
         raise InvalidRequest(
-            f"tool_choice.name goes with tool_choice.type tool, and only with it; got type {given.type}",
+            f"tool_choice.name goes with tool_choice.type tool, and only with it; got type {choice.type}",
             field="tool_choice.name",
         )
-    mode = {"auto": "auto", "none": "none"}.get(given.type, "required")
-    return choose(ToolChoice(mode, given.name), tools, "tool_choice", "tool_choice.name")  # type: ignore[arg-type]
+    mode = {"auto": "auto", "none": "none"}.get(choice.type, "required")
+    return choose(ToolChoice(mode, choice.name), tools, "tool_choice", "tool_choice.name")  # type: ignore[arg-type]

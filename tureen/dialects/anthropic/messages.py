@@ -1,4 +1,7 @@
-"""Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
+"""Serves Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`.
+
+Source: https://docs.anthropic.com/en/api/messages, /messages-count-tokens, /messages-streaming, /errors.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ ERROR_TYPES = {
     504: "timeout_error",
 }
 PARAMETERS = {"max_tokens": "max_new_tokens", "stop_sequences": "stop", "seed": "sampling_seed"}
-"""What is called otherwise than in SamplingParams."""
+"""Anthropic's names of sampling parameters -> those of SamplingParams."""
 
 ERROR_SHAPE = ErrorShape(
     "AnthropicError",
@@ -76,10 +79,12 @@ _json = msgspec.json.Encoder()
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of this API."""
+
     async def create(request: Request) -> ASGIApp:
-        def read(given: dict[str, Any]) -> tuple[AnthropicBody, Chat]:
-            body = parse(given, AnthropicBody)
-            return body, chat_of(body, given, state)
+        def read(payload: dict[str, Any]) -> tuple[AnthropicBody, Chat]:
+            body = parse(payload, AnthropicBody)
+            return body, chat_of(body, payload, state)
 
         body, chat = await read_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
@@ -116,31 +121,33 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _count_tokens(request: Request, state: ServerState) -> Response:
-    def read(given: dict[str, Any]) -> tuple[AnthropicCountBody, AnthropicConversation]:
-        body = parse(given, AnthropicCountBody)
+    def read(payload: dict[str, Any]) -> tuple[AnthropicCountBody, AnthropicConversation]:
+        body = parse(payload, AnthropicCountBody)
         adapter_of(body.model, state)
         return body, conversation_of(body.messages, body.system)
 
-    body, talk = await read_with(request, read)
+    body, conversation = await read_with(request, read)
     tools, choice = tools_of(body), tool_choice_of(body)
     counting = chat_prompt(
-        talk.messages,
+        conversation.messages,
         () if choice.mode == "none" else tools,
         state,
-        pictures=talk.pictures,
-        continue_final_message=talk.goes_on,
+        pictures=conversation.pictures,
+        continue_final_message=conversation.goes_on,
         template_kwargs=_thinking(body, state),
     )
-    found = await unless_gone(request, counting)
-    return Response(_json.encode({"input_tokens": len(found.prompt.token_ids)}), media_type="application/json")
+    rendered = await unless_gone(request, counting)
+    return Response(_json.encode({"input_tokens": len(rendered.prompt.token_ids)}), media_type="application/json")
 
 
 def error_object(error: TureenError) -> dict[str, Any]:
+    """Returns an error in Anthropic's JSON form."""
     kind = ERROR_TYPES.get(_status(error), "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def error_response(error: TureenError) -> Response:
+    """Returns an error as an answer with Anthropic's body and status (529 when overloaded)."""
     return shaped(error, error_object(error), _status(error))
 
 
@@ -148,17 +155,18 @@ def _status(error: TureenError) -> int:
     return OVERLOADED_STATUS if error.status == 503 else error.status
 
 
-def chat_of(body: AnthropicBody, given: dict[str, Any], state: ServerState) -> Chat:
-    """Raises InvalidRequest, NotFound."""
-    sampling, renamed = _sampling(body, given)
-    talk = conversation_of(body.messages, body.system)
+def chat_of(body: AnthropicBody, payload: dict[str, Any], state: ServerState) -> Chat:
+    """Converts a body to a chat. `payload`: the body as sent, which tells the fields that were set. Raises
+    InvalidRequest, NotFound."""
+    sampling, renamed = _sampling(body, payload)
+    conversation = conversation_of(body.messages, body.system)
     return Chat(
-        messages=tuple(talk.messages),
-        pictures=tuple(talk.pictures),
+        messages=tuple(conversation.messages),
+        pictures=tuple(conversation.pictures),
         tools=tools_of(body),
         tool_choice=tool_choice_of(body),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        continue_final_message=talk.goes_on,
+        continue_final_message=conversation.goes_on,
         template_kwargs=_thinking(body, state),
         sampling=sampling,
         names=Names("", renamed),
@@ -167,13 +175,17 @@ def chat_of(body: AnthropicBody, given: dict[str, Any], state: ServerState) -> C
     )
 
 
-def _sampling(body: AnthropicBody, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parameters that the body sets, and what it calls them. Raises InvalidRequest."""
+def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the sampling parameters that the body sets, by the names of SamplingParams, and the body's names for
+    them.
+
+    Raises InvalidRequest.
+    """
     renamed: dict[str, str] = {}
     sampling: dict[str, Any] = {}
-    for name in given:
+    for name in payload:
         target = PARAMETERS.get(name, name)
-        if target in PARAM_FIELDS and given[name] is not None and name not in NOT_OFFERED:
+        if target in PARAM_FIELDS and payload[name] is not None and name not in NOT_OFFERED:
             if target in sampling:
                 raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
             sampling[target], renamed[target] = getattr(body, name), name
@@ -224,7 +236,8 @@ def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, str |
 
 
 def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
-    """Prompt tokens that were in the cache are counted apart; what is new there is nothing to pay for."""
+    """Returns Anthropic's `usage`: `input_tokens` without those read from the prefix cache, which are counted apart;
+    writing to the cache costs nothing."""
     usage = output.usage
     num_thinking = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
     return {
@@ -237,7 +250,7 @@ def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState
 
 
 class Blocks:
-    """The content blocks that an answer's parts make, and the events that tell of them."""
+    """Builds the content blocks of an answer from its parts, and the streaming events that carry them."""
 
     def __init__(self, body: AnthropicBody) -> None:
         self.content: list[dict[str, Any]] = []
@@ -246,6 +259,7 @@ class Blocks:
         self._arguments = ""  # of the open tool_use
 
     def feed(self, part: Part) -> list[dict[str, Any]]:
+        """Adds a part and returns the events for it."""
         match part:
             case Reasoning(text):
                 events = self._open("thinking", {"thinking": "", "signature": ""})
@@ -280,7 +294,7 @@ class Blocks:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}
 
     def close(self) -> list[dict[str, Any]]:
-        """The open block is complete."""
+        """Completes the open block and returns the events for that."""
         if not self._is_open:
             return []
         if self._is_in("tool_use"):
@@ -307,11 +321,11 @@ async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncG
                 is_first = False
             seen += event.parts
             for part in event.parts:
-                for one in blocks.feed(part):
-                    yield _event(one)
+                for block_event in blocks.feed(part):
+                    yield _event(block_event)
             if output.finish is not None:
-                for one in blocks.close():
-                    yield _event(one)
+                for block_event in blocks.close():
+                    yield _event(block_event)
                 usage = _usage(output, plan, seen, state)
                 yield _event({"type": "message_delta", "delta": _stop(event, plan, body), "usage": usage})
                 yield _event({"type": "message_stop"})

@@ -1,1 +1,1 @@
-"""MindIE's and vLLM's dialect of `/generate`."""
+"""The `/generate` of MindIE and of vLLM's demo server: see docs/mindie.md."""

@@ -1,4 +1,8 @@
-"""MindIE's and vLLM's dialect of `/generate`: flat parameters, answers as lists of texts, NUL between pieces."""
+"""Serves `/generate` as MindIE and vLLM's demo server do: flat parameters, answers that are lists of texts, and streams
+whose pieces a NUL byte ends.
+
+Source: MindIE's service API, "vLLM-compatible inference"; vllm/entrypoints/api_server.py.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ RENAMED = {
 }
 NAMES = Names("", RENAMED)
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
-"""What this dialect calls otherwise than SamplingParams."""
+"""This dialect's names of sampling parameters -> those of SamplingParams; RENAMED is the other way round."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
@@ -114,7 +118,7 @@ NOT_PARAMETERS = ("prompt", "stream", "model", "n", "best_of")
 
 
 def as_mindie(error: TureenError) -> ASGIApp:
-    """An error as this dialect writes it."""
+    """Returns an error as an answer in this dialect's form."""
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, TryLater) else {}
     return Response(
         _json.encode(error_object(error)),
@@ -125,6 +129,7 @@ def as_mindie(error: TureenError) -> ASGIApp:
 
 
 def error_object(error: TureenError) -> dict[str, str]:
+    """Returns an error in this dialect's JSON form."""
     return {"error": error.message, "error_type": ERROR_TYPES.get(_status(error), "Incomplete Generation")}
 
 
@@ -133,17 +138,17 @@ def _status(error: TureenError) -> int:
 
 
 def _headers() -> dict[str, str]:
-    """What every answer of this dialect carries."""
+    """Returns the header that every answer of this dialect has."""
     return {"RequestUUID": str(uuid.uuid4())}
 
 
-async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    """The answer to a body of this dialect, errors in its shape."""
+async def respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """Answers a body of this dialect; errors are answers in its form."""
     try:
         state.check_accepting()
-        body = parse(given, state.context)
+        body = parse(payload, state.context)
         adapter = _adapter(body, state)
-        work = _plan(body, given, state, owner=client_name(request), adapter=adapter)
+        work = _plan(body, payload, state, owner=client_name(request), adapter=adapter)
         run = Run(state, await prepared(request, work))
         if body.stream:
             headers = _headers() | {"content-type": "text/event-stream"}
@@ -160,11 +165,11 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
     return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
 
 
-def parse(given: dict[str, Any], context: Context) -> MindieBody:
-    """Check the body's form. Raises InvalidRequest."""
-    refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
-    refuse_not_offered(given, NOT_OFFERED)
-    fields = {name: value for name, value in given.items() if value is not None and name in FIELDS}
+def parse(payload: dict[str, Any], context: Context) -> MindieBody:
+    """Checks a JSON body's form and the bounds that depend on the server. Raises InvalidRequest."""
+    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
+    refuse_not_offered(payload, NOT_OFFERED)
+    fields = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
     body = convert(fields, MindieBody)
     if len(body.prompt) > MAX_PROMPT_CHARS:
         raise InvalidRequest(
@@ -188,7 +193,7 @@ def parse(given: dict[str, Any], context: Context) -> MindieBody:
 
 
 def _adapter(body: MindieBody, state: ServerState) -> str:
-    """Its name; empty = none. Raises NotFound."""
+    """Returns the adapter that `model` names; "" = none. Raises NotFound."""
     name = body.model
     if name is None or name in ("None", state.context.info.model_name):
         return ""
@@ -196,11 +201,11 @@ def _adapter(body: MindieBody, state: ServerState) -> str:
     return name
 
 
-async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
+async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
     context = state.context
     fields = {
         PARAMETERS.get(name, name): getattr(body, name)
-        for name, value in given.items()
+        for name, value in payload.items()
         if value is not None and name in FIELDS and name not in NOT_PARAMETERS
     }
     if isinstance(body.stop, str):
@@ -217,7 +222,8 @@ async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, 
 
 
 def _check_prompt_length(num_tokens: int, context: Context) -> None:
-    """Where the operator bounds max_tokens, every prompt that is taken leaves room for the largest."""
+    """Raises InvalidRequest for a prompt that leaves no room for --max-iter-times tokens, as MindIE does, even when the
+    request asks for fewer."""
     reserved = context.config.max_iter_times
     if reserved is not None and reserved < context.capacity < num_tokens + reserved:
         raise InvalidRequest(
@@ -229,7 +235,7 @@ def _check_prompt_length(num_tokens: int, context: Context) -> None:
 
 
 def _check_complete(output: Output) -> None:
-    """Raises RequestFailed for an output that was ended from outside: nothing in an answer could say so."""
+    """Raises RequestFailed for an output that was aborted: this dialect's answers have no finish reason to show it."""
     if output.finish is not None and output.finish.type == "abort":
         raise RequestFailed(
             f"the request was ended before its text was complete ({output.finish.reason})", code="aborted"
@@ -237,14 +243,14 @@ def _check_complete(output: Output) -> None:
 
 
 def _ranked(outputs: Sequence[Output], body: MindieBody) -> list[Output]:
-    """In order; with best_of, those with the highest cumulative log-probability first."""
+    """Returns the outputs in order; with best_of those with the highest cumulative log-probability first."""
     if body.best_of is None:
         return list(outputs)
     return sorted(outputs, key=lambda output: output.cumulative_logprob, reverse=True)
 
 
 async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenerator[bytes, None]:
-    """One JSON object and a NUL byte for each step in which there is new text, of all texts together; at least one."""
+    """Yields a JSON object with all texts, and a NUL byte, for each update with new text; at least one."""
     config = state.context.config
     is_whole = config.mindie_full_text or config.vllm_profile
     front = body.prompt if config.vllm_profile else ""
@@ -252,14 +258,14 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
-            has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
-            if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
-                yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL
+            has_new = any(len(output.text) > output.sent_chars for output in run.outputs)
+            if has_new or (is_first and all(output.finish is not None for output in run.outputs)):
+                yield _json.encode({"text": [_piece(output, front, is_whole=is_whole) for output in run.outputs]}) + NUL
                 is_first = False
 
 
 def _piece(output: Output, front: str, *, is_whole: bool) -> str:
-    """What a piece of the stream says of one text; it counts as sent."""
+    """Returns one output's text for a piece of the stream, the whole text or the new one, and counts it as sent."""
     text = front + output.text if is_whole else output.text[output.sent_chars :]
     output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
     return text

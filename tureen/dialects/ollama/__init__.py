@@ -1,1 +1,1 @@
-"""Ollama's API."""
+"""Ollama's API: see docs/ollama.md."""

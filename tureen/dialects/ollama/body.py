@@ -1,4 +1,7 @@
-"""The bodies of Ollama's API: every field declared, what is not offered refused by name."""
+"""Declares the bodies of Ollama's API. Fields that are not offered are refused by name.
+
+Source: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PARAMETERS = {
     "repeat_penalty": "repetition_penalty",
     "seed": "sampling_seed",
 }
-"""Options that are called otherwise than in SamplingParams."""
+"""Ollama's names of sampling parameters -> those of SamplingParams."""
 
 Body = TypeVar("Body", bound="OllamaBody")
 
@@ -140,9 +143,9 @@ class OllamaShowBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     verbose: Annotated[bool, Meta(description="There is nothing more to show.")] = False
 
 
-def parse(given: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
-    """The body, its form checked. Raises InvalidRequest."""
-    fields = _offered(given, kind.__struct_fields__, NOT_OFFERED)
+def parse(payload: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
+    """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
+    fields = _offered(payload, kind.__struct_fields__, NOT_OFFERED)
     if isinstance(fields.get("options"), dict):
         known = OllamaOptions.__struct_fields__
         fields["options"] = _offered(fields["options"], known, OPTIONS_NOT_OFFERED, "options")
@@ -152,15 +155,16 @@ def parse(given: Mapping[str, Any], kind: type[Body], context: Context) -> Body:
 
 
 def _offered(
-    given: Mapping[str, Any],
+    payload: Mapping[str, Any],
     known: tuple[str, ...],
     not_offered: Mapping[str, tuple[Any, str]],
     where: str = "",
 ) -> dict[str, Any]:
-    """What is given and no null, without what asks for nothing. Raises InvalidRequest."""
-    refuse_unknown(given, (*known, *not_offered), where)
-    refuse_not_offered(given, not_offered, where)
-    return {name: value for name, value in given.items() if value is not None and name not in not_offered}
+    """Returns the fields that are set and offered: neither null nor in `not_offered`. Raises InvalidRequest for unknown
+    fields, and for fields not offered that ask for something."""
+    refuse_unknown(payload, (*known, *not_offered), where)
+    refuse_not_offered(payload, not_offered, where)
+    return {name: value for name, value in payload.items() if value is not None and name not in not_offered}
 
 
 def _check(body: OllamaBody, context: Context) -> None:
@@ -178,18 +182,19 @@ def _check(body: OllamaBody, context: Context) -> None:
     _check_keep_alive(body.keep_alive)
 
 
-def _check_keep_alive(given: float | str | None) -> None:
-    if isinstance(given, str) and not DURATION.fullmatch(given):
-        raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(given)}", field="keep_alive")
-    if given == 0 or (isinstance(given, str) and not any(digit in given for digit in "123456789")):
+def _check_keep_alive(duration: float | str | None) -> None:
+    if isinstance(duration, str) and not DURATION.fullmatch(duration):
+        raise InvalidRequest(f"keep_alive must be a duration such as 5m, got {echo(duration)}", field="keep_alive")
+    if duration == 0 or (isinstance(duration, str) and not any(digit in duration for digit in "123456789")):
         raise InvalidRequest(
             "keep_alive 0 asks to unload the model, which always stays; leave it out", field="keep_alive"
         )
 
 
-def sampling_of(body: OllamaBody, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that the body sets, by the names of SamplingParams."""
-    options = {name: value for name, value in (given.get("options") or {}).items() if value is not None}
+def sampling_of(body: OllamaBody, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampling parameters that the body sets, by the names of SamplingParams. `payload`: the body as
+    sent."""
+    options = {name: value for name, value in (payload.get("options") or {}).items() if value is not None}
     fields = {
         PARAMETERS.get(name, name): getattr(body.options, name)
         for name in options

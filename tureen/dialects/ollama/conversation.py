@@ -1,4 +1,4 @@
-"""From Ollama's bodies to chats."""
+"""Converts Ollama's bodies to chats."""
 
 from __future__ import annotations
 
@@ -31,99 +31,101 @@ NAMES = Names(
     | {"json_schema": "format"},
 )
 DEFAULTS = {"max_new_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's, for models that recommend nothing."""
+"""Ollama's default sampling parameters, which the model's own and the server's go before."""
 
 
 class OllamaConversation:
-    """Messages as chat templates take them. Calls of tools without ids get some, and results find their calls."""
+    """Builds messages as chat templates take them. Tool calls without ids get some, and each tool result is matched
+    with its call."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
-        self._made: list[tuple[str, str]] = []  # id and name
-        self._done: set[int] = set()  # indices of calls
-        self._waiting: defaultdict[tuple[str | None, str | None], deque[int]] = defaultdict(deque)
-        """What a result can say of its call, id and name -> indices of the calls it fits, answered ones among them."""
+        self._call_ids: list[tuple[str, str]] = []  # id and tool name of each call
+        self._answered: set[int] = set()  # indices of calls that have a result
+        self._candidates: defaultdict[tuple[str | None, str | None], deque[int]] = defaultdict(deque)
+        """Id and tool name in a result, None = absent -> indices of the calls that fit, answered ones among them."""
 
-    def add(self, given: OllamaMessage, path: str) -> None:
-        """Raises InvalidRequest for fields that do not belong to the role."""
+    def add(self, ollama_message: OllamaMessage, path: str) -> None:
+        """Adds a message; `path` names it in errors. Raises InvalidRequest for fields that do not belong to its
+        role."""
         belongs = {"thinking": "assistant", "tool_calls": "assistant", "tool_name": "tool", "tool_call_id": "tool"}
         for field, role in belongs.items():
-            if getattr(given, field) is not None and given.role != role:
+            if getattr(ollama_message, field) is not None and ollama_message.role != role:
                 raise InvalidRequest(f"{path}.{field} is for messages of role {role}", field=f"{path}.{field}")
-        message: Message = {"role": given.role, "content": self._content(given)}
-        if given.thinking:
-            message["reasoning_content"] = given.thinking
-        if given.tool_calls:
-            message["tool_calls"] = self._calls(given)
-        if given.role == "tool":
-            message |= self._answered(given)
+        message: Message = {"role": ollama_message.role, "content": self._content(ollama_message)}
+        if ollama_message.thinking:
+            message["reasoning_content"] = ollama_message.thinking
+        if ollama_message.tool_calls:
+            message["tool_calls"] = self._calls(ollama_message)
+        if ollama_message.role == "tool":
+            message |= self._call_of(ollama_message)
         self.messages.append(message)
 
-    def _content(self, given: OllamaMessage) -> str | list[dict[str, Any]]:
-        text = given.content or ""
-        if not given.images:
+    def _content(self, ollama_message: OllamaMessage) -> str | list[dict[str, Any]]:
+        text = ollama_message.content or ""
+        if not ollama_message.images:
             return text
-        self.pictures += given.images
-        pictures: list[dict[str, Any]] = [{"type": "image"} for _ in given.images]
+        self.pictures += ollama_message.images
+        pictures: list[dict[str, Any]] = [{"type": "image"} for _ in ollama_message.images]
         return [*pictures, {"type": "text", "text": text}]
 
-    def _calls(self, given: OllamaMessage) -> list[dict[str, Any]]:
+    def _calls(self, ollama_message: OllamaMessage) -> list[dict[str, Any]]:
         calls = []
-        for call in given.tool_calls or ():
-            index, tool = len(self._made), call.function.name
+        for call in ollama_message.tool_calls or ():
+            index, tool = len(self._call_ids), call.function.name
             name = call.id or f"call{index + 1:05d}"
-            self._made.append((name, tool))
+            self._call_ids.append((name, tool))
             for key in ((None, None), (name, None), (None, tool), (name, tool)):
-                self._waiting[key].append(index)
+                self._candidates[key].append(index)
             function = {"name": tool, "arguments": call.function.arguments}
             calls.append({"id": name, "type": "function", "function": function})
         return calls
 
-    def _answered(self, given: OllamaMessage) -> Message:
-        """Which call a result is of: the one it says, else the first without one."""
-        name, tool = given.tool_call_id, given.tool_name
-        fits = self._waiting.get((name, tool), deque())
-        while fits and fits[0] in self._done:
+    def _call_of(self, ollama_message: OllamaMessage) -> Message:
+        """Returns the id and the tool name of the call that a result answers: the first unanswered call that fits."""
+        name, tool = ollama_message.tool_call_id, ollama_message.tool_name
+        fits = self._candidates.get((name, tool), deque())
+        while fits and fits[0] in self._answered:
             fits.popleft()
         if fits:
-            self._done.add(fits[0])
-            name, tool = self._made[fits.popleft()]
+            self._answered.add(fits[0])
+            name, tool = self._call_ids[fits.popleft()]
         return {key: value for key, value in (("tool_call_id", name), ("name", tool)) if value is not None}
 
 
-def chat_of(body: OllamaChatBody, given: dict[str, Any], state: ServerState) -> Chat:
-    """Raises InvalidRequest, NotFound."""
-    talk = OllamaConversation()
+def chat_of(body: OllamaChatBody, payload: dict[str, Any], state: ServerState) -> Chat:
+    """Converts a body of `/api/chat`; `payload`: the body as sent. Raises InvalidRequest, NotFound."""
+    conversation = OllamaConversation()
     for index, message in enumerate(body.messages):
-        talk.add(message, f"messages[{index}]")
+        conversation.add(message, f"messages[{index}]")
     tools = read_tools(body.tools)
     return Chat(
-        messages=tuple(talk.messages),
-        pictures=tuple(talk.pictures),
+        messages=tuple(conversation.messages),
+        pictures=tuple(conversation.pictures),
         tools=tools,
         tool_choice=choose(ToolChoice(), tools, "tools"),
         continue_final_message=body.messages[-1].role == "assistant" and not body.messages[-1].tool_calls,
         template_kwargs=_thinking(body, tools, state),
-        sampling=sampling_of(body, given),
+        sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         names=NAMES,
         adapter=adapter(body.model, state),
     )
 
 
-def prompt_chat(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState) -> Chat:
-    """A prompt as the one message of a chat. Raises InvalidRequest, NotFound."""
-    talk = OllamaConversation()
+def prompt_chat(body: OllamaGenerateBody, payload: dict[str, Any], state: ServerState) -> Chat:
+    """Converts a body of `/api/generate`: its prompt becomes a user's message. Raises InvalidRequest, NotFound."""
+    conversation = OllamaConversation()
     if body.system:
-        talk.add(OllamaMessage(role="system", content=body.system), "system")
-    talk.add(OllamaMessage(role="user", content=body.prompt, images=list(body.images)), "prompt")
+        conversation.add(OllamaMessage(role="system", content=body.system), "system")
+    conversation.add(OllamaMessage(role="user", content=body.prompt, images=list(body.images)), "prompt")
     return Chat(
-        messages=tuple(talk.messages),
+        messages=tuple(conversation.messages),
         field="prompt",
-        pictures=tuple(talk.pictures),
+        pictures=tuple(conversation.pictures),
         template_kwargs=_thinking(body, (), state),
-        sampling=sampling_of(body, given),
+        sampling=sampling_of(body, payload),
         defaults=DEFAULTS,
         names=NAMES,
         adapter=adapter(body.model, state),
@@ -135,7 +137,7 @@ def _thinking(body: OllamaBody, tools: Sequence[Tool], state: ServerState) -> di
 
 
 def adapter(model: str, state: ServerState) -> str:
-    """The name of the adapter that `model` asks for; "" = none. Raises NotFound."""
+    """Returns the adapter that `model` names, with or without `:latest`; "" = none. Raises NotFound."""
     try:
         return adapter_of(model, state)
     except NotFound:

@@ -1,4 +1,7 @@
-"""Ollama's API: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/version`."""
+"""Serves Ollama's API: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show`, `/api/version`.
+
+Source: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 API_VERSION = "0.12.6"
-"""Of the Ollama whose API this is: clients look at it to know what they may send."""
+"""Version of Ollama whose API this is; clients read it to know which fields they may send."""
 
 NDJSON = "application/x-ndjson"
 NS = 1_000_000_000
@@ -49,10 +52,12 @@ _json = msgspec.json.Encoder()
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of this API."""
+
     async def answer_chat(request: Request) -> ASGIApp:
-        def read(given: dict[str, Any]) -> tuple[OllamaChatBody, Chat | None]:
-            body = parse(given, OllamaChatBody, state.context)
-            return body, chat_of(body, given, state) if body.messages else None
+        def read(payload: dict[str, Any]) -> tuple[OllamaChatBody, Chat | None]:
+            body = parse(payload, OllamaChatBody, state.context)
+            return body, chat_of(body, payload, state) if body.messages else None
 
         body, chat = await read_with(request, read)
         if chat is None:
@@ -62,15 +67,15 @@ def routes(state: ServerState) -> list[Entry]:
         return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        body = parse(given, OllamaGenerateBody, state.context)
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        body = parse(payload, OllamaGenerateBody, state.context)
         if not body.prompt:
             adapter(body.model, state)
             return Response(_json.encode(_loaded(body, "generate")), media_type="application/json")
         if body.raw:
-            plan = await _raw_plan(body, given, state, client_name(request))
+            plan = await _raw_plan(body, payload, state, client_name(request))
         else:
-            plan = await planned(prompt_chat(body, given, state), request, state)
+            plan = await planned(prompt_chat(body, payload, state), request, state)
         return await _respond(request, state, plan, OllamaAnswer(body, "generate"))
 
     message = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -101,9 +106,9 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"models": [model_card(name, started, state) for name in names]})
 
     async def show(request: Request) -> Response:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        refuse_unknown(given, OllamaShowBody.__struct_fields__)
-        body = convert({name: value for name, value in given.items() if value is not None}, OllamaShowBody)
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        refuse_unknown(payload, OllamaShowBody.__struct_fields__)
+        body = convert({name: value for name, value in payload.items() if value is not None}, OllamaShowBody)
         if (body.model is None) == (body.name is None):
             raise InvalidRequest("send model, or name, which means the same", field="model")
         adapter(body.model or body.name or "", state)
@@ -128,15 +133,20 @@ def _fact_routes(state: ServerState) -> list[Entry]:
 
 
 def error_object(error: TureenError) -> dict[str, Any]:
+    """Returns an error in Ollama's JSON form."""
     return {"error": error.message}
 
 
 def error_response(error: TureenError) -> Response:
+    """Returns an error as an answer with Ollama's body."""
     return shaped(error, error_object(error))
 
 
 def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
-    """What lists of models say. The digest tells apart what is served under a name from what was so before."""
+    """Returns a model's entry in `/api/tags`. Its digest changes with the model and the version of its weights.
+
+    `modified`: time in ISO 8601.
+    """
     info, config = state.context.info, state.context.config
     identity = f"{name}\n{info.model_name}\n{config.weight_version}"
     return {
@@ -188,14 +198,15 @@ def _facts(name: str, modified: str, state: ServerState) -> dict[str, Any]:
     }
 
 
-async def _raw_plan(body: OllamaGenerateBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
-    """A prompt that goes to the model as it is. Raises InvalidRequest, NotFound."""
+async def _raw_plan(body: OllamaGenerateBody, payload: dict[str, Any], state: ServerState, owner: str) -> Plan:
+    """Makes the request of a prompt with `raw: true`, to which no chat template is applied. Raises InvalidRequest,
+    NotFound."""
     for name in ("system", "images", "think"):
         if getattr(body, name):
             raise InvalidRequest(f"{name} cannot go with raw: true; it needs the model's template", field=name)
     state.check_accepting()
     context = state.context
-    sampling = planning.make_sampling(sampling_of(body, given), context, NAMES, DEFAULTS)
+    sampling = planning.make_sampling(sampling_of(body, payload), context, NAMES, DEFAULTS)
     [ids] = await tokenize([body.prompt], ["prompt"], context)
     options = Options(adapter=adapter(body.model, state))
     draft = one_prompt(Prompt(ids), "prompt", sampling, options, owner=owner)
@@ -237,7 +248,7 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 class Piece(msgspec.Struct):
-    """What a line says of an answer."""
+    """The part of an answer that one line of the stream carries."""
 
     text: str = ""
     thinking: str = ""
@@ -245,6 +256,7 @@ class Piece(msgspec.Struct):
 
 
 def joined(pieces: list[Piece]) -> Piece:
+    """Joins all pieces of an answer."""
     return Piece(
         "".join(piece.text for piece in pieces),
         "".join(piece.thinking for piece in pieces),
@@ -253,7 +265,7 @@ def joined(pieces: list[Piece]) -> Piece:
 
 
 class OllamaAnswer:
-    """One answer, as it comes. Calls of tools are told when they are complete."""
+    """Renders one answer while it grows. Ollama's lines have whole tool calls, so a call waits until it is complete."""
 
     def __init__(self, body: OllamaBody, kind: str) -> None:
         self.is_streamed = body.stream
@@ -263,7 +275,7 @@ class OllamaAnswer:
         self._first_s: float | None = None  # when the first of the output came
 
     def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
-        """Raises RequestFailed for an output that was ended from outside."""
+        """Returns what the new parts add to the answer. Raises RequestFailed for an output that was aborted."""
         check_complete(output)
         self._first_s = self._first_s or time.monotonic()
         pieces: list[Piece] = []
@@ -289,6 +301,7 @@ class OllamaAnswer:
         return [Piece(calls=({"id": call_id(), "function": function},))]
 
     def rendered(self, piece: Piece) -> dict[str, Any]:
+        """Returns a line with a piece, without its `done`."""
         thinking = {"thinking": piece.thinking} if piece.thinking else {}
         head = self._head | {"created_at": _now()}
         if self._kind == "generate":
@@ -297,7 +310,8 @@ class OllamaAnswer:
         return head | {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
 
     def ending(self, output: Output) -> dict[str, Any]:
-        """Durations in nanoseconds; the first token ends the prompt's."""
+        """Returns the fields of the last line: finish reason, token counts, and durations in nanoseconds. The first
+        token ends the time of the prompt."""
         finish = "stop" if output.finish is None else output.finish.type
         first_s = (self._first_s or output.started_s) - output.started_s
         return {

@@ -1,1 +1,1 @@
-"""OpenAI's API."""
+"""OpenAI's API: see docs/openai.md."""

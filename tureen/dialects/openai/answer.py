@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's two main routes share: their heads, usage, tokens as text, streams of chunks."""
+"""Builds the parts that answers of OpenAI's generating routes share: head, usage, token texts, streams of chunks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ encode = msgspec.json.Encoder().encode
 
 
 def name_of(body: OpenAIBody, prefix: str) -> str:
-    """The id of an answer, which its request can be aborted by. Raises InvalidRequest."""
+    """Returns the id of an answer, by which its request can be aborted: the client's, or a new one with `prefix`.
+
+    Raises InvalidRequest.
+    """
     field = "request_id" if body.rid is None else "rid"
-    given = getattr(body, field)
-    if given is not None:
-        planning.check_rid(given, field)
-    name = f"{prefix}-{uuid.uuid4().hex}" if given is None else given
+    rid = getattr(body, field)
+    if rid is not None:
+        planning.check_rid(rid, field)
+    name = f"{prefix}-{uuid.uuid4().hex}" if rid is None else rid
     for user in (body.user, body.safety_identifier):
         if user is not None:
             log.debug("request %s is for user %s", echo(name), echo(user))
@@ -44,30 +47,32 @@ def name_of(body: OpenAIBody, prefix: str) -> str:
 
 
 def head(name: str, kind: str, body: OpenAIBody, context: Context) -> Answer:
-    """What an answer and each chunk of a stream begin with."""
-    found: Answer = {
+    """Returns the fields that begin an answer and each chunk of a stream. `kind`: the value of `object`."""
+    fields: Answer = {
         "id": name,
         "object": kind,
         "created": int(time.time()),
         "model": body.model or context.info.model_name,
         "system_fingerprint": f"tureen-{__version__}-{context.config.weight_version}",
     }
-    return found if body.service_tier is None else found | {"service_tier": "default"}
+    return fields if body.service_tier is None else fields | {"service_tier": "default"}
 
 
 def metadata(body: OpenAIBody, context: Context, **more: str) -> Answer:
-    """What the body noted, and what the server says besides."""
+    """Returns `metadata`: the client's own, the version of the weights, and `more`."""
     return {"metadata": {**(body.metadata or {}), "weight_version": context.config.weight_version, **more}}
 
 
 def ending(output: Output) -> Answer:
-    """What a choice says more than OpenAI's, once it has ended: what stopped it, and how to get it again."""
+    """Returns the fields of a choice that has ended which OpenAI does not have: the matched stop, and the seed to
+    repeat it."""
     matched = None if output.finish is None else output.finish.matched
     return {"matched_stop": matched, "sampling_seed": output.request.seed}
 
 
 def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -> Answer:
-    """The tokens of all outputs, which are prompt-major; a prompt counts once, however many samples it has."""
+    """Returns OpenAI's `usage` of all outputs, which are ordered by prompt; each prompt counts once for all its
+    samples."""
     prompts = [outputs[start : start + num_samples] for start in range(0, len(outputs), num_samples)]
     num_prompt = sum(samples[0].usage.prompt_tokens for samples in prompts)
     num_output = sum(len(output.token_ids) for output in outputs)
@@ -82,7 +87,8 @@ def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as log-probabilities show it; one that is not whole characters as `bytes:` and its bytes."""
+    """Returns a token as OpenAI's log-probabilities show it: its text, or `bytes:` and hex bytes when it is not whole
+    characters."""
     piece = tokenizer.token_bytes(token_id)
     try:
         return piece.decode()
@@ -90,8 +96,8 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-class Counting:
-    """What the chunks of a stream tell of its usage."""
+class StreamUsage:
+    """Builds the `usage` of a stream's chunks, as `stream_options` asks for it."""
 
     def __init__(self, body: OpenAIBody, outputs: Sequence[Output], num_samples: int) -> None:
         options = body.stream_options
@@ -101,18 +107,18 @@ class Counting:
         self._num_samples = num_samples
 
     def so_far(self, num_reasoning: int = 0) -> Answer:
-        """For a chunk with choices."""
+        """Returns the usage field for a chunk with choices; {} when it has none."""
         if self._always:
             return {"usage": usage(self._outputs, self._num_samples, num_reasoning)}
         return {"usage": None} if self.at_end else {}
 
     def whole(self, num_reasoning: int = 0) -> Answer:
-        """For the last chunk."""
+        """Returns the fields of the last chunk, which has no choices."""
         return {"choices": [], "usage": usage(self._outputs, self._num_samples, num_reasoning)}
 
 
 async def open_stream(request: Request, chunks: AsyncGenerator[Answer, None]) -> EventStream:
-    """Server-sent events of the chunks. Raises the error that comes before the first of them."""
+    """Returns the chunks as server-sent events. Raises the error that comes before the first chunk."""
     return await streamed(request, _events(chunks), lambda error: event(encode(error_object(error))), end=DONE)
 
 

@@ -1,4 +1,5 @@
-"""What the bodies of OpenAI's two main routes share: the sampling parameters by their own names and by OpenAI's."""
+"""Declares the fields that the bodies of OpenAI's generating routes share, and reads sampling parameters by our names
+and by OpenAI's and vLLM's."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ ALIASES = {
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-"""OpenAI's and vLLM's names of sampling parameters."""
+"""OpenAI's and vLLM's names of sampling parameters -> those of SamplingParams."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
@@ -54,7 +55,7 @@ log = get_logger("api")
 
 
 def table_of(route: str) -> FieldTable:
-    """The verdicts on the fields of a route that generates."""
+    """Returns the verdicts on the fields of a generating route, one of the tables of fields.toml."""
     return TABLES["common"].joined(TABLES.get(route, FieldTable()))
 
 
@@ -156,20 +157,23 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     ttft_deadline_ms: FirstTokenDeadline = None
 
 
-class AskedSampling(NamedTuple):
-    """What a body says of how to sample, by the names of SamplingParams, and what it calls these."""
+class RequestedSampling(NamedTuple):
+    """The sampling parameters that a body sets, and the body's names for them."""
 
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # by the names of SamplingParams
     names: Names
 
 
-def read(given: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tuple[Any, str]]) -> T:
-    """Check a body's form. Raises InvalidRequest."""
-    refuse_unknown(given, (*kind.__struct_fields__, *not_offered))
-    refuse_not_offered(given, not_offered)
+def read(payload: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tuple[Any, str]]) -> T:
+    """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest.
+
+    `not_offered`: field -> (the value that asks for nothing, the reason why others are refused).
+    """
+    refuse_unknown(payload, (*kind.__struct_fields__, *not_offered))
+    refuse_not_offered(payload, not_offered)
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
-        for name, value in given.items()
+        for name, value in payload.items()
         if value is not None and name not in not_offered
     }
     body = convert(fields, kind)
@@ -184,73 +188,83 @@ def read(given: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tupl
     return body
 
 
-def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> AskedSampling:
-    """How to sample. `limit_name`: what max_new_tokens is called where the body does not set it.
+def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> RequestedSampling:
+    """Reads the sampling parameters that a body sets.
+
+    `payload`: the body as sent; `limit_name`: the route's name for max_new_tokens, for a body that does not set it.
 
     Raises InvalidRequest.
     """
     fields: dict[str, Any] = {}
     renamed = {"max_new_tokens": limit_name}
-    for name in given:
+    for name in payload:
         target = ALIASES.get(name, name)
-        is_set = given[name] is not None or name == "max_new_tokens"  # null there: up to the context end
+        is_set = payload[name] is not None or name == "max_new_tokens"  # null there: up to the context end
         if target in PARAM_FIELDS and is_set:
             if target in fields:
                 other = renamed.get(target, target)
                 raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
-            fields[target], renamed[target] = (None if given[name] is None else getattr(body, name)), name
+            fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
     for target, field, value in _constraints(body):
         if target in fields:
             raise InvalidRequest(f"{field} cannot go with {renamed[target]}; send one", field=field)
         fields[target], renamed[target] = value, field
-    return AskedSampling(fields, Names("", renamed))
+    return RequestedSampling(fields, Names("", renamed))
 
 
 def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:
-    """(parameter, field, value) of what the output must be, as the body says it otherwise than by a parameter."""
+    """Yields (parameter, the body's field, value) for constraints that response_format and structured_outputs ask for.
+
+    Raises InvalidRequest.
+    """
     if body.response_format is not None:
         yield from _formatted(body.response_format)
-    given = body.structured_outputs
-    if given is None:
+    outputs = body.structured_outputs
+    if outputs is None:
         return
-    if given.json_object:
+    if outputs.json_object:
         yield "json_schema", "structured_outputs.json_object", {"type": "object"}
     values = {"json_schema": "json", "regex": "regex", "choice": "choice", "ebnf": "grammar", "structural_tag": None}
-    found = [(target, name or target) for target, name in values.items()]
-    for target, name in found:
-        if getattr(given, name) is not None:
-            yield target, f"structured_outputs.{name}", getattr(given, name)
-    if not given.json_object and all(getattr(given, name) is None for _, name in found):
+    sources = [(target, name or target) for target, name in values.items()]
+    for target, name in sources:
+        if getattr(outputs, name) is not None:
+            yield target, f"structured_outputs.{name}", getattr(outputs, name)
+    if not outputs.json_object and all(getattr(outputs, name) is None for _, name in sources):
         raise InvalidRequest(
             "structured_outputs is empty; it has one of json, regex, choice, grammar, structural_tag, json_object",
             field="structured_outputs",
         )
 
 
-def _formatted(given: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
+def _formatted(response_format: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
     where = "response_format"
-    tag = {"triggers": given.triggers, "structures": given.structures, "format": given.format}
+    tag = {
+        "triggers": response_format.triggers,
+        "structures": response_format.structures,
+        "format": response_format.format,
+    }
     tag = {name: value for name, value in tag.items() if value is not None}
-    if given.type != "structural_tag" and tag:
+    if response_format.type != "structural_tag" and tag:
         name = next(iter(tag))
         raise InvalidRequest(f"{where}.{name} needs {where}.type structural_tag", field=f"{where}.{name}")
-    if given.type != "json_schema" and given.json_schema is not None:
+    if response_format.type != "json_schema" and response_format.json_schema is not None:
         raise InvalidRequest(f"{where}.json_schema needs {where}.type json_schema", field=f"{where}.json_schema")
-    match given.type:
+    match response_format.type:
         case "json_object":
             yield "json_schema", where, {"type": "object"}
         case "json_schema":
-            schema = None if given.json_schema is None else given.json_schema.schema
+            schema = None if response_format.json_schema is None else response_format.json_schema.schema
             if schema is None:
-                field = f"{where}.json_schema" + ("" if given.json_schema is None else ".schema")
+                field = f"{where}.json_schema" + ("" if response_format.json_schema is None else ".schema")
                 raise InvalidRequest(f"{field} is missing", field=field)
             yield "json_schema", f"{where}.json_schema.schema", schema
         case "structural_tag":
-            yield "structural_tag", where, {"type": given.type, **tag}
+            yield "structural_tag", where, {"type": response_format.type, **tag}
 
 
 def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) -> LogprobSpec | None:
-    """`top`: best alternatives at each position, None = no log-probabilities. Raises InvalidRequest."""
+    """Returns the log-probabilities to compute. `top`: how many alternatives a position has, None = no
+    log-probabilities are asked for; `prompt_too`: also for the prompt's tokens. Raises InvalidRequest."""
     if top is not None:
         return LogprobSpec(0 if prompt_too else -1, top, (), body.logprobs_mode)
     if body.logprobs_mode != "processed":
@@ -259,7 +273,8 @@ def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) 
 
 
 def adapter(body: OpenAIBody, state: ServerState) -> str:
-    """Name or path of the adapter that is asked for; "" = none. Raises NotFound, InvalidRequest."""
+    """Returns name or path of the adapter that `model` or `lora_path` names; "" = none. Raises NotFound,
+    InvalidRequest."""
     named = adapter_of(body.model, state)
     if body.lora_path is None:
         return named
@@ -270,6 +285,6 @@ def adapter(body: OpenAIBody, state: ServerState) -> str:
 
 
 def processor(body: OpenAIBody, state: ServerState) -> str:
-    """Raises InvalidRequest."""
-    given = body.custom_logit_processor
-    return "" if given is None else check_processor(given, state.context.config, "custom_logit_processor")
+    """Returns the logit processor that the body names or sends; "" = none. Raises InvalidRequest."""
+    name = body.custom_logit_processor
+    return "" if name is None else check_processor(name, state.context.config, "custom_logit_processor")

@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/chat/completions`. Reference: OpenAI's API reference, "Chat Completions"."""
+"""Serves OpenAI's `/v1/chat/completions`.
+
+Source: https://platform.openai.com/docs/api-reference/chat
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from starlette.types import ASGIApp
 from tureen.contract.types import TokenLogprob
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import chat_body as openai_chat_fields
-from tureen.dialects.openai.answer import Answer, Counting, token_text
+from tureen.dialects.openai.answer import Answer, StreamUsage, token_text
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.http.chat_answer import planned
 from tureen.http.dialect import Docs, Entry, read_with, unless_gone
@@ -29,6 +32,8 @@ from tureen.text.tokenizer import Tokenizer
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route of this API."""
+
     async def chat_completions(request: Request) -> ASGIApp:
         return await _respond(request, state)
 
@@ -43,10 +48,10 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _respond(request: Request, state: ServerState) -> ASGIApp:
-    def read(given: dict[str, Any]) -> tuple[ChatBody, str, Chat]:
-        body = openai_chat_fields.parse(given)
+    def read(payload: dict[str, Any]) -> tuple[ChatBody, str, Chat]:
+        body = openai_chat_fields.parse(payload)
         name = openai_answer.name_of(body, "chatcmpl")
-        return body, name, openai_chat_fields.chat_of(body, given, name, state)
+        return body, name, openai_chat_fields.chat_of(body, payload, name, state)
 
     context = state.context
     body, name, chat = await read_with(request, read)
@@ -60,14 +65,14 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     size = sum(output.num_logprobs + len(output.text) for output in run.outputs)
     answer = openai_answer.head(name, "chat.completion", body, context) | {
         "choices": await offload.run_each(size, GrowingChoice.whole, choices),
-        "usage": openai_answer.usage(run.outputs, len(run.outputs), sum(one.num_reasoning for one in choices)),
+        "usage": openai_answer.usage(run.outputs, len(run.outputs), _num_reasoning(choices)),
         **openai_answer.metadata(body, context, **plan.reading.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
 
 
 class GrowingChoice:
-    """A choice as it grows, and what is counted and shown of its tokens."""
+    """Builds one choice of an answer, whole or chunk by chunk, with its log-probabilities and reasoning tokens."""
 
     def __init__(self, output: Output, plan: Plan, context: Context) -> None:
         self.output = output
@@ -76,20 +81,20 @@ class GrowingChoice:
         self._tokenizer = context.tokenizer
         self._parts: list[Part] = []
         self._finish_reason: str | None = None
-        self._num_tokens = 0  # whose log-probabilities were told
+        self._num_tokens = 0  # tokens whose log-probabilities were sent
 
     def add(self, event: OutputEvent) -> None:
-        """More of it has come."""
+        """Adds the new parts of the output."""
         self._parts += event.parts
         self._finish_reason = event.reader.finish_reason(event.output)
 
     def end(self) -> None:
-        """All of it has come."""
+        """Counts the reasoning tokens once the output has ended."""
         whole = joined(self._parts)
         self.num_reasoning = self._reading.num_reasoning_tokens(self.output, whole, self._tokenizer)
 
     def whole(self) -> Answer:
-        """The choice of an answer that is no stream."""
+        """Returns the choice of an answer that is not streamed."""
         self.end()
         answer = joined(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
@@ -104,7 +109,7 @@ class GrowingChoice:
         return {"index": self.output.index, "message": message} | self._rest()
 
     def chunk(self, delta: Answer, *, is_last: bool = False) -> Answer:
-        """The choice of a chunk; the first one that comes after a token has its log-probabilities."""
+        """Returns the choice of a chunk. Log-probabilities are in the first chunk after their token."""
         choice: Answer = {"index": self.output.index, "delta": delta}
         return choice | (self._rest() if is_last else {"logprobs": self._logprobs(), "finish_reason": None})
 
@@ -115,13 +120,13 @@ class GrowingChoice:
         output = self.output
         if output.request.logprobs is None:
             return None
-        found = [
+        content = [
             _token(position.token, self._tokenizer)
-            | {"top_logprobs": [_token(one, self._tokenizer) for one in position.top or ()]}
+            | {"top_logprobs": [_token(alternative, self._tokenizer) for alternative in position.top or ()]}
             for position in output.output_logprobs[self._num_tokens : len(output.token_ids)]
         ]
         self._num_tokens = len(output.token_ids)
-        return {"content": found, "refusal": None}
+        return {"content": content, "refusal": None}
 
 
 def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> Answer:
@@ -147,7 +152,7 @@ def _delta(part: Part) -> Answer:
 
 
 async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
-    """All of the choices, once they have ended."""
+    """Runs the requests to their ends and adds all parts to the choices."""
     async with contextlib.aclosing(run.events(WHOLE_INTERVAL)) as events:
         async for event in events:
             choices[event.output.index].add(event)
@@ -156,12 +161,12 @@ async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
 async def _chunks(
     run: Run, choices: Sequence[GrowingChoice], body: ChatBody, head: Answer, plan: Plan, context: Context
 ) -> AsyncGenerator[Answer, None]:
-    """Of each choice first its role, then what it says, then why it ended."""
-    counting = Counting(body, run.outputs, len(run.outputs))
+    """Yields the chunks of a stream: for each choice first its role, then its content, then its finish reason."""
+    usage = StreamUsage(body, run.outputs, len(run.outputs))
     begun, ended = set[int](), set[int]()
 
     def chunk(choice: Answer) -> Answer:
-        return head | {"choices": [choice]} | counting.so_far(sum(one.num_reasoning for one in choices))
+        return head | {"choices": [choice]} | usage.so_far(_num_reasoning(choices))
 
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
@@ -174,7 +179,7 @@ async def _chunks(
                 role = {"role": "assistant", "content": "", "refusal": None}
                 yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
             choice.add(event)
-            if output.finish is not None:  # asked now: outputs grow while chunks wait to be sent
+            if output.finish is not None:  # read before the yields: outputs grow while chunks wait to be sent
                 ended.add(output.index)
                 choice.end()
             for part in event.parts:
@@ -182,5 +187,9 @@ async def _chunks(
             if output.index in ended:
                 notes = openai_answer.metadata(body, context, **plan.reading.notes)
                 yield chunk(choice.chunk({}, is_last=True)) | notes
-    if counting.at_end:
-        yield head | counting.whole(sum(one.num_reasoning for one in choices))
+    if usage.at_end:
+        yield head | usage.whole(_num_reasoning(choices))
+
+
+def _num_reasoning(choices: Sequence[GrowingChoice]) -> int:
+    return sum(choice.num_reasoning for choice in choices)

@@ -1,4 +1,7 @@
-"""The body of OpenAI's `/v1/chat/completions`: from messages as clients write them to a Chat."""
+"""Declares the body of OpenAI's `/v1/chat/completions` and converts it to a chat.
+
+Source: https://platform.openai.com/docs/api-reference/chat/create
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was called."""
+    """The function of a call, and its arguments."""
 
     name: Annotated[str, Meta(min_length=1, description="Name of the tool.")]
     arguments: Annotated[str, Meta(description="A JSON object, as text.")]
@@ -120,24 +123,24 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
 
 
-class Said(NamedTuple):
-    """Messages as templates read them, and the references of their pictures and videos, in order."""
+class ChatMessages(NamedTuple):
+    """Messages as chat templates read them, and the references of their pictures and videos, in order."""
 
     messages: list[Message]
     pictures: list[str]
     videos: list[str]
 
 
-def parse(given: dict[str, Any]) -> ChatBody:
-    """Check the body's form. Raises InvalidRequest."""
-    for where, fields in (("", given), ("chat_template_kwargs.", given.get("chat_template_kwargs"))):
+def parse(payload: dict[str, Any]) -> ChatBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    for where, fields in (("", payload), ("chat_template_kwargs.", payload.get("chat_template_kwargs"))):
         if isinstance(fields, dict) and fields.get("chat_template") is not None:
             raise InvalidRequest(
                 f"{where}chat_template is not available: {NOT_OFFERED['chat_template'][1]}",
                 field=f"{where}chat_template",
                 code="chat_template_not_allowed",
             )
-    body = openai_fields.read(given, ChatBody, NOT_OFFERED)
+    body = openai_fields.read(payload, ChatBody, NOT_OFFERED)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     if body.add_generation_prompt is body.continue_final_message:
@@ -149,15 +152,16 @@ def parse(given: dict[str, Any]) -> ChatBody:
     return body
 
 
-def chat_of(body: ChatBody, given: Mapping[str, Any], name: str, state: ServerState) -> Chat:
-    """Raises InvalidRequest, NotFound."""
+def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
+    """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
+    NotFound."""
     tools = read_tools(body.tools)
-    fields, names = openai_fields.asked_of(given, body, "max_completion_tokens")
-    said = said_of(body.messages)
+    fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
+    chat_messages = convert_messages(body.messages)
     return Chat(
-        messages=tuple(said.messages),
-        pictures=tuple(said.pictures),
-        videos=tuple(said.videos),
+        messages=tuple(chat_messages.messages),
+        pictures=tuple(chat_messages.pictures),
+        videos=tuple(chat_messages.videos),
         tools=tools,
         tool_choice=read_tool_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,
@@ -180,33 +184,35 @@ def chat_of(body: ChatBody, given: Mapping[str, Any], name: str, state: ServerSt
 
 def _template_kwargs(body: ChatBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
     kwargs, field = dict(body.chat_template_kwargs or {}), "reasoning_effort"
-    found: Mapping[str, Any] = (
+    effort: Mapping[str, Any] = (
         {} if body.reasoning_effort is None else effort_kwargs(body.reasoning_effort, field, tools, state.context)
     )
-    taken = next((name for name in found if name in kwargs), None)
+    taken = next((name for name in effort if name in kwargs), None)
     if taken is not None:
         raise InvalidRequest(f"{field} and chat_template_kwargs.{taken} say the same thing; send one", field=field)
-    return {**kwargs, **found}
+    return {**kwargs, **effort}
 
 
-def said_of(given: Sequence[MessageField]) -> Said:
-    """Raises InvalidRequest for a message that its role cannot have."""
-    said = Said([], [], [])
-    for index, message in enumerate(given):
+def convert_messages(sent: Sequence[MessageField]) -> ChatMessages:
+    """Converts messages for chat templates. Raises InvalidRequest for a message that its role cannot have."""
+    chat_messages = ChatMessages([], [], [])
+    for index, message in enumerate(sent):
         where = f"messages[{index}]"
         _check_role(message, where)
-        one: Message = {"role": "system" if message.role == "developer" else message.role}
+        converted: Message = {"role": "system" if message.role == "developer" else message.role}
         content = message.content
-        one["content"] = _content(content, where, message.role, said) if isinstance(content, list) else content or ""
+        converted["content"] = (
+            _content(content, where, message.role, chat_messages) if isinstance(content, list) else content or ""
+        )
         if message.tool_calls:
-            one["tool_calls"] = [
+            converted["tool_calls"] = [
                 _call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
             ]
         for name in ("name", "reasoning_content", "tool_call_id"):
             if getattr(message, name) is not None:
-                one[name] = getattr(message, name)
-        said.messages.append(one)
-    return said
+                converted[name] = getattr(message, name)
+        chat_messages.messages.append(converted)
+    return chat_messages
 
 
 def _check_role(message: MessageField, where: str) -> None:
@@ -224,9 +230,10 @@ def _check_role(message: MessageField, where: str) -> None:
         raise InvalidRequest(f"{where}.content is missing", field=f"{where}.content")
 
 
-def _content(parts: Sequence[ContentPart], where: str, role: str, said: Said) -> list[dict[str, Any]]:
-    """Notes what is shown."""
-    found: list[dict[str, Any]] = []
+def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages: ChatMessages) -> list[dict[str, Any]]:
+    """Converts the parts of a message, and collects its pictures and videos in `chat_messages`. Raises
+    InvalidRequest."""
+    template_parts: list[dict[str, Any]] = []
     for index, part in enumerate(parts):
         field = f"{where}.content[{index}]"
         value = getattr(part, part.type)
@@ -236,14 +243,14 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, said: Said) ->
             if other != part.type and getattr(part, other) is not None:
                 raise InvalidRequest(f"{field}.{other} needs {field}.type {other}", field=f"{field}.{other}")
         if isinstance(value, str) and part.type == "text":
-            found.append({"type": "text", "text": value})
+            template_parts.append({"type": "text", "text": value})
             continue
         if role != "user":
             raise InvalidRequest(f"{field}: only messages of the role user show pictures", field=f"{field}.type")
-        shown = said.pictures if part.type == "image_url" else said.videos
-        shown.append(value if isinstance(value, str) else value.url)
-        found.append({"type": part.type.removesuffix("_url")})
-    return found
+        references = chat_messages.pictures if part.type == "image_url" else chat_messages.videos
+        references.append(value if isinstance(value, str) else value.url)
+        template_parts.append({"type": part.type.removesuffix("_url")})
+    return template_parts
 
 
 def _call(call: MessageCall, where: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/completions`. Reference: OpenAI's API reference, "Completions (legacy)"."""
+"""Serves OpenAI's `/v1/completions`.
+
+Source: https://platform.openai.com/docs/api-reference/completions
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tureen.contract.params import INT64_MAX, MAX_N
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.answer import Answer, Counting, token_text
+from tureen.dialects.openai.answer import Answer, StreamUsage, token_text
 from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
@@ -76,9 +79,11 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route of this API."""
+
     async def completions(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        return await _respond(given, request, state)
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        return await _respond(payload, request, state)
 
     docs = Docs(
         "OpenAI",
@@ -90,11 +95,11 @@ def routes(state: ServerState) -> list[Entry]:
     return [Entry("/v1/completions", completions, access="user", methods=["POST"], docs=docs)]
 
 
-async def _respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+async def _respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     state.check_accepting()
-    body, context = parse(given), state.context
+    body, context = parse(payload), state.context
     name = openai_answer.name_of(body, "cmpl")
-    plan, fronts = await prepared(request, _plan(body, given, name, client_name(request), state))
+    plan, fronts = await prepared(request, _plan(body, payload, name, client_name(request), state))
     run = Run(state, plan)
     texts = [GrowingText(output, fronts[output.index // body.num_generated], body, context) for output in run.outputs]
     head = openai_answer.head(name, "text_completion", body, context)
@@ -104,16 +109,16 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState) 
     size = sum(output.num_logprobs for output in outputs)
     chosen = await offload.run_each(size, GrowingText.catch_up, _chosen(texts, body))
     answer = head | {
-        "choices": [one | {"index": index} for index, one in enumerate(chosen)],
+        "choices": [choice | {"index": index} for index, choice in enumerate(chosen)],
         "usage": openai_answer.usage(run.outputs, body.num_generated),
         **openai_answer.metadata(body, context),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
 
 
-def parse(given: dict[str, Any]) -> CompletionBody:
-    """Check the body's form. Raises InvalidRequest."""
-    body = openai_fields.read(given, CompletionBody, NOT_OFFERED)
+def parse(payload: dict[str, Any]) -> CompletionBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    body = openai_fields.read(payload, CompletionBody, NOT_OFFERED)
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
@@ -122,21 +127,21 @@ def parse(given: dict[str, Any]) -> CompletionBody:
 
 
 async def _plan(
-    body: CompletionBody, given: dict[str, Any], name: str, owner: str, state: ServerState
+    body: CompletionBody, payload: dict[str, Any], name: str, owner: str, state: ServerState
 ) -> tuple[Plan, list[str]]:
-    """The requests, and what the text of each prompt's choices begins with. Raises InvalidRequest, NotFound."""
+    """Makes the requests, and the text that each prompt's choices begin with. Raises InvalidRequest, NotFound."""
     context, count = state.context, body.num_generated
     planning.check_priority(body.priority, context)
-    fields, names = openai_fields.asked_of(given, body, "max_tokens")
+    fields, names = openai_fields.requested_sampling(payload, body, "max_tokens")
     if body.best_of is not None:
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
-    found, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, most=MAX_PROMPTS)
+    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, most=MAX_PROMPTS)
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt")
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
-    resolved = await tokenising.resolve(found, prompt_names, state)
+    resolved = await tokenising.resolve(inputs, prompt_names, state)
     options = Options(
         adapter=adapter,
         logprobs=_logprobs(body),
@@ -156,27 +161,28 @@ async def _plan(
         is_batch=batch > 1,
         log_metrics=body.log_metrics,
     )
-    return plan_of(draft, state), _fronts(body, found, resolved, context)
+    return plan_of(draft, state), _fronts(body, inputs, resolved, context)
 
 
-def _fronts(body: CompletionBody, found: Texts | list[Prompt], resolved: list[Prompt], context: Context) -> list[str]:
+def _fronts(body: CompletionBody, inputs: Texts | list[Prompt], resolved: list[Prompt], context: Context) -> list[str]:
     if not body.echo:
         return [""] * len(resolved)
-    if isinstance(found, Texts):
-        return found.texts
+    if isinstance(inputs, Texts):
+        return inputs.texts
     return [
         context.tokenizer.decode(prompt.token_ids, skip_special_tokens=body.skip_special_tokens) for prompt in resolved
     ]
 
 
 def _logprobs(body: CompletionBody) -> LogprobSpec | None:
-    """Also where they alone tell the best."""
+    """Returns the log-probabilities to compute; best_of needs them even when the body does not ask for them."""
     spec = openai_fields.logprobs_of(body, body.logprobs, prompt_too=body.echo)
     return LogprobSpec() if spec is None and body.num_generated > body.n else spec
 
 
 class GrowingText:
-    """A choice as it grows: its text, and the log-probabilities of the tokens that this text is made of."""
+    """Builds one choice of an answer, whole or piece by piece: text, and log-probabilities of the tokens that it is
+    made of."""
 
     def __init__(self, output: Output, front: str, body: CompletionBody, context: Context) -> None:
         self.output = output
@@ -191,25 +197,27 @@ class GrowingText:
 
     @property
     def has_news(self) -> bool:
+        """Whether there is text, a finish reason or a first chunk that was not sent."""
         output = self.output
         return len(output.text) > self._num_chars or output.finish is not None or not self._has_begun
 
     def catch_up(self) -> Answer:
-        """The choice with what is new in it."""
+        """Returns a choice with what is new since the last call."""
         output = self.output
         text = output.text[self._num_chars :] if self._has_begun else self._front + output.text
         logprobs = self._logprobs() if self._body.logprobs is not None else None
         self._has_begun, self._num_chars = True, len(output.text)
-        found: Answer = {
+        choice: Answer = {
             "index": output.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": None if output.finish is None else output.finish.type,
         }
-        return found if output.finish is None else found | openai_answer.ending(output)
+        return choice if output.finish is None else choice | openai_answer.ending(output)
 
     async def offloaded(self) -> Answer:
-        """The same of what it is now; it grows while a thread writes a long prompt's log-probabilities."""
+        """Does what `catch_up` does, in a thread when a long prompt has log-probabilities; reads a snapshot, because
+        the output grows meanwhile."""
         output = self.output
         size = 0 if self._has_begun else output.num_logprobs
         if size <= INLINE_CHARS:
@@ -222,53 +230,53 @@ class GrowingText:
 
     def _logprobs(self) -> Answer:
         output = self.output
-        found: Answer = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        logprobs: Answer = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         if not self._has_begun and output.prompt_logprobs:
             for position, offset in zip(output.prompt_logprobs, self._prompt_offsets(), strict=True):
-                self._append(found, position, offset)
+                self._append(logprobs, position, offset)
         for index in range(self._num_tokens, len(output.token_ids)):
             offset = self._detokenizer.length
             if offset >= len(output.text) and output.finish is None:
                 break  # its text is not there yet, and may never be
-            self._append(found, output.output_logprobs[index], len(self._front) + min(offset, len(output.text)))
+            self._append(logprobs, output.output_logprobs[index], len(self._front) + min(offset, len(output.text)))
             self._detokenizer.append(output.token_ids[index], stops_allowed=False)
             self._num_tokens += 1
-        return found
+        return logprobs
 
     def _prompt_offsets(self) -> list[int]:
-        """Of each prompt token. What the tokenizer puts around a text is not part of it."""
+        """Returns where each prompt token begins in the choice's text, which lacks the tokenizer's special tokens."""
         params = (
             msgspec.structs.replace(self._params, skip_special_tokens=False) if self._body.is_text else self._params
         )
-        detokenizer, found, whole = Detokenizer(self._tokenizer, params), [], ""
+        detokenizer, offsets, whole = Detokenizer(self._tokenizer, params), [], ""
         for token_id in self.output.request.token_ids:
-            found.append(detokenizer.length)
+            offsets.append(detokenizer.length)
             detokenizer.append(token_id, stops_allowed=False)
             whole += detokenizer.take()
         start = max((whole + detokenizer.close()).find(self._front), 0)
-        return [min(max(offset - start, 0), len(self._front)) for offset in found]
+        return [min(max(offset - start, 0), len(self._front)) for offset in offsets]
 
-    def _append(self, found: Answer, position: PositionLogprobs, offset: int) -> None:
+    def _append(self, logprobs: Answer, position: PositionLogprobs, offset: int) -> None:
         value, token_id = position.token
         text = token_text(self._tokenizer, token_id)
-        found["text_offset"].append(offset)
-        found["token_logprobs"].append(value)
-        found["tokens"].append(text)
+        logprobs["text_offset"].append(offset)
+        logprobs["token_logprobs"].append(value)
+        logprobs["tokens"].append(text)
         best: dict[str, float | None] = {text: value}
-        for number, one in reversed(position.top or ()):  # where two have the same text, the better one stays
-            best[token_text(self._tokenizer, one)] = number
-        found["top_logprobs"].append(None if value is None else best)
+        for logprob, alternative in reversed(position.top or ()):  # where two have the same text, the better one stays
+            best[token_text(self._tokenizer, alternative)] = logprob
+        logprobs["top_logprobs"].append(None if value is None else best)
 
 
 def _chosen(texts: Sequence[GrowingText], body: CompletionBody) -> list[GrowingText]:
-    """All, or of each prompt the n with the highest log-probability per token, best first."""
+    """Returns all choices, or with best_of each prompt's n with the highest mean log-probability, best first."""
     count = body.num_generated
     if count == body.n:
         return list(texts)
-    found = []
+    best = []
     for start in range(0, len(texts), count):
-        found += sorted(texts[start : start + count], key=_mean_logprob, reverse=True)[: body.n]
-    return found
+        best += sorted(texts[start : start + count], key=_mean_logprob, reverse=True)[: body.n]
+    return best
 
 
 def _mean_logprob(text: GrowingText) -> float:
@@ -278,14 +286,14 @@ def _mean_logprob(text: GrowingText) -> float:
 async def _chunks(
     run: Run, texts: Sequence[GrowingText], body: CompletionBody, head: Answer, context: Context
 ) -> AsyncGenerator[Answer, None]:
-    counting = Counting(body, run.outputs, body.num_generated)
+    usage = StreamUsage(body, run.outputs, body.num_generated)
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             text = texts[event.output.index]
             if text.has_news:
-                so_far = counting.so_far()
+                so_far = usage.so_far()
                 choice = await text.offloaded()
                 notes = openai_answer.metadata(body, context) if choice["finish_reason"] is not None else {}
                 yield head | {"choices": [choice]} | so_far | notes
-    if counting.at_end:
-        yield head | counting.whole()
+    if usage.at_end:
+        yield head | usage.whole()

@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/embeddings`. Reference: OpenAI's API reference, "Create embeddings"."""
+"""Serves OpenAI's `/v1/embeddings`.
+
+Source: https://platform.openai.com/docs/api-reference/embeddings
+"""
 
 from __future__ import annotations
 
@@ -64,10 +67,12 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route of this API."""
+
     async def embeddings(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
+        payload = read_json(request.headers.get("content-type"), await request.body())
         state.check_accepting()
-        body = parse(given)
+        body = parse(payload)
         outputs = await unless_gone(request, _outputs(body, Requester(client_name(request), body.rid), state))
         size = len(outputs) * state.context.info.hidden_size
         return Response(await offload.run(size, lambda: _answer(outputs, body, state)), media_type="application/json")
@@ -81,11 +86,11 @@ def routes(state: ServerState) -> list[Entry]:
     return [Entry("/v1/embeddings", embeddings, access="user", methods=["POST"], any_model=True, docs=docs)]
 
 
-def parse(given: dict[str, Any]) -> EmbeddingsBody:
-    """Check the body's form. Raises InvalidRequest."""
-    refuse_unknown(given, (*EmbeddingsBody.__struct_fields__, *NOT_OFFERED))
-    refuse_not_offered(given, NOT_OFFERED)
-    fields = {name: value for name, value in given.items() if value is not None and name not in NOT_OFFERED}
+def parse(payload: dict[str, Any]) -> EmbeddingsBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    refuse_unknown(payload, (*EmbeddingsBody.__struct_fields__, *NOT_OFFERED))
+    refuse_not_offered(payload, NOT_OFFERED)
+    fields = {name: value for name, value in payload.items() if value is not None and name not in NOT_OFFERED}
     return convert(fields, EmbeddingsBody)
 
 
@@ -95,17 +100,17 @@ async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerStat
     embedding.check_dimensions(body.dimensions, info)
     if body.user is not None:
         log.debug("embeddings for user %s", echo(body.user))
-    asked = EmbeddingOptions(
+    options = EmbeddingOptions(
         embedding.states_for(body.pooling, info),
         body.truncate_prompt_tokens,
         adapter_of(body.model, state),
         body.priority,
     )
-    found, names = prompts.texts_or_ids(
+    inputs, names = prompts.texts_or_ids(
         body.input, "input", state.context, most=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
     )
     waves.check_count(len(names), "input")
-    return await embedding.embed(found, names, asked, requester, state)
+    return await embedding.embed(inputs, names, options, requester, state)
 
 
 def _answer(outputs: Sequence[Output], body: EmbeddingsBody, state: ServerState) -> bytes:

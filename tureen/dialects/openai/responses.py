@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/responses`. Reference: OpenAI's API reference, "Responses" and "Streaming events"."""
+"""Serves OpenAI's `/v1/responses`.
+
+Source: https://platform.openai.com/docs/api-reference/responses, and /responses-streaming.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,13 @@ _json = msgspec.json.Encoder()
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route of this API."""
+
     async def responses(request: Request) -> ASGIApp:
-        def read(given: dict[str, Any]) -> tuple[ResponsesBody, str, Chat]:
-            body = parse(given)
+        def read(payload: dict[str, Any]) -> tuple[ResponsesBody, str, Chat]:
+            body = parse(payload)
             name = openai_answer.name_of(body, "resp")
-            return body, name, chat_of(body, given, name, state)
+            return body, name, chat_of(body, payload, name, state)
 
         body, name, chat = await read_with(request, read)
         plan = await planned(chat, request, state)
@@ -47,7 +52,7 @@ def routes(state: ServerState) -> list[Entry]:
             writer = EventWriter(head)
             return await streamed(request, _events(plan, writer, state), writer.failed)
         last = await whole(plan, request, state)
-        items = Items()
+        items = OutputItems()
         for part in last.parts:
             items.feed(part)
         items.close(_status(last.output))
@@ -59,7 +64,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[str, Any]:
-    """A response before there is anything of it."""
+    """Returns a response before any of its output is there."""
     params = plan.requests[0].params
     text_format = body.text.format if body.text is not None and body.text.format is not None else None
     return {
@@ -99,14 +104,14 @@ def _status(output: Output) -> str:
 
 
 def _cut_by(output: Output) -> str | None:
-    """Why an output is not complete: OpenAI's reason, or what ended it from outside, such as a deadline."""
+    """Returns why an output is incomplete: OpenAI's reason, or ours for an aborted one, such as a deadline."""
     if output.finish is not None and output.finish.type == "abort":
         return output.finish.reason
     return "max_output_tokens"
 
 
-def _end(items: Items, plan: Plan, output: Output, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
-    """What is known of a response when it has ended."""
+def _end(items: OutputItems, plan: Plan, output: Output, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
+    """Returns the fields of a response that change when it has ended."""
     status = _status(output)
     num_reasoning = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
     return {
@@ -129,14 +134,15 @@ def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
     }
 
 
-class Items:
-    """The output items that an answer's parts make, and the events that tell of them."""
+class OutputItems:
+    """Builds the output items of a response from its parts, and the streaming events that carry them."""
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []
         self._is_open = False
 
     def feed(self, part: Part) -> list[dict[str, Any]]:
+        """Adds a part and returns the events for it."""
         match part:
             case Reasoning(text):
                 return self._open("reasoning") + self._grow("reasoning_text", text)
@@ -149,7 +155,8 @@ class Items:
                 return [self._event("response.function_call_arguments.delta", delta=text)]
 
     def close(self, status: str) -> list[dict[str, Any]]:
-        """The answer has ended; `status`: of its last item."""
+        """Completes the last item with `status` and returns the events for it; a response without output gets an empty
+        message."""
         events = []
         if not self.output:
             events = self._open("message")
@@ -159,7 +166,7 @@ class Items:
         return self._is_open and bool(self.output[-1]["type"] == kind)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """One that names the open item."""
+        """Returns an event about the open item."""
         index = len(self.output) - 1
         return {"type": kind, "item_id": self.output[-1]["id"], "output_index": index, **fields}
 
@@ -202,10 +209,10 @@ class Items:
 
 
 def _new_item(kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """An item without content, and the part that its content will be."""
+    """Returns an item without content, and the content part to put into it, None for a function call."""
     if kind == "function_call":
-        made = {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
-        return {"type": kind, **made, "status": "in_progress"}, None
+        call = {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
+        return {"type": kind, **call, "status": "in_progress"}, None
     item: dict[str, Any] = {"type": kind, "id": _id("rs"), "summary": [], "content": [], "status": "in_progress"}
     if kind == "reasoning":
         return item, {"type": "reasoning_text", "text": ""}
@@ -214,7 +221,7 @@ def _new_item(kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any] | No
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """As it is now."""
+    """Copies an item for an event: it goes on changing."""
     return item | {"content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
 
 
@@ -223,28 +230,30 @@ def _id(prefix: str) -> str:
 
 
 class EventWriter:
-    """Numbers the events of one stream."""
+    """Encodes the events of one stream, numbered in sequence."""
 
     def __init__(self, head: dict[str, Any]) -> None:
         self.head = head
         self._number = 0
 
     def write(self, event: dict[str, Any]) -> bytes:
+        """Returns a server-sent event with the next sequence number."""
         numbered = event | {"sequence_number": self._number}
         self._number += 1
         return f"event: {event['type']}\ndata: ".encode() + _json.encode(numbered) + b"\n\n"
 
     def response(self, kind: str, **fields: Any) -> bytes:
-        """An event that tells of the whole response."""
+        """Returns an event that carries the response as a whole."""
         return self.write({"type": f"response.{kind}", "response": self.head | fields})
 
     def failed(self, error: TureenError) -> bytes:
-        told = error_object(error)["error"]
-        return self.response("failed", status="failed", error=told | {"code": "server_error"})
+        """Returns the event `response.failed`."""
+        details = error_object(error)["error"]
+        return self.response("failed", status="failed", error=details | {"code": "server_error"})
 
 
 async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncGenerator[bytes, None]:
-    items, seen = Items(), list[Part]()
+    items, seen = OutputItems(), list[Part]()
     is_first = True
     async with contextlib.aclosing(events_of(plan, state)) as events:
         async for event in events:
@@ -254,9 +263,9 @@ async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncG
                 is_first = False
             seen += event.parts
             for part in event.parts:
-                for told in items.feed(part):
-                    yield writer.write(told)
+                for item_event in items.feed(part):
+                    yield writer.write(item_event)
             if event.output.finish is not None:
-                for told in items.close(_status(event.output)):
-                    yield writer.write(told)
+                for item_event in items.close(_status(event.output)):
+                    yield writer.write(item_event)
                 yield writer.response(_status(event.output), **_end(items, plan, event.output, seen, state))

@@ -1,4 +1,7 @@
-"""The body of OpenAI's `/v1/responses`: from input items to a Chat."""
+"""Declares the body of OpenAI's `/v1/responses` and converts it to a chat.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text must be. `strict`: a schema is kept in any case."""
+    """The form of the answer's text. A schema is enforced whether `strict` is true or not."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -89,11 +92,11 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     safety_identifier: Annotated[Label | None, Meta(description="Who it is for; the answer has it.")] = None
 
 
-def parse(given: dict[str, Any]) -> ResponsesBody:
-    """The body, its form checked. Raises InvalidRequest."""
-    if isinstance(given.get("input"), list) and len(given["input"]) <= MAX_MESSAGES:
-        given = given | {"input": read_items(given["input"])}
-    body = openai_fields.read(given, ResponsesBody, NOT_OFFERED)
+def parse(payload: dict[str, Any]) -> ResponsesBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
+        payload = payload | {"input": read_items(payload["input"])}
+    body = openai_fields.read(payload, ResponsesBody, NOT_OFFERED)
     if body.stream_options is not None and (
         body.stream_options.include_usage or body.stream_options.continuous_usage_stats
     ):
@@ -104,9 +107,10 @@ def parse(given: dict[str, Any]) -> ResponsesBody:
     return body
 
 
-def chat_of(body: ResponsesBody, given: Mapping[str, Any], name: str, state: ServerState) -> Chat:
-    """Raises InvalidRequest, NotFound."""
-    fields, names = openai_fields.asked_of(given, body, "max_output_tokens")
+def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
+    """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
+    NotFound."""
+    fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
     if body.text is not None and body.text.format is not None:
@@ -118,11 +122,11 @@ def chat_of(body: ResponsesBody, given: Mapping[str, Any], name: str, state: Ser
             names = Names("", {**names.renamed, "json_schema": field})
     tools = tools_of(body)
     tools, choice = _chosen(body.tool_choice, tools)
-    talk = conversation_of(body.input, body.instructions)
+    conversation = conversation_of(body.input, body.instructions)
     return Chat(
-        messages=tuple(talk.messages),
+        messages=tuple(conversation.messages),
         field="input",
-        pictures=tuple(talk.pictures),
+        pictures=tuple(conversation.pictures),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
@@ -140,16 +144,17 @@ def chat_of(body: ResponsesBody, given: Mapping[str, Any], name: str, state: Ser
     )
 
 
-def _schema(given: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:
-    """What to call it, and the schema that the text must match; None = it may be anything. Raises InvalidRequest."""
+def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:
+    """Returns the field that asks for a schema, and the schema that the text must match; None = any text. Raises
+    InvalidRequest."""
     field = "text.format.schema"
-    if given.type != "json_schema":
-        if given.schema is not None:
+    if text_format.type != "json_schema":
+        if text_format.schema is not None:
             raise InvalidRequest(f"{field} needs text.format.type json_schema", field=field)
-        return "text.format", {"type": "object"} if given.type == "json_object" else None
-    if given.schema is None:
+        return "text.format", {"type": "object"} if text_format.type == "json_object" else None
+    if text_format.schema is None:
         raise InvalidRequest(f"{field} is missing", field=field)
-    return field, given.schema
+    return field, text_format.schema
 
 
 def _template_kwargs(body: ResponsesBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
@@ -158,7 +163,7 @@ def _template_kwargs(body: ResponsesBody, tools: Sequence[Tool], state: ServerSt
 
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
-    """Raises InvalidRequest."""
+    """Converts and checks the body's tools. Raises InvalidRequest."""
     tools = [
         Tool(
             name=tool.name,
@@ -180,23 +185,23 @@ class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _chosen(given: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that may be called, and whether one is. Raises InvalidRequest."""
+def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Returns the tools that tool_choice allows, and the choice among them. Raises InvalidRequest."""
     field, tools = "tool_choice", tuple(tools)
-    if not isinstance(given, dict):
-        return tools, read_tool_choice(given, tools, field)
+    if not isinstance(tool_choice, dict):
+        return tools, read_tool_choice(tool_choice, tools, field)
     kinds: dict[Any, type[AllowedTool | AllowedTools]] = {"function": AllowedTool, "allowed_tools": AllowedTools}
-    named = given.get("type")
-    kind = kinds.get(named) if isinstance(named, str) else None
+    kind_name = tool_choice.get("type")
+    kind = kinds.get(kind_name) if isinstance(kind_name, str) else None
     if kind is None:
         raise InvalidRequest(
-            f"{field}.type must be function or allowed_tools, got {echo(named)}", field=f"{field}.type"
+            f"{field}.type must be function or allowed_tools, got {echo(kind_name)}", field=f"{field}.type"
         )
-    refuse_unknown(given, ("type", *kind.__struct_fields__), field)
-    choice = convert(given, kind, lambda name: f"{field}.{name}")
+    refuse_unknown(tool_choice, ("type", *kind.__struct_fields__), field)
+    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}")
     if isinstance(choice, AllowedTool):
         return tools, choose(ToolChoice("required", choice.name), tools, field, f"{field}.name")
-    for index, one in enumerate(choice.tools):
-        choose(ToolChoice("required", one.name), tools, field, f"{field}.tools[{index}].name")
-    names = {one.name for one in choice.tools}
+    for index, allowed in enumerate(choice.tools):
+        choose(ToolChoice("required", allowed.name), tools, field, f"{field}.tools[{index}].name")
+    names = {allowed.name for allowed in choice.tools}
     return tuple(tool for tool in tools if tool.name in names), ToolChoice(choice.mode)

@@ -1,4 +1,7 @@
-"""The items of `input` of OpenAI's `/v1/responses`, and the conversation they make."""
+"""Declares the items of `input` of OpenAI's `/v1/responses` and converts them to a conversation.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create (input).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
-    """Of an answer that is sent back."""
+    """Text of an answer that the client sends back."""
 
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -41,7 +44,7 @@ class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refusal"):
-    """Of another model's answer."""
+    """A refusal in an answer of another model that the client sends back."""
 
     refusal: str
 
@@ -78,7 +81,7 @@ class ResponsesThought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning"):
-    """Of an answer that is sent back."""
+    """Reasoning of an answer that the client sends back."""
 
     id: str | None = None
     summary: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -89,10 +92,10 @@ class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 ResponsesItem = ResponsesMessage | ResponsesFunctionCall | ResponsesCallOutput | ResponsesReasoningItem
 
 
-def read_items(given: Sequence[Any]) -> list[Any]:
-    """Items without their nulls, each with its type. Raises InvalidRequest for types that are not known."""
+def read_items(sent_items: Sequence[Any]) -> list[Any]:
+    """Returns the items without nulls; a message without a type gets it. Raises InvalidRequest for unknown types."""
     items = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(sent_items):
         if isinstance(item, dict):
             item = {name: value for name, value in item.items() if value is not None}
             if "type" not in item and "role" in item:
@@ -115,25 +118,25 @@ def _parts(item: Mapping[str, Any], field: str, where: str) -> list[Any]:
     return parts
 
 
-def _check_type(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    if given.get("type") not in known:
+def _check_type(item: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    if item.get("type") not in known:
         raise InvalidRequest(
-            f"{where}.type must be {', '.join(known)}; got {echo(given.get('type'))}", field=f"{where}.type"
+            f"{where}.type must be {', '.join(known)}; got {echo(item.get('type'))}", field=f"{where}.type"
         )
 
 
 class ResponsesConversation:
-    """Messages as chat templates take them, built item by item."""
+    """Builds messages as chat templates take them, item by item."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
-        self._names: dict[str, str] = {}  # of the functions called so far, by call_id
-        self._texts: list[str] = []  # of the last message, which may get more
+        self._names: dict[str, str] = {}  # call_id of each call so far -> the function's name
+        self._texts: list[str] = []  # texts of the last message, which may get more
         self._is_turn = False  # the last message is the assistant's, and more of its turn may follow
 
     def add(self, item: ResponsesItem, where: str) -> None:
-        """Raises InvalidRequest."""
+        """Adds an item; `where` names it in errors. Raises InvalidRequest."""
         if isinstance(item, ResponsesCallOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall):
@@ -153,7 +156,7 @@ class ResponsesConversation:
             self.say("user" if item.role == "user" else "system", self._shown(item, where))
 
     def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
-        """Neighbours of the role system become one message: many templates know only one."""
+        """Adds a message. Consecutive system messages become one, because many templates know only one."""
         is_more = role == "system" and bool(self.messages) and self.messages[-1]["role"] == role
         if not is_more:
             self._begin({"role": role, "content": content})
@@ -166,14 +169,14 @@ class ResponsesConversation:
         self.messages.append(message)
 
     def close(self) -> None:
-        """The last message is complete."""
+        """Completes the last message."""
         if self._texts:
             gap = "\n\n" if self.messages[-1]["role"] == "system" else ""
             self.messages[-1]["content"] = gap.join(self._texts)
         self._texts = []
 
     def _turn(self, *unless: str) -> Message:
-        """The assistant's message; a new one where the last has one of these already."""
+        """Returns the assistant's message to add to; a new one when the last one already has a field of `unless`."""
         if not self._is_turn or any(
             self._texts if name == "content" else self.messages[-1].get(name) for name in unless
         ):
@@ -201,17 +204,17 @@ class ResponsesConversation:
         return self._joined(parts)
 
     def _joined(self, parts: Sequence[Shown]) -> str | list[dict[str, Any]]:
-        """A text where there is nothing but text."""
+        """Converts parts; returns a string when all are text."""
         if all(isinstance(part, ResponsesInputText) for part in parts):
             return "".join(part.text for part in parts if isinstance(part, ResponsesInputText))
-        found: list[dict[str, Any]] = []
+        template_parts: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, ResponsesInputText):
-                found.append({"type": "text", "text": part.text})
+                template_parts.append({"type": "text", "text": part.text})
             else:
                 self.pictures.append(part.image_url)
-                found.append({"type": "image"})
-        return found
+                template_parts.append({"type": "image"})
+        return template_parts
 
     def _text(self, item: ResponsesMessage, where: str) -> str:
         if isinstance(item.content, str):
@@ -224,20 +227,20 @@ class ResponsesConversation:
         return "".join(texts)
 
 
-def conversation_of(given: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
-    """Raises InvalidRequest."""
-    talk = ResponsesConversation()
+def conversation_of(sent: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
+    """Converts `input` and `instructions` to a conversation. Raises InvalidRequest."""
+    conversation = ResponsesConversation()
     if instructions:
-        talk.say("system", instructions)
-    if isinstance(given, str):
-        talk.say("user", given)
+        conversation.say("system", instructions)
+    if isinstance(sent, str):
+        conversation.say("user", sent)
     else:
-        for index, item in enumerate(given):
-            talk.add(item, f"input[{index}]")
-    talk.close()
-    if not talk.messages:
+        for index, item in enumerate(sent):
+            conversation.add(item, f"input[{index}]")
+    conversation.close()
+    if not conversation.messages:
         raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
-    return talk
+    return conversation
 
 
 def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:

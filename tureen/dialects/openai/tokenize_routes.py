@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, of SGLang and vLLM: what a text or a chat is in tokens, and back."""
+"""Serves `/tokenize` and `/detokenize`, as SGLang and vLLM have them: a text or a chat to token ids, and back."""
 
 from __future__ import annotations
 
@@ -69,15 +69,17 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 
-OF_CHATS = ("tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+CHAT_FIELDS = ("tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes, with and without `/v1`."""
+
     async def tokenize(request: Request) -> ASGIApp:
         body = await _read(request, TokenizeBody, state)
         ids = await unless_gone(request, _token_ids(body, state))
         is_list = isinstance(body.prompt, list)
-        counts = [len(one) for one in ids]
+        counts = [len(token_ids) for token_ids in ids]
         answer = {
             "tokens": ids if is_list else ids[0],
             "count": counts if is_list else counts[0],
@@ -87,8 +89,8 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def detokenize(request: Request) -> ASGIApp:
         body = await _read(request, DetokenizeBody, state)
-        found = await unless_gone(request, _texts(_id_lists(body.tokens, state), body, state))
-        text = found if body.tokens and isinstance(body.tokens[0], list) else found[0]
+        texts = await unless_gone(request, _texts(_id_lists(body.tokens, state), body, state))
+        text = texts if body.tokens and isinstance(body.tokens[0], list) else texts[0]
         return Response(msgspec.json.encode({"text": text, "prompt": text}), media_type="application/json")
 
     about_tokens = Docs(
@@ -103,22 +105,22 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:
-    """Raises InvalidRequest, and NotFound for a model that is not there."""
-    given = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(given, kind.__struct_fields__)
-    body = convert({name: value for name, value in given.items() if value is not None}, kind)
+    """Reads a request's body as `kind`. Raises InvalidRequest, and NotFound for an unknown model."""
+    payload = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(payload, kind.__struct_fields__)
+    body = convert({name: value for name, value in payload.items() if value is not None}, kind)
     adapter_of(body.model, state)
     return body
 
 
 async def _token_ids(body: TokenizeBody, state: ServerState) -> list[list[int]]:
-    """Of each text; of a chat one list. Raises InvalidRequest."""
+    """Returns the token ids of each text; of a chat one list. Raises InvalidRequest."""
     if (body.prompt is None) == (body.messages is None):
         got = "neither" if body.prompt is None else "both"
         raise InvalidRequest(f"send either prompt or messages; got {got}", field="prompt")
     if body.messages is not None:
         return [await _chat_ids(body, body.messages, state)]
-    for name in OF_CHATS:
+    for name in CHAT_FIELDS:
         if getattr(body, name) not in (None, False):
             raise InvalidRequest(f"{name} needs messages in place of prompt", field=name)
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
@@ -138,26 +140,28 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
             "add_generation_prompt cannot be true where continue_final_message is true; leave it out",
             field="add_generation_prompt",
         )
-    said = await offload.run(len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.said_of(messages))
-    if said.pictures or said.videos:
+    chat_messages = await offload.run(
+        len(messages) * MESSAGE_CHARS, lambda: openai_chat_fields.convert_messages(messages)
+    )
+    if chat_messages.pictures or chat_messages.videos:
         raise InvalidRequest(
             "messages show pictures, which are no tokens before they are loaded; leave them out", field="messages"
         )
-    made = await chat_tokens(
-        said.messages,
+    rendered = await chat_tokens(
+        chat_messages.messages,
         read_tools(body.tools),
         state.context,
         continue_final_message=body.continue_final_message,
         add_generation_prompt=body.add_generation_prompt is not False,
         template_kwargs=body.chat_template_kwargs,
     )
-    return made.prompt.token_ids
+    return rendered.prompt.token_ids
 
 
-def _id_lists(given: Sequence[Any], state: ServerState) -> list[list[int]]:
-    """Raises InvalidRequest."""
-    is_batch = bool(given) and isinstance(given[0], list)
-    lists: list[Any] = list(given) if is_batch else [list(given)]
+def _id_lists(tokens: Sequence[Any], state: ServerState) -> list[list[int]]:
+    """Returns the lists of ids that `tokens` has, or its only list. Raises InvalidRequest."""
+    is_batch = bool(tokens) and isinstance(tokens[0], list)
+    lists: list[Any] = list(tokens) if is_batch else [list(tokens)]
     waves.check_count(len(lists), "tokens")
     limit = max(state.context.info.vocab_size, state.context.tokenizer.vocab_size)
     for index, ids in enumerate(lists):

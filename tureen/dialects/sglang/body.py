@@ -1,4 +1,7 @@
-"""SGLang's `/generate` body: from a JSON object to requests. No HTTP: the offline engine uses it too."""
+"""Declares the body of SGLang's `/generate` and converts it to requests, without HTTP: tureen.Engine uses it too.
+
+Source: https://docs.sglang.io/basic_usage/native_api.html and sampling_params.html.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from tureen.requests.state import Context, ServerState
 from tureen.requests.verdicts import read_tables
 
 MAX_HIDDEN_VALUES = 1 << 24
-"""Numbers of hidden states that one answer may hold; as JSON they are some 300 MB."""
+"""Most numbers of hidden states in one answer; as JSON they are some 300 MB."""
 
 MAX_HIDDEN_SIZE = 1 << 16
 
@@ -51,7 +54,7 @@ PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
-WantedHidden = bool | Literal["last"]
+HiddenStatesField = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
 LogprobIds = Annotated[
     list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None],
@@ -62,7 +65,7 @@ Embeddings = Annotated[
     list[Annotated[list[float | Numbers], Meta(max_length=MAX_TOKEN_IDS)]],
     Meta(max_length=MAX_TOKEN_IDS, extra={"batch": MAX_PROMPTS}),
 ]
-"""Rows of one prompt, or a batch of such lists."""
+"""The rows of one prompt, or a batch of such lists."""
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +103,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     logprobs_mode: LogprobsModeField = "processed"
     return_hidden_states: Annotated[
-        WantedHidden | PerPrompt[WantedHidden],
+        HiddenStatesField | PerPrompt[HiddenStatesField],
         Meta(
             description="Return the last layer's output: a matrix for the prompt, then a vector per output token; "
             'or, with "last", the vector of the last position alone.'
@@ -144,10 +147,12 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def prompt_field(self) -> str:
+        """The field that has the prompts."""
         return next(name for name in PROMPT_FIELDS if getattr(self, name) is not None)
 
     @property
     def is_batch(self) -> bool:
+        """Whether the prompts came as a list, even of one."""
         match self.prompt_field:
             case "text":
                 return isinstance(self.text, list)
@@ -158,7 +163,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 return bool(rows) and bool(rows[0]) and isinstance(rows[0][0], list)
 
     def prompt_name(self, index: int) -> str:
-        """What to call a prompt in an error."""
+        """Returns the name of a prompt for errors."""
         return f"{self.prompt_field}[{index}]" if self.is_batch else self.prompt_field
 
 
@@ -166,40 +171,43 @@ FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 
 
 class GeneratePlan(msgspec.Struct, frozen=True):
-    """A body's requests, and how its answer looks."""
+    """A body's requests, and the form of its answer."""
 
     plan: Plan
     is_list: bool  # a batch, or n > 1
     stream: bool
     return_text_in_logprobs: bool
-    turns: tuple[Turn | None, ...] = ()  # of each request, where sessions are continued
-    effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, where they were asked for
+    turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
+    effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, with return_effective
 
 
-def size_of(given: dict[str, Any]) -> int:
-    """What checking its form costs: rows of embeddings are looked at one by one, everything else as a whole."""
-    rows = given.get("input_embeds")
+def size_of(payload: dict[str, Any]) -> int:
+    """Returns the cost of checking a body's form for `offload`: only embeddings, checked row by row, are expensive."""
+    rows = payload.get("input_embeds")
     return LARGE if isinstance(rows, list) and len(rows) > 1 else 0
 
 
 def sampling_size(body: GenerateBody) -> int:
-    """What `samplings_of` costs. Raises InvalidRequest where prompts have more patterns than fit."""
-    given = body.sampling_params
-    params = given if isinstance(given, list) else [given]
+    """Returns the cost of `samplings_of` for `offload`. Raises InvalidRequest for too many stop patterns."""
+    params_sent = body.sampling_params
+    params = params_sent if isinstance(params_sent, list) else [params_sent]
     return REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
 
 
-def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[Prompt]]:
-    """Check the body's form. Returns it with its prompts, texts not tokenized yet. Raises InvalidRequest."""
-    found = [name for name in PROMPT_FIELDS if given.get(name) is not None]
-    if len(found) != 1:
-        got = "none of them" if not found else " and ".join(found)
+def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[Prompt]]:
+    """Checks a JSON body's form and returns it with its prompts; texts are not tokenized yet. Raises InvalidRequest."""
+    fields_sent = [name for name in PROMPT_FIELDS if payload.get(name) is not None]
+    if len(fields_sent) != 1:
+        got = "none of them" if not fields_sent else " and ".join(fields_sent)
         raise InvalidRequest(
-            f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}", field=found[-1] if found else "text"
+            f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
+            field=fields_sent[-1] if fields_sent else "text",
         )
-    refuse_unknown(given, (*FIELDS, *NOT_OFFERED))
-    refuse_not_offered(given, NOT_OFFERED)
-    body = convert({name: value for name, value in given.items() if value is not None and name in FIELDS}, GenerateBody)
+    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
+    refuse_not_offered(payload, NOT_OFFERED)
+    body = convert(
+        {name: value for name, value in payload.items() if value is not None and name in FIELDS}, GenerateBody
+    )
     planning.check_priority(body.priority, context)
     if body.text is not None:
         return body, prompts.texts(body.text, "text")
@@ -218,138 +226,141 @@ def parse(given: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts 
 
 
 def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampling]:
-    """The sampling parameters of each prompt. Raises InvalidRequest."""
-    given = body.sampling_params
-    if not isinstance(given, list):
-        return [_sampling_of(given, "sampling_params", context)] * batch
-    params: list[dict[str, Any]] = per_prompt(given, batch, "sampling_params")
-    return [_sampling_of(one, f"sampling_params[{index}]", context) for index, one in enumerate(params)]
+    """Returns the sampling parameters of each of `batch` prompts. Raises InvalidRequest."""
+    sampling_params = body.sampling_params
+    if not isinstance(sampling_params, list):
+        return [_sampling_of(sampling_params, "sampling_params", context)] * batch
+    params: list[dict[str, Any]] = per_prompt(sampling_params, batch, "sampling_params")
+    return [
+        _sampling_of(prompt_params, f"sampling_params[{index}]", context) for index, prompt_params in enumerate(params)
+    ]
 
 
-def _sampling_of(given: dict[str, Any], where: str, context: Context) -> Sampling:
-    refuse_not_offered(given, PARAMS_NOT_OFFERED, where)
-    offered = {name: value for name, value in given.items() if name not in PARAMS_NOT_OFFERED}
+def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
+    refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
+    offered = {name: value for name, value in params.items() if name not in PARAMS_NOT_OFFERED}
     return planning.make_sampling(read_params(offered, where), context, Names(where))
 
 
 def adapters_of(body: GenerateBody, batch: int) -> list[tuple[str, str]]:
-    """The adapters that prompts ask for, each with what to call it in an error. Raises InvalidRequest."""
-    given: Any = body.lora_path
-    asked: list[str | None] = per_prompt(given, batch, "lora_path")
-    is_list = isinstance(given, list)
+    """Returns the adapters that prompts name, each with its field for errors. Raises InvalidRequest."""
+    lora_path: Any = body.lora_path
+    names: list[str | None] = per_prompt(lora_path, batch, "lora_path")
+    is_list = isinstance(lora_path, list)
     return [
         (name, f"lora_path[{index}]" if is_list else "lora_path")
-        for index, name in enumerate(asked)
+        for index, name in enumerate(names)
         if name is not None
     ]
 
 
-def wanted_media(body: GenerateBody, batch: int) -> list[PromptMedia]:
-    """The pictures and videos that each prompt asks for. Raises InvalidRequest."""
-    wanted = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
-    if body.session_params is not None and any(one.pictures or one.videos for one in wanted):
+def media_of(body: GenerateBody, batch: int) -> list[PromptMedia]:
+    """Returns the pictures and videos of each of `batch` prompts. Raises InvalidRequest."""
+    media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
+    if body.session_params is not None and any(item.pictures or item.videos for item in media):
         raise InvalidRequest(
             "session_params cannot go with image_data or video_data: a session is made of tokens; send the whole "
             "prompt",
             field="session_params",
         )
-    return wanted
+    return media
 
 
 def limits_of(body: GenerateBody) -> dict[str, int | None]:
-    """Its deadlines by their names."""
+    """Returns the body's deadlines in milliseconds, by field."""
     return {"deadline_ms": body.deadline_ms, "ttft_deadline_ms": body.ttft_deadline_ms}
 
 
 def after(waited_s: float, body: GenerateBody) -> GenerateBody:
-    """The same with what is left of its deadlines: they count from the body's arrival."""
+    """Returns the body with deadlines reduced by the seconds waited since it arrived."""
     limits = limits_of(body).items()
     left = {name: max(1, value - round(waited_s * 1000)) for name, value in limits if value is not None}
     return msgspec.structs.replace(body, **left) if left else body
 
 
 def session_params_of(body: GenerateBody, batch: int) -> list[SessionParams | None]:
-    """Which session each prompt continues. Raises InvalidRequest."""
-    given = body.session_params
-    if given is None:
+    """Returns the session that each of `batch` prompts continues, None = none. Raises InvalidRequest."""
+    sent = body.session_params
+    if sent is None:
         return [None] * batch
-    found: list[SessionParams | None] = []
-    for index, one in enumerate(per_prompt(given, batch, "session_params")):
-        where = f"session_params[{index}]" if isinstance(given, list) else "session_params"
-        refuse_unknown(one, SessionParams.__struct_fields__, where)
-        fields = {name: value for name, value in one.items() if value is not None}
-        found.append(convert(fields, SessionParams, Names(where).path))
-    _check_replacing([one for one in found if one is not None])
-    return found
+    converted: list[SessionParams | None] = []
+    for index, params in enumerate(per_prompt(sent, batch, "session_params")):
+        where = f"session_params[{index}]" if isinstance(sent, list) else "session_params"
+        refuse_unknown(params, SessionParams.__struct_fields__, where)
+        fields = {name: value for name, value in params.items() if value is not None}
+        converted.append(convert(fields, SessionParams, Names(where).path))
+    _check_replacing([params for params in converted if params is not None])
+    return converted
 
 
 def _check_replacing(params: Sequence[SessionParams]) -> None:
     """Raises InvalidRequest when requests of one body would replace each other."""
-    counts = Counter(one.id for one in params)
-    for one in params:
-        if one.replace and counts[one.id] > 1:
+    counts = Counter(session.id for session in params)
+    for session in params:
+        if session.replace and counts[session.id] > 1:
             raise InvalidRequest(
-                f"session_params has replace: true, and {counts[one.id]} prompts of the batch are of session "
-                f"{echo(one.id)}; send them one after the other",
+                f"session_params has replace: true, and {counts[session.id]} prompts of the batch are of session "
+                f"{echo(session.id)}; send them one after the other",
                 field="session_params.replace",
             )
 
 
 def plan(
     body: GenerateBody,
-    found: Sequence[Prompt],
+    resolved: Sequence[Prompt],
     samplings: Sequence[Sampling],
     state: ServerState,
     *,
     owner: str,
     arrived_s: float,
 ) -> GeneratePlan:
-    """Resolve everything that may be given per prompt or left out. Raises InvalidRequest.
+    """Makes the requests of a body whose prompts are tokenized. Raises InvalidRequest.
 
-    `owner` is who asks; clients with names do not share the prefix cache.
+    `owner`: the client, whose name separates its prefix cache from others'; `arrived_s`: when the body arrived, by the
+    monotonic clock.
     """
     context = state.context
-    num_samples = planning.check_size(len(found), samplings, body.prompt_field)
+    num_samples = planning.check_size(len(resolved), samplings, body.prompt_field)
     draft = Draft(
-        prompts=found,
-        names=[body.prompt_name(index) for index in range(len(found))],
+        prompts=resolved,
+        names=[body.prompt_name(index) for index in range(len(resolved))],
         samplings=samplings,
-        options=_options(body, found, context),
+        options=_options(body, resolved, context),
         owner=owner,
         rid=body.rid,
         is_batch=body.is_batch,
         log_metrics=body.log_metrics,
         arrived_s=arrived_s,
     )
-    made = plan_of(draft, state)
-    _check_hidden(made.requests, context.info.hidden_size)
-    shown = made.requests if body.return_effective else ()
+    request_plan = plan_of(draft, state)
+    _check_hidden(request_plan.requests, context.info.hidden_size)
+    reported = request_plan.requests if body.return_effective else ()
     return GeneratePlan(
-        plan=made,
+        plan=request_plan,
         is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         effective=tuple(
-            effective(request, samplings[index // num_samples], context) for index, request in enumerate(shown)
+            effective(request, samplings[index // num_samples], context) for index, request in enumerate(reported)
         ),
     )
 
 
-def _options(body: GenerateBody, found: Sequence[Prompt], context: Context) -> list[Options]:
-    """The options of each prompt. Raises InvalidRequest."""
-    batch = len(found)
+def _options(body: GenerateBody, resolved: Sequence[Prompt], context: Context) -> list[Options]:
+    """Returns the options of each prompt. Raises InvalidRequest."""
+    batch = len(resolved)
     vocab_size = context.info.vocab_size
-    wanted = per_prompt(body.return_logprob, batch, "return_logprob")
-    starts = _logprob_starts(body.logprob_start_len, [prompt.token_ids for prompt in found])
+    with_logprobs = per_prompt(body.return_logprob, batch, "return_logprob")
+    starts = _logprob_starts(body.logprob_start_len, [prompt.token_ids for prompt in resolved])
     tops = _logprob_tops(body.top_logprobs_num, batch, vocab_size)
     ids = _logprob_ids(body.token_ids_logprob, batch, vocab_size)
-    hidden: list[WantedHidden] = per_prompt(body.return_hidden_states, batch, "return_hidden_states")
+    hidden: list[HiddenStatesField] = per_prompt(body.return_hidden_states, batch, "return_hidden_states")
     processors = _processors(body, batch, context)
     adapters: list[str | None] = per_prompt(cast(Any, body.lora_path), batch, "lora_path")
     return [
         Options(
             adapter=adapters[index] or "",
-            logprobs=_logprob_spec(wanted[index], starts[index], tops[index], ids[index], body.logprobs_mode),
+            logprobs=_logprob_spec(with_logprobs[index], starts[index], tops[index], ids[index], body.logprobs_mode),
             hidden_states=_which_hidden(hidden[index], context.info),
             processor=processors[index],
             cache_salt=body.cache_salt,
@@ -362,19 +373,19 @@ def _options(body: GenerateBody, found: Sequence[Prompt], context: Context) -> l
 
 
 def _processors(body: GenerateBody, batch: int, context: Context) -> list[str]:
-    given: Any = body.custom_logit_processor
-    values: list[str | None] = per_prompt(given, batch, "custom_logit_processor")
-    found = []
+    sent: Any = body.custom_logit_processor
+    values: list[str | None] = per_prompt(sent, batch, "custom_logit_processor")
+    checked = []
     for index, value in enumerate(values):
-        field = f"custom_logit_processor[{index}]" if isinstance(given, list) else "custom_logit_processor"
-        found.append("" if value is None else check_processor(value, context.config, field))
-    return found
+        field = f"custom_logit_processor[{index}]" if isinstance(sent, list) else "custom_logit_processor"
+        checked.append("" if value is None else check_processor(value, context.config, field))
+    return checked
 
 
-def _which_hidden(wanted: WantedHidden, info: EngineInfo) -> HiddenStates:
-    if wanted == "last":
+def _which_hidden(choice: HiddenStatesField, info: EngineInfo) -> HiddenStates:
+    if choice == "last":
         return states_for(None, info)
-    return "all" if wanted else "none"
+    return "all" if choice else "none"
 
 
 def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None:
@@ -389,9 +400,9 @@ def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None
         )
 
 
-def _logprob_starts(given: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
-    """logprob_start_len of each prompt. Raises InvalidRequest for a position outside of it."""
-    starts = per_prompt(given, len(prompts), "logprob_start_len")
+def _logprob_starts(sent: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Returns logprob_start_len of each prompt. Raises InvalidRequest for a position outside of the prompt."""
+    starts = per_prompt(sent, len(prompts), "logprob_start_len")
     for start, token_ids in zip(starts, prompts, strict=True):
         if not -1 <= start <= len(token_ids):
             raise InvalidRequest(
@@ -408,9 +419,9 @@ def _logprob_starts(given: int | list[int], prompts: Sequence[Sequence[int]]) ->
     return starts
 
 
-def _logprob_tops(given: int | list[int], batch: int, vocab_size: int) -> list[int]:
-    """top_logprobs_num of each prompt. Raises InvalidRequest."""
-    tops = per_prompt(given, batch, "top_logprobs_num")
+def _logprob_tops(sent: int | list[int], batch: int, vocab_size: int) -> list[int]:
+    """Returns top_logprobs_num of each prompt. Raises InvalidRequest."""
+    tops = per_prompt(sent, batch, "top_logprobs_num")
     for top in tops:
         if not 0 <= top <= min(MAX_TOP_LOGPROBS, vocab_size):
             raise InvalidRequest(
@@ -419,20 +430,20 @@ def _logprob_tops(given: int | list[int], batch: int, vocab_size: int) -> list[i
     return tops
 
 
-def _logprob_ids(given: list[int | list[int] | None] | None, batch: int, vocab_size: int) -> list[tuple[int, ...]]:
-    """token_ids_logprob of each prompt. Raises InvalidRequest."""
+def _logprob_ids(sent: list[int | list[int] | None] | None, batch: int, vocab_size: int) -> list[tuple[int, ...]]:
+    """Returns token_ids_logprob of each prompt. Raises InvalidRequest."""
     lists: list[list[Any]]
-    if not given:
+    if not sent:
         return [()] * batch
-    kinds = set(map(type, given))
+    kinds = set(map(type, sent))
     if kinds == {int}:
-        lists = [given]
+        lists = [sent]
     elif int in kinds:
         raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
     else:
-        check_batch(len(given), MAX_PROMPTS, "token_ids_logprob")
-        nested: list[Any] = per_prompt(list(given), batch, "token_ids_logprob")
-        lists = [one or [] for one in nested]
+        check_batch(len(sent), MAX_PROMPTS, "token_ids_logprob")
+        nested: list[Any] = per_prompt(list(sent), batch, "token_ids_logprob")
+        lists = [ids or [] for ids in nested]
     for ids in lists:
         if len(ids) > MAX_LOGPROB_IDS:
             raise InvalidRequest(
@@ -446,15 +457,16 @@ def _logprob_ids(given: list[int | list[int] | None] | None, batch: int, vocab_s
                     field="token_ids_logprob",
                     code="token_id_out_of_range",
                 )
-    found = [tuple(ids) for ids in lists]
-    return found if len(found) == batch else found * batch
+    ids_of_prompts = [tuple(ids) for ids in lists]
+    return ids_of_prompts if len(ids_of_prompts) == batch else ids_of_prompts * batch
 
 
 def _logprob_spec(
-    wanted: bool, start: int, top: int, token_ids: tuple[int, ...], mode: LogprobsMode
+    is_asked: bool, start: int, top: int, token_ids: tuple[int, ...], mode: LogprobsMode
 ) -> LogprobSpec | None:
-    """Raises InvalidRequest where a field would do nothing, but for the values that clients send as defaults."""
-    if wanted:
+    """Returns the log-probabilities to compute, None = none. Raises InvalidRequest for fields that would have no
+    effect; values that clients send as defaults are allowed."""
+    if is_asked:
         return LogprobSpec(start, top, token_ids, mode)
     fields = {
         "top_logprobs_num": top > 0,

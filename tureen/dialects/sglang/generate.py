@@ -1,4 +1,7 @@
-"""SGLang's dialect of `/generate`, its answers and events; `/encode`."""
+"""Serves SGLang's `/generate`, with its answers and events, and `/encode`.
+
+Source: https://docs.sglang.io/basic_usage/native_api.html
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,11 @@ ENCODE_FIELDS = ("text", "input_ids", "input_embeds", "rid", "log_metrics", "pri
 
 EncodeBody = msgspec.defstruct(
     "EncodeBody",
-    [(one.name, one.type, one.default) for one in msgspec.structs.fields(GenerateBody) if one.name in ENCODE_FIELDS],
+    [
+        (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(GenerateBody)
+        if field.name in ENCODE_FIELDS
+    ],
     forbid_unknown_fields=True,
     namespace={"__doc__": "The fields of `/encode`, which are those of `/generate`."},
 )
@@ -48,7 +55,8 @@ HIDDEN_FIELD = "hidden_states"
 
 
 def _as_list(numbers: NDArray[np.float32]) -> list[Any]:
-    """A matrix row by row: between rows, an encoder in a thread lets the event loop go on."""
+    """Returns a matrix as a list of rows, which the JSON encoder asks for one by one: so it releases the GIL between
+    them."""
     return list(numbers) if numbers.ndim == 2 else numbers.tolist()
 
 
@@ -56,9 +64,11 @@ _json = msgspec.json.Encoder(enc_hook=_as_list)
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route `/encode`; `/generate` is shared by several dialects."""
+
     async def encode(request: Request) -> ASGIApp:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        body = embedding_body(given)
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        body = embedding_body(payload)
         plan = await prepared(request, prepare(body, state, owner=client_name(request), takes_media=False))
         answers = await unless_gone(request, embed(plan, state))
         return Response(_json.encode(answers), media_type="application/json")
@@ -69,10 +79,10 @@ def routes(state: ServerState) -> list[Entry]:
     return [Entry("/encode", encode, access="user", methods=["POST", "PUT"], any_model=True, docs=docs)]
 
 
-async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    """The answer to a body of this dialect: an object, a list, or a stream of events."""
-    brings_media = given.get("image_data") is not None or given.get("video_data") is not None
-    work = prepare(given, state, owner=client_name(request))
+async def respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """Answers a body of this dialect: with an object, a list, or a stream of events."""
+    brings_media = payload.get("image_data") is not None or payload.get("video_data") is not None
+    work = prepare(payload, state, owner=client_name(request))
     plan = await prepared(request, work, takes_time=brings_media)
     if plan.stream:
         answers = stream(plan, state)
@@ -83,62 +93,66 @@ async def respond(given: dict[str, Any], request: Request, state: ServerState) -
 
 
 async def _encode(answers: Answer | list[Answer]) -> bytes:
-    """JSON."""
-    every = answers if isinstance(answers, list) else [answers]
-    is_large = any(HIDDEN_FIELD in one["meta_info"] for one in every)
+    """Encodes answers as JSON, in a thread when they have hidden states."""
+    answer_list = answers if isinstance(answers, list) else [answers]
+    is_large = any(HIDDEN_FIELD in answer["meta_info"] for answer in answer_list)
     return await offload.run(LARGE if is_large else 0, lambda: _json.encode(answers))
 
 
 def as_builtins(answers: Answer | list[Answer]) -> Any:
-    """An answer as a client gets it, of lists and numbers alone."""
+    """Returns answers as a client decodes them, arrays as lists of numbers."""
     return msgspec.to_builtins(answers, enc_hook=_as_list)
 
 
 async def prepare(
-    given: dict[str, Any], state: ServerState, *, owner: str = "", takes_media: bool = True
+    payload: dict[str, Any], state: ServerState, *, owner: str = "", takes_media: bool = True
 ) -> GeneratePlan:
-    """A body becomes requests. Raises InvalidRequest; nothing has been submitted then. `owner` is who asks."""
+    """Converts a body to requests, tokenizes its prompts and loads its pictures; nothing is submitted.
+
+    `owner`: the client; `takes_media`: false for `/encode`, whose errors name the prompt instead of a field of
+    pictures. Raises Unavailable, InvalidRequest, NotFound, Forbidden.
+    """
     arrived_s = time.monotonic()
     state.check_accepting()
     context = state.context
-    body, found = await offload.run(sglang_request.size_of(given), lambda: sglang_request.parse(given, context))
-    batch = len(found.texts) if isinstance(found, Texts) else len(found)
+    body, inputs = await offload.run(sglang_request.size_of(payload), lambda: sglang_request.parse(payload, context))
+    batch = len(inputs.texts) if isinstance(inputs, Texts) else len(inputs)
     size = sglang_request.sampling_size(body)
     samplings = await offload.run(size, lambda: sglang_request.samplings_of(body, batch, context))
     for name, field in sglang_request.adapters_of(body, batch):
         state.check_adapter(name, field)
     num_samples = planning.check_size(batch, samplings, body.prompt_field)
     names = [body.prompt_name(index) for index in range(batch)]
-    wanted = sglang_request.wanted_media(body, batch)
+    media = sglang_request.media_of(body, batch)
     if not takes_media:
-        wanted = [one._replace(picture_field=name) for one, name in zip(wanted, names, strict=True)]
+        media = [item._replace(picture_field=name) for item, name in zip(media, names, strict=True)]
     async with contextlib.AsyncExitStack() as stack:
-        if any(one.pictures or one.videos for one in wanted):
+        if any(item.pictures or item.videos for item in media):
             rids, _ = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
             await stack.enter_async_context(loading(state, owner, rids, sglang_request.limits_of(body)))
-        found = await resolve(found, names, state, wanted)
-    rest = sglang_request.after(time.monotonic() - arrived_s, body)
+        inputs = await resolve(inputs, names, state, media)
+    remaining = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
-    for index, session in enumerate(sglang_request.session_params_of(body, len(found))):
+    for index, session in enumerate(sglang_request.session_params_of(body, len(inputs))):
         turns.append(None)
         if session is not None:
             if samplings[index].params.n > 1:
                 raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
-            turn = turns[index] = state.sessions.extend(session, found[index].token_ids, owner=owner)
-            found[index] = Prompt(turn.token_ids)
-    # a session is not to change between a turn that is read from it and the one that begins
+            turn = turns[index] = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
+            inputs[index] = Prompt(turn.token_ids)
+    # with sessions no thread is waited for: a session must not change between `extend` and `begin`
     size = 0 if any(turns) else batch * num_samples * REQUEST_SIZE
     plan = await offload.run(
-        size, lambda: sglang_request.plan(rest, found, samplings, state, owner=owner, arrived_s=arrived_s)
+        size, lambda: sglang_request.plan(remaining, inputs, samplings, state, owner=owner, arrived_s=arrived_s)
     )
     return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
 
 
 async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
-    """The whole answer: an object, or a list of them for a batch or n > 1."""
+    """Runs the requests and returns the whole answer: an object, or a list of them for a batch or n > 1."""
     run = Run(state, plan.plan)
     with _taking_turns(plan, run, state) as end_turn:
-        # a session's output is looked at by who replaces it before it ends
+        # of a session's request every token is followed: another one may replace it and read its output before its end
         outputs = await (run.whole(interval=1) if any(plan.turns) else run.whole())
         for output in outputs:
             end_turn(output)
@@ -148,26 +162,27 @@ async def answer(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer
 
 
 async def stream(plan: GeneratePlan, state: ServerState) -> AsyncGenerator[Answer, None]:
-    """The answer as it grows, an object per event; cumulative unless the server was told otherwise."""
+    """Runs the requests and yields the answer as it grows, an object an event; each has all the text so far, unless the
+    server runs with --incremental-streaming-output."""
     run = Run(state, plan.plan)
     with _taking_turns(plan, run, state) as end_turn:
-        # a session's output is looked at by who replaces it before it ends
+        # of a session's request every token is followed, as in `answer`
         has_turns = any(plan.turns)
         async with contextlib.aclosing(run.events(1 if has_turns else None)) as events:
             async for event in events:
                 output = event.output
                 if has_turns and not _is_due(output, state.context.config.stream_interval):
                     continue
-                one = await _rendered(output, plan, state.context)
+                rendered = await _rendered(output, plan, state.context)
                 if plan.is_list:
-                    one["index"] = output.index
-                if one["meta_info"]["finish_reason"] is not None:
-                    end_turn(output)  # before the client hears of it: it may continue at once
-                yield one
+                    rendered["index"] = output.index
+                if rendered["meta_info"]["finish_reason"] is not None:
+                    end_turn(output)  # before the client sees the end: it may continue the session at once
+                yield rendered
 
 
 async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Answer:
-    """The event of a stream that tells what there is; it counts as sent."""
+    """Renders an event with the output so far, and counts it as sent."""
     only_new, size = context.config.incremental_streaming_output, output.num_logprobs
     now = output.snapshot() if size > INLINE_CHARS else output
     output.sent_tokens, output.sent_chars, sent = len(now.token_ids), len(now.text), (now.sent_tokens, now.sent_chars)
@@ -175,7 +190,7 @@ async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Ans
 
 
 def _is_due(output: Output, stream_interval: int) -> bool:
-    """Whether there is enough for an event: the first and the last are always sent."""
+    """Returns whether there are enough new tokens for an event; the first and the last event are always sent."""
     interval = output.request.params.stream_interval or stream_interval
     num_new = len(output.token_ids) - output.sent_tokens
     return output.finish is not None or output.sent_tokens == 0 or num_new >= interval
@@ -183,9 +198,9 @@ def _is_due(output: Output, stream_interval: int) -> bool:
 
 @contextlib.contextmanager
 def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[Callable[[Output], None]]:
-    """Tell the sessions, where requests belong to some, that these begin and how they end.
+    """Registers requests that continue sessions with them while the block runs.
 
-    Gives what is to be called with each output that is complete; the others leave nothing behind.
+    Gives a function to call with each output that is complete; outputs without that call are not stored.
     """
     begun: dict[int, Turn] = {}  # by the output's index
 
@@ -195,7 +210,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
         if turn is not None:
             turn.end(output.token_ids)
 
-    if plan.turns:  # what a turn replaces is not to be lost to a request that is refused
+    if plan.turns:  # checked first: `begin` removes requests, which must not happen for a request that is refused
         state.check_names(plan.plan.owner, plan.plan.names)
     try:
         for output, turn in zip(run.outputs, plan.turns, strict=False):
@@ -208,16 +223,16 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
             turn.end(None)
 
 
-def embedding_body(given: dict[str, Any]) -> dict[str, Any]:
-    """What `/encode` asks for as a `/generate` body. Raises InvalidRequest."""
-    refuse_unknown(given, ENCODE_FIELDS)
-    fields = {name: value for name, value in given.items() if value is not None}
+def embedding_body(payload: dict[str, Any]) -> dict[str, Any]:
+    """Converts a body of `/encode` to one of `/generate`. Raises InvalidRequest."""
+    refuse_unknown(payload, ENCODE_FIELDS)
+    fields = {name: value for name, value in payload.items() if value is not None}
     return fields | {"return_hidden_states": "last", "sampling_params": {"max_new_tokens": 0}}
 
 
 async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]:
-    """The prompts' embeddings, scaled to length 1: the hidden state of the last token, or what an embedding model
-    makes."""
+    """Runs the requests and returns the prompts' embeddings, scaled to length 1: the last token's hidden state, or an
+    embedding model's own pooling."""
     outputs = await Run(state, plan.plan).whole()
     answers = []
     for output in outputs:
@@ -234,7 +249,8 @@ async def embed(plan: GeneratePlan, state: ServerState) -> Answer | list[Answer]
 
 
 class GrowingEvent:
-    """The growing part of an output's cumulative events in JSON: what the event before had is not encoded again."""
+    """Encodes the growing fields of an output's cumulative events: only what is new since the event before is
+    encoded."""
 
     def __init__(self) -> None:
         self._text = bytearray()
@@ -242,15 +258,18 @@ class GrowingEvent:
         self._ids = bytearray()
         self._num_ids = 0
 
-    def extend(self, one: Answer) -> Answer:
-        """The same answer, its text and ids encoded."""
-        text, ids = one["text"], one["output_ids"]
+    def extend(self, answer: Answer) -> Answer:
+        """Returns the answer with text and token ids encoded as JSON. They must continue those of the last call."""
+        text, ids = answer["text"], answer["output_ids"]
         self._text += _json.encode(text[self._num_chars :])[1:-1]
         if self._ids and len(ids) > self._num_ids:
             self._ids += b","
         self._ids += _json.encode(ids[self._num_ids :])[1:-1]
         self._num_chars, self._num_ids = len(text), len(ids)
-        return one | {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": msgspec.Raw(b"[" + self._ids + b"]")}
+        return answer | {
+            "text": msgspec.Raw(b'"' + self._text + b'"'),
+            "output_ids": msgspec.Raw(b"[" + self._ids + b"]"),
+        }
 
 
 async def _events(
@@ -258,23 +277,23 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     growing: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # by index
 
-    def encoded(one: Answer) -> Answer:
-        return growing[one.get("index", 0)].extend(one) if is_cumulative else one
+    def encoded(update: Answer) -> Answer:
+        return growing[update.get("index", 0)].extend(update) if is_cumulative else update
 
     try:
         async with contextlib.aclosing(rest):
             yield event(await _encode(encoded(first)))
-            async for one in rest:
-                yield event(await _encode(encoded(one)))
+            async for update in rest:
+                yield event(await _encode(encoded(update)))
     except TureenError as error:
         yield event(_json.encode(error_object(error)))
     yield DONE
 
 
 def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int, int] = (0, 0)) -> Answer:
-    """One request's answer as SGLang writes it, without the tokens and characters that were sent before.
+    """Returns one request's answer in SGLang's form. `sent`: tokens and characters that are left out, as sent before.
 
-    Hidden states, and the names that SGLang had for log-probabilities before 0.3, come when the request has ended.
+    Hidden states, and log-probabilities under the names of SGLang before 0.3, come when the request has ended.
     """
     first_token, first_char = sent
     meta: dict[str, Any] = {
@@ -305,7 +324,7 @@ def _logprobs(
     output: Output, spec: LogprobSpec, plan: GeneratePlan, context: Context, first_token: int
 ) -> dict[str, Any]:
     meta: dict[str, Any] = {}
-    prompt = [] if first_token else output.prompt_logprobs  # they come with the first token
+    prompt = [] if first_token else output.prompt_logprobs  # sent with the first token
     sides = (("input", "prefill", prompt), ("output", "decode", output.output_logprobs[first_token:]))
     for side, old_side, positions in sides:
         meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
@@ -324,8 +343,9 @@ def _logprobs(
 
 
 def _hidden_states(output: Output) -> list[NDArray[np.float32]]:
-    """The prompt's matrix, then a vector for each output token but the last; or the last position's vector alone."""
-    vectors = [np.frombuffer(one, dtype=np.float32) for one in output.hidden_states]
+    """Returns the prompt's matrix [tokens, hidden_size], then a vector for each output token but the last; or only the
+    last position's vector."""
+    vectors = [np.frombuffer(state, dtype=np.float32) for state in output.hidden_states]
     if output.request.hidden_states == "last" or not vectors:
         return vectors[-1:]
     num_prompt = len(output.request.token_ids)
@@ -338,10 +358,11 @@ def _triple(logprob: TokenLogprob, plan: GeneratePlan, context: Context) -> list
 
 
 def _triples(logprobs: Sequence[TokenLogprob] | None, plan: GeneratePlan, context: Context) -> list[list[Any]] | None:
-    return None if logprobs is None else [_triple(one, plan, context) for one in logprobs]
+    return None if logprobs is None else [_triple(logprob, plan, context) for logprob in logprobs]
 
 
 def finish_reason(finish: FinishReason | None) -> dict[str, Any] | None:
+    """Returns SGLang's finish reason; None while the output goes on."""
     if finish is None:
         return None
     if finish.type == "stop":

@@ -1,4 +1,8 @@
-"""SGLang's `/v1/score` (how probable some tokens are after each text) and `/v1/rerank` (documents by their meaning)."""
+"""Serves SGLang's `/v1/score`, the probabilities of label tokens after each text, and `/v1/rerank`, documents sorted by
+the similarity of their embeddings to the query's.
+
+Source: SGLang's server, python/sglang/srt/entrypoints/openai/serving_score.py and serving_rerank.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from tureen.requests.waves import Requester
 ONE_TOKEN = Sampling(SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True), {}, Names())
 
 MAX_JOINED = 1 << 27
-"""Characters or token ids of all prompts of a body, in each of which the query stands."""
+"""Most characters or token ids of all prompts of a body together; each has the query in it."""
 
 T = TypeVar("T")
 
@@ -74,6 +78,8 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+
     async def score(request: Request) -> ASGIApp:
         body = await _read(request, ScoreBody, state)
         answer = await unless_gone(request, _score(body, Requester(client_name(request), body.rid), state))
@@ -103,11 +109,11 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:
-    """Raises InvalidRequest, and Unavailable while the server shuts down."""
-    given = read_json(request.headers.get("content-type"), await request.body())
+    """Reads a request's body as `kind`. Raises InvalidRequest, and Unavailable when the server takes no work."""
+    payload = read_json(request.headers.get("content-type"), await request.body())
     state.check_accepting()
-    refuse_unknown(given, [field.name for field in msgspec.structs.fields(kind)])  # type: ignore[arg-type]
-    return convert({name: value for name, value in given.items() if value is not None}, kind)
+    refuse_unknown(payload, [field.name for field in msgspec.structs.fields(kind)])  # type: ignore[arg-type]
+    return convert({name: value for name, value in payload.items() if value is not None}, kind)
 
 
 async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> dict[str, Any]:
@@ -125,8 +131,8 @@ async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> d
                 field="label_token_ids",
                 code="token_id_out_of_range",
             )
-    found, names = _joined(body, context)
-    resolved = await tokenising.resolve(found, names, state)
+    inputs, names = _joined(body, context)
+    resolved = await tokenising.resolve(inputs, names, state)
     options = Options(
         logprobs=LogprobSpec(token_ids=tuple(body.label_token_ids), mode="raw"),
         adapter=adapter_of(body.model, state),
@@ -139,7 +145,7 @@ async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> d
         for output in outputs
     ]
     return {
-        "scores": [_scores(one, body) for one in logprobs],
+        "scores": [_scores(label_logprobs, body) for label_logprobs in logprobs],
         "model": body.model or context.info.model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         "object": "scoring",
@@ -147,7 +153,7 @@ async def _score(body: ScoreBody, requester: Requester, state: ServerState) -> d
 
 
 def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], list[str]]:
-    """The query with each item, and what to call them. Raises InvalidRequest."""
+    """Returns the query joined with each item, and the names of the items for errors. Raises InvalidRequest."""
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
     is_text = isinstance(body.query, str)
     if any(isinstance(item, str) != is_text for item in items):
@@ -161,12 +167,13 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
             field="query",
         )
     wholes = [item + query if body.item_first else query + item for item in items]
-    found, _ = prompts.texts_or_ids(wholes, "items", context, most=MAX_INPUTS)
-    return found, [f"items[{index}]" for index in range(len(items))]
+    inputs, _ = prompts.texts_or_ids(wholes, "items", context, most=MAX_INPUTS)
+    return inputs, [f"items[{index}]" for index in range(len(items))]
 
 
 def _scores(logprobs: Sequence[float], body: ScoreBody) -> list[float]:
-    """Probabilities among all tokens, or among the labels alone: all 0 where the model excludes every one."""
+    """Returns the labels' probabilities among all tokens, or among the labels with apply_softmax; 0 for all when the
+    model excludes every label."""
     if not body.apply_softmax or max(logprobs) == -math.inf:
         return [math.exp(value) for value in logprobs]
     highest = max(logprobs)
@@ -184,18 +191,18 @@ async def _rerank(body: RerankBody, requester: Requester, state: ServerState) ->
     planning.check_priority(body.priority, state.context)
     adapter_of(body.model, state)
     waves.check_count(len(body.documents), "documents")
-    asked = EmbeddingOptions("pooled", body.truncate_prompt_tokens, priority=body.priority)
+    options = EmbeddingOptions("pooled", body.truncate_prompt_tokens, priority=body.priority)
     names = ["query", *(f"documents[{index}]" for index in range(len(body.documents)))]
     texts = Texts([body.query, *body.documents], names)
-    query, *documents = await embedding.embed(texts, names, asked, requester, state)
-    looked_for = embedding.normalised(embedding.vector_of(query))
-    found = []
+    query, *documents = await embedding.embed(texts, names, options, requester, state)
+    query_vector = embedding.normalised(embedding.vector_of(query))
+    results = []
     for index, output in enumerate(documents):
-        score = float(np.dot(looked_for, embedding.normalised(embedding.vector_of(output))))
-        one: dict[str, Any] = {"score": score, "index": index}
+        score = float(np.dot(query_vector, embedding.normalised(embedding.vector_of(output))))
+        result: dict[str, Any] = {"score": score, "index": index}
         if body.return_documents:
-            one["document"] = body.documents[index]
-        one["meta_info"] = {"id": output.rid, "prompt_tokens": output.usage.prompt_tokens}
-        found.append(one)
-    found.sort(key=lambda one: -one["score"])
-    return found[: body.top_n]
+            result["document"] = body.documents[index]
+        result["meta_info"] = {"id": output.rid, "prompt_tokens": output.usage.prompt_tokens}
+        results.append(result)
+    results.sort(key=lambda result: -result["score"])
+    return results[: body.top_n]

@@ -1,1 +1,1 @@
-"""TGI's API."""
+"""The API of Hugging Face's Text Generation Inference: see docs/tgi.md."""

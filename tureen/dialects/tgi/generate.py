@@ -1,4 +1,8 @@
-"""TGI's dialect: `inputs` and `parameters`; `/generate`, `/generate_stream` and `POST /`."""
+"""Serves the API of Text Generation Inference: bodies with `inputs` and `parameters` on `/generate`, `/generate_stream`
+and `POST /`.
+
+Source: https://huggingface.github.io/text-generation-inference/
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ ABORTED = "aborted"
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p")
 NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
-"""A stop string stays in the text, as the tokens that make it do."""
+"""Parameters to detokenize with: a stop string stays in the text, as its tokens do in TGI's list of tokens."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["parameters"].refused
@@ -44,7 +48,7 @@ _json = msgspec.json.Encoder()
 
 
 class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the output must match."""
+    """The grammar that the output must match."""
 
     type: Literal["json", "json_object", "regex"]
     value: str | JsonObject
@@ -111,23 +115,25 @@ class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of this API beside `/generate`, which several dialects share."""
+
     async def generate_stream(request: Request) -> ASGIApp:
         body = await request.body()
         try:
-            given = read_json(request.headers.get("content-type"), body)
-            if given.get("stream") is not None and given["stream"] is not True:
+            payload = read_json(request.headers.get("content-type"), body)
+            if payload.get("stream") is not None and payload["stream"] is not True:
                 raise InvalidRequest("stream can only be true here; use /generate", field="stream")
         except TureenError as error:
             return _error_response(error)
-        return await _respond(given | {"stream": True}, request, state)
+        return await _respond(payload | {"stream": True}, request, state)
 
     async def root(request: Request) -> ASGIApp:
         body = await request.body()
         try:
-            given = read_json(request.headers.get("content-type"), body)
+            payload = read_json(request.headers.get("content-type"), body)
         except TureenError as error:
             return _error_response(error)
-        return await _respond(given, request, state, in_list=True)
+        return await _respond(payload, request, state, in_list=True)
 
     return [
         Entry("/generate_stream", generate_stream, access="user", methods=["POST"], docs=_docs("Generate, streamed.")),
@@ -141,13 +147,14 @@ def _docs(summary: str) -> Docs:
 
 
 def error_object(error: TureenError) -> dict[str, str]:
+    """Returns an error in TGI's JSON form."""
     status = _status(error)
     kind = ERROR_TYPES.get(status, "validation" if status < 500 else "incomplete_generation")
     return {"error": error.message, "error_type": kind}
 
 
 def _status(error: TureenError) -> int:
-    """TGI's: 422 for what is wrong with a request, 424 when the model failed on it, 500 when it was cut short."""
+    """Returns TGI's status: 422 for an invalid request, 424 when generating failed, 500 when it was aborted."""
     if error.status == 400:
         return 422
     return 424 if error.status == 500 and error.code != ABORTED else error.status
@@ -160,18 +167,18 @@ def _error_response(error: TureenError) -> Response:
     )
 
 
-async def respond(given: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
-    """The answer to a body with `inputs` on `/generate`, errors in this dialect's shape."""
-    return await _respond(given, request, state)
+async def respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
+    """Answers a body with `inputs` on `/generate`; errors are answers in this dialect's form."""
+    return await _respond(payload, request, state)
 
 
-async def _respond(given: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
+async def _respond(payload: dict[str, Any], request: Request, state: ServerState, *, in_list: bool = False) -> ASGIApp:
     try:
         state.check_accepting()
-        body = parse(given)
+        body = parse(payload)
         if body.parameters.adapter_id is not None:
             state.check_adapter(body.parameters.adapter_id, "parameters.adapter_id")
-        run = Run(state, await prepared(request, _plan(body, given, state, client_name(request))))
+        run = Run(state, await prepared(request, _plan(body, payload, state, client_name(request))))
         if body.stream:
             events = _events(run, body, state.context)
             return await streamed(request, events, lambda error: event(_json.encode(error_object(error))))
@@ -182,10 +189,10 @@ async def _respond(given: dict[str, Any], request: Request, state: ServerState, 
     return Response(_json.encode([answer] if in_list else answer), media_type="application/json")
 
 
-def parse(given: dict[str, Any]) -> TgiBody:
-    """Check the body's form. Raises InvalidRequest."""
-    refuse_unknown(given, TgiBody.__struct_fields__)
-    fields = {name: value for name, value in given.items() if value is not None}
+def parse(payload: dict[str, Any]) -> TgiBody:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    refuse_unknown(payload, TgiBody.__struct_fields__)
+    fields = {name: value for name, value in payload.items() if value is not None}
     parameters = fields.get("parameters", {})
     if isinstance(parameters, dict):
         refuse_unknown(parameters, (*TgiParameters.__struct_fields__, *NOT_OFFERED), "parameters")
@@ -194,17 +201,17 @@ def parse(given: dict[str, Any]) -> TgiBody:
             name: value for name, value in parameters.items() if value is not None and name not in NOT_OFFERED
         }
     body = convert(fields, TgiBody)
-    asked = body.parameters
+    checked = body.parameters
     refusals = {
-        "grammar": (_is_no_pattern(asked.grammar), "of type regex needs a string as its value"),
-        "decoder_input_details": (asked.decoder_input_details and not asked.details, "needs details: true"),
-        "top_n_tokens": (asked.top_n_tokens is not None and not asked.details, "needs details: true"),
+        "grammar": (_is_no_pattern(checked.grammar), "of type regex needs a string as its value"),
+        "decoder_input_details": (checked.decoder_input_details and not checked.details, "needs details: true"),
+        "top_n_tokens": (checked.top_n_tokens is not None and not checked.details, "needs details: true"),
     }
     if body.stream:
         refusals |= {
-            "decoder_input_details": (asked.decoder_input_details, "cannot go with a stream"),
-            "best_of": ((asked.best_of or 1) > 1, "cannot go with a stream"),
-            "top_n_tokens": refusals["top_n_tokens"] if not asked.details else (False, ""),
+            "decoder_input_details": (checked.decoder_input_details, "cannot go with a stream"),
+            "best_of": ((checked.best_of or 1) > 1, "cannot go with a stream"),
+            "top_n_tokens": refusals["top_n_tokens"] if not checked.details else (False, ""),
         }
     for name, (is_wrong, why) in refusals.items():
         if is_wrong:
@@ -217,38 +224,41 @@ def _is_no_pattern(grammar: TgiGrammar | None) -> bool:
 
 
 def _samples(parameters: TgiParameters) -> bool:
+    """Returns whether tokens are drawn; otherwise the most probable one is taken."""
     return parameters.do_sample or any(getattr(parameters, name) is not None for name in SAMPLING_FIELDS)
 
 
-async def _plan(body: TgiBody, given: dict[str, Any], state: ServerState, owner: str) -> Plan:
-    asked, context = body.parameters, state.context
+async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owner: str) -> Plan:
+    parameters, context = body.parameters, state.context
     names = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "stop")
-    fields: dict[str, Any] = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    if (given.get("parameters") or {}).get("max_new_tokens") is not None:
-        fields["max_new_tokens"] = asked.max_new_tokens
-    if asked.seed is not None:
-        fields["sampling_seed"] = asked.seed
-    if asked.grammar is not None:
-        fields["regex" if asked.grammar.type == "regex" else "json_schema"] = asked.grammar.value
-    count = asked.best_of or 1
+    fields: dict[str, Any] = {
+        name: getattr(parameters, name) for name in names if getattr(parameters, name) is not None
+    }
+    if (payload.get("parameters") or {}).get("max_new_tokens") is not None:
+        fields["max_new_tokens"] = parameters.max_new_tokens
+    if parameters.seed is not None:
+        fields["sampling_seed"] = parameters.seed
+    if parameters.grammar is not None:
+        fields["regex" if parameters.grammar.type == "regex" else "json_schema"] = parameters.grammar.value
+    count = parameters.best_of or 1
     defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
-    if not _samples(asked):
+    if not _samples(parameters):
         defaults["temperature"] = 0.0
     sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
     if count > 1 and sampling.params.is_greedy:
         raise InvalidRequest("parameters.best_of needs do_sample: true, or a temperature", field="parameters.best_of")
     [ids] = await tokenize([body.inputs], ["inputs"], context)
-    prompt = Prompt(ids[-asked.truncate :] if asked.truncate else ids)
-    options = Options(adapter=asked.adapter_id or "", logprobs=_logprobs(body))
+    prompt = Prompt(ids[-parameters.truncate :] if parameters.truncate else ids)
+    options = Options(adapter=parameters.adapter_id or "", logprobs=_logprobs(body))
     return plan_of(one_prompt(prompt, "inputs", sampling, options, owner=owner), state)
 
 
 def _logprobs(body: TgiBody) -> LogprobSpec | None:
-    """None where neither the answer nor the choice of the best needs them."""
-    asked = body.parameters
-    if not (asked.details or body.stream or asked.best_of):
+    """Returns the log-probabilities to compute; None when neither the answer nor best_of needs them."""
+    parameters = body.parameters
+    if not (parameters.details or body.stream or parameters.best_of):
         return None
-    return LogprobSpec(0 if asked.decoder_input_details else -1, asked.top_n_tokens or 0)
+    return LogprobSpec(0 if parameters.decoder_input_details else -1, parameters.top_n_tokens or 0)
 
 
 def _token(texts: TokenTexts, index: int, context: Context) -> dict[str, Any]:
@@ -264,13 +274,19 @@ def _token(texts: TokenTexts, index: int, context: Context) -> dict[str, Any]:
 def _alternatives(output: Output, index: int, context: Context) -> list[dict[str, Any]]:
     tokenizer = context.tokenizer
     return [
-        {"id": one, "text": tokenizer.token_text(one), "logprob": value, "special": one in tokenizer.special_ids}
-        for value, one in output.output_logprobs[index].top or ()
+        {
+            "id": token_id,
+            "text": tokenizer.token_text(token_id),
+            "logprob": logprob,
+            "special": token_id in tokenizer.special_ids,
+        }
+        for logprob, token_id in output.output_logprobs[index].top or ()
     ]
 
 
 class TokenTexts:
-    """Of each token of an output its own piece of the text; a character of several tokens comes with the last."""
+    """Splits an output's text into a piece for each token; a character of several tokens belongs to the last of
+    them."""
 
     def __init__(self, output: Output, context: Context) -> None:
         self.output = output
@@ -279,10 +295,12 @@ class TokenTexts:
 
     @property
     def whole(self) -> str:
+        """The text of all tokens so far."""
         return "".join(self.pieces)
 
     def catch_up(self) -> range:
-        """Take over what the output has grown by; returns the indices of its new tokens. Raises RequestFailed."""
+        """Adds the output's new tokens and returns their indices. Raises RequestFailed for an output that was
+        aborted."""
         output, before = self.output, len(self.pieces)
         if output.finish is not None and output.finish.type == "abort":
             raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
@@ -297,7 +315,7 @@ class TokenTexts:
 
 
 def _cut(text: str, piece: str, stop: int | str | None) -> str:
-    """The last token's piece, up to the end of the stop sequence that it completes."""
+    """Returns the last token's piece up to the end of the stop string that it completes. `text`: all before it."""
     if not isinstance(stop, str):
         return piece
     start = (text + piece).find(stop, max(0, len(text) - len(stop) + 1))
@@ -305,11 +323,11 @@ def _cut(text: str, piece: str, stop: int | str | None) -> str:
 
 
 async def _collect(run: Run, context: Context) -> list[TokenTexts]:
-    """All outputs, once they have ended, those with the highest cumulative log-probability first."""
+    """Waits for all outputs and returns them, the highest cumulative log-probability first."""
     texts = [TokenTexts(output, context) for output in await run.whole()]
-    for one in texts:
-        one.catch_up()
-    return sorted(texts, key=lambda one: one.output.cumulative_logprob, reverse=True)
+    for output_texts in texts:
+        output_texts.catch_up()
+    return sorted(texts, key=lambda output_texts: output_texts.output.cumulative_logprob, reverse=True)
 
 
 def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[str, Any]:
@@ -320,7 +338,7 @@ def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[st
         answer["details"] = _details(best, body, context)
         if others:
             answer["details"]["best_of_sequences"] = [
-                {"generated_text": front + one.whole} | _details(one, body, context) for one in others
+                {"generated_text": front + sample.whole} | _details(sample, body, context) for sample in others
             ]
     return answer
 
@@ -329,8 +347,8 @@ def _details(texts: TokenTexts, body: TgiBody, context: Context) -> dict[str, An
     tokenizer, output = context.tokenizer, texts.output
     details: dict[str, Any] = _summary(output) | {
         "prefill": [
-            {"id": one, "text": tokenizer.token_text(one), "logprob": value}
-            for value, one in (position.token for position in output.prompt_logprobs)
+            {"id": token_id, "text": tokenizer.token_text(token_id), "logprob": logprob}
+            for logprob, token_id in (position.token for position in output.prompt_logprobs)
         ],
         "tokens": [_token(texts, index, context) for index in range(len(texts.pieces))],
     }
@@ -354,7 +372,8 @@ def _finish_reason(finish: FinishReason | None) -> str | None:
 
 
 async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:
-    """One event a token; the last has the whole text and what ended it. An output without tokens is one event too."""
+    """Yields an event a token; the last has the whole text and the finish reason. An output without tokens is one event
+    too."""
     front = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
@@ -362,15 +381,15 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
         async for _ in events:
             for index in texts.catch_up():
                 is_last = output.finish is not None and index + 1 == len(output.token_ids)
-                one = {
+                token_event = {
                     "index": index + 1,
                     "token": _token(texts, index, context),
                     "generated_text": front + texts.whole if is_last else None,
                     "details": _summary(output) | {"input_length": output.usage.prompt_tokens} if is_last else None,
                 }
                 if body.parameters.top_n_tokens:
-                    one["top_tokens"] = _alternatives(output, index, context)
-                yield event(_json.encode(one))
+                    token_event["top_tokens"] = _alternatives(output, index, context)
+                yield event(_json.encode(token_event))
     if not texts.pieces:
         details = _summary(output) | {"input_length": output.usage.prompt_tokens}
         yield event(_json.encode({"index": 0, "token": None, "generated_text": front, "details": details}))

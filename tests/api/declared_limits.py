@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from tureen.front.openapi import meanings
+from tureen.front.openapi import all_field_types
 
 Put = Callable[[Any], Any]
 """A body that is right but for the value it is given, which stands at some place."""
@@ -77,7 +77,7 @@ def sample(kind: inspect.Type) -> Any:
 
 def _meant(struct: type, name: str) -> inspect.Type | None:
     """Of a field whose entries are read later, by another declaration."""
-    found = [kind for (owner, field), kind in meanings().items() if field == name and issubclass(struct, owner)]
+    found = [kind for (owner, field), kind in all_field_types().items() if field == name and issubclass(struct, owner)]
     return inspect.type_info(found[0]) if found else None
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from app_under_test import App
 
-from tureen.front.compat import rows_of, spoken_routes
+from tureen.front.compat import compat_routes, rows_of
 
 FIELDS: dict[str, list[str]] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "api_fields.json").read_text(encoding="utf-8")
 )
-ROUTES = {f"{one.api} {one.route}": one for one in spoken_routes()}
+ROUTES = {f"{one.api} {one.route}": one for one in compat_routes()}
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 OLLAMA = {"stream": False, "options": {"num_predict": 2}}
 BODIES: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
-from tureen.http.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, SpokenRoute, client_name
+from tureen.http.dialect import BodyPart, BodySection, Dialect, Docs, Entry, GenerateForm, CompatRoute, client_name
 from tureen.requests.drafts import Options, one_prompt, plan_of
 from tureen.requests.generation import Run
 from tureen.requests.planning import Names, make_sampling
@@ -71,7 +71,7 @@ def routes(state: Any) -> list[Entry]:
 DIALECT = Dialect(
     order=1000,
     routes=routes,
-    spoken=(SpokenRoute("Toy", "/toy", (BodyPart(ToyBody, TABLE),)),),
+    compat=(CompatRoute("Toy", "/toy", (BodyPart(ToyBody, TABLE),)),),
     sections=(BodySection("`POST /toy`", "Play.", ToyBody),),
     generate=GenerateForm(("toy_prompt",), ToyBody, respond),
 )

@@ -13,7 +13,7 @@ from msgspec import inspect
 from work import counted
 
 from tureen.dialects.openai.tokenize_routes import TokenizeBody
-from tureen.front.compat import spoken_routes
+from tureen.front.compat import compat_routes
 from tureen.front.generate import prompt_fields
 from tureen.http.dialect import Entry
 
@@ -28,7 +28,7 @@ LONG = 100_000
 
 JSON = {"content-type": "application/json"}
 PROMPTS = (*prompt_fields(), "prompt", "messages")
-NOT_OFFERED = {part.struct: frozenset(part.table.refused) for spoken in spoken_routes() for part in spoken.parts}
+NOT_OFFERED = {part.struct: frozenset(part.table.refused) for spoken in compat_routes() for part in spoken.parts}
 
 
 @pytest.fixture(scope="module")

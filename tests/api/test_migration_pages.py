@@ -13,7 +13,7 @@ import pytest
 from app_under_test import App
 
 from tureen.config import Config
-from tureen.front.compat import rows_of, spoken_routes
+from tureen.front.compat import compat_routes, rows_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("migrate-from-*.md"))}
@@ -57,7 +57,7 @@ def test_every_flag_that_is_said_to_be_ours_is(name):
 
 
 def test_every_field_that_llama_cpp_s_are_said_to_become_is_ours():
-    ours = {row.field.rpartition(".")[2] for one in spoken_routes() if one.api == "SGLang" for row in rows_of(one)}
+    ours = {row.field.rpartition(".")[2] for one in compat_routes() if one.api == "SGLang" for row in rows_of(one)}
     fields = PAGES["migrate-from-llamacpp"].partition("`/completion` is not there")[2]
     told = {word for cell in _right_column(fields) for word in re.findall(r"`([a-z_]+)`", cell)} - {"repeat_last_n"}
     assert len(told) > 8

@@ -1,4 +1,5 @@
-"""Our own routes beside those that generate: health, facts, metrics, sessions, adapters, weights, profiles, pauses.
+"""This package has the routes that operate the server: health, facts, metrics, sessions, adapters, weights, profiles,
+pauses. Most follow SGLang's.
 
 Imports: config, contract, devices, errors, http, log, media, requests, text, weights; asyncio, msgspec, starlette.
 Imported by: front.

@@ -1,4 +1,5 @@
-"""Adapters that come and go while the server runs: SGLang's routes."""
+"""Serves SGLang's `/load_lora_adapter` and `/unload_lora_adapter`, which change the LoRA adapters of a running
+server."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tureen.requests.state import ServerState
 
 
 class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An adapter to be loaded."""
+    """The fields of `POST /load_lora_adapter`."""
 
     lora_name: Annotated[str, Meta(description="What requests will call it.")]
     lora_path: Annotated[
@@ -25,12 +26,14 @@ class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An adapter to be unloaded."""
+    """The fields of `POST /unload_lora_adapter`."""
 
     lora_name: Annotated[str, Meta(description="What it was loaded as.")]
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+
     async def load(request: Request) -> Response:
         body = await read_body(request, LoadBody)
         if body.lora_name == state.context.info.model_name:

@@ -1,4 +1,4 @@
-"""Health, facts about model and server, metrics, control operations."""
+"""Serves health, facts about model and server, metrics, and the operations that flush the cache and abort requests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which requests to end: one of the two."""
+    """The fields of `POST /abort_request`, of which one is sent."""
 
     rid: Annotated[str | None, Meta(description="Of one request, one batch or one sample.")] = None
     abort_all: Annotated[bool, Meta(description="All; needs the admin key.")] = False
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
     return [*_health_routes(state), *_fact_routes(state), *_control_routes(state)]
 
 
@@ -141,9 +142,9 @@ def _control_routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse(f"Cache flushed.\n{num_pages} pages were freed.\n")
 
     async def abort_request(request: Request) -> Response:
-        given = read_json(request.headers.get("content-type"), await request.body())
-        refuse_unknown(given, ("rid", "abort_all"))
-        body = convert({name: value for name, value in given.items() if value is not None}, AbortBody)
+        payload = read_json(request.headers.get("content-type"), await request.body())
+        refuse_unknown(payload, ("rid", "abort_all"))
+        body = convert({name: value for name, value in payload.items() if value is not None}, AbortBody)
         if (body.rid is None) != body.abort_all:
             raise InvalidRequest("send either rid or abort_all: true", field="rid")
         refusal = call_of(request.scope).admin_refusal
@@ -173,6 +174,7 @@ def _control_routes(state: ServerState) -> list[Entry]:
 
 
 def model_card(state: ServerState, created: int) -> dict[str, Any]:
+    """Returns the model's entry in OpenAI's `/v1/models`. `created`: seconds since the epoch."""
     info = state.context.info
     return {
         "id": info.model_name,
@@ -186,12 +188,12 @@ def model_card(state: ServerState, created: int) -> dict[str, Any]:
 
 
 def adapter_card(state: ServerState, created: int, name: str) -> dict[str, Any]:
-    """Says no path: everybody who has a key may read it."""
+    """Returns an adapter's entry in `/v1/models`; without its path, because every holder of a key may read it."""
     return model_card(state, created) | {"id": name, "root": name, "parent": state.context.info.model_name}
 
 
 def model_facts(state: ServerState) -> dict[str, Any]:
-    """What SGLang's clients read, and what a person asks first."""
+    """Returns facts about the model, in the form of SGLang's `/get_model_info`."""
     info, config = state.context.info, state.context.config
     return {
         "model_path": info.model_path,
@@ -213,7 +215,7 @@ def model_facts(state: ServerState) -> dict[str, Any]:
 
 
 def server_facts(state: ServerState) -> dict[str, Any]:
-    """All settings but the secret ones, and the engine's state."""
+    """Returns all settings, secret ones as null, and the engine's state, in the form of SGLang's `/get_server_info`."""
     config: dict[str, Any] = msgspec.to_builtins(state.context.config)
     info = state.context.info
     return (
@@ -229,11 +231,13 @@ def server_facts(state: ServerState) -> dict[str, Any]:
 
 
 def secret_fields() -> list[str]:
+    """Returns the names of settings that are never shown."""
     fields = msgspec.structs.fields(Config)
     return [field.name for field in fields if get_args(field.type)[1].extra["secret"]]
 
 
 def update_gauges(state: ServerState) -> None:
+    """Copies the engine's statistics into the metrics that are read from them."""
     stats, info, metrics = state.client.stats, state.context.info, state.metrics
     engine = state.client.health
     metrics.set("engine_suspect", engine.state != "healthy")

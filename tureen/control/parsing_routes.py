@@ -1,4 +1,5 @@
-"""Routes that read a text as the chat routes read a model's output: tool calls and reasoning."""
+"""Serves SGLang's `/parse_function_call` and `/separate_reasoning`, which parse a text as the chat routes parse a
+model's output."""
 
 from __future__ import annotations
 
@@ -44,10 +45,12 @@ class SeparateReasoningBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+
     async def parse_function_call(request: Request) -> Response:
-        given = await _read(request, ParseFunctionCallBody)
-        tools = read_tools(given.get("tools"))
-        body = convert(given | {"tools": []}, ParseFunctionCallBody)
+        fields = await _read(request, ParseFunctionCallBody)
+        tools = read_tools(fields.get("tools"))
+        body = convert(fields | {"tools": []}, ParseFunctionCallBody)
         form = _tool_format(body.tool_call_parser, state)
         return JSONResponse(await offload.run(len(body.text), lambda: _calls(body.text, form, tools)))
 
@@ -91,9 +94,10 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _read(request: Request, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    given = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(given, kind.__struct_fields__)
-    fields = {name: value for name, value in given.items() if value is not None}
+    """Returns the body's fields that are not null. Raises InvalidRequest for unknown and missing ones."""
+    payload = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(payload, kind.__struct_fields__)
+    fields = {name: value for name, value in payload.items() if value is not None}
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in fields:
             raise InvalidRequest(f"{field.name} is missing; it must be sent", field=field.name)
@@ -118,16 +122,16 @@ def _tool_format(name: str | None, state: ServerState) -> ToolFormat:
 
 
 def _reasoning_format(name: str) -> ReasoningFormat:
-    found = find_reasoning_format(name)
-    if found is None:
+    reasoning_format = find_reasoning_format(name)
+    if reasoning_format is None:
         raise InvalidRequest(
             f"reasoning_parser must be one of {', '.join(FORMATS)}, got {echo(name)}", field="reasoning_parser"
         )
-    return found
+    return reasoning_format
 
 
 def _calls(text: str, form: ToolFormat, tools: tuple[Tool, ...]) -> dict[str, Any]:
-    """`tool_index` is the function's place among the tools."""
+    """Returns the tool calls in a text, and the text without them. `tool_index`: the function's index in `tools`."""
     parser = form.parser(tools)
     places = {tool.name: index for index, tool in enumerate(tools)}
     text_pieces: list[str] = []

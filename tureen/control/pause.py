@@ -1,4 +1,4 @@
-"""Holding generation up and letting it go on: `/pause_generation`, `/continue_generation`."""
+"""Serves SGLang's `/pause_generation` and `/continue_generation`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tureen.requests.state import ServerState
 
 
 class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to pause."""
+    """The fields of `POST /pause_generation`."""
 
     mode: Annotated[
         PauseMode,
@@ -24,6 +24,8 @@ class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+
     async def pause_generation(request: Request) -> Response:
         body = await read_body(request, PauseBody)
         num_requests = await state.client.call("pause", mode=body.mode)

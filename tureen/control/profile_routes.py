@@ -1,4 +1,4 @@
-"""A record of what the engine spends its time on: SGLang's `/start_profile` and `/stop_profile`."""
+"""Serves SGLang's `/start_profile` and `/stop_profile`, which record how the engine spends its time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STEPS = 10_000
 
 
 class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to record, and where to."""
+    """The fields of `POST /start_profile`."""
 
     output_dir: Annotated[
         str, Meta(max_length=1024, description="Folder below --profile-dir; made where there is none.")
@@ -43,6 +43,7 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes. Raises StartupError for a --profile-dir that is no folder."""
     root = profile_root(state.context.config.profile_dir, state.context.config.host)
 
     async def start(request: Request) -> Response:
@@ -68,7 +69,7 @@ def routes(state: ServerState) -> list[Entry]:
         return PlainTextResponse(f"Start profiling.\nThe trace will be in {name}, below --profile-dir.\n")
 
     async def stop(request: Request) -> Response:
-        await read_body(request, Nothing)
+        await read_body(request, EmptyBody)
         name = await state.client.call("stop_profile")
         return PlainTextResponse(f"Stop profiling.\nThe trace is in {name}, below --profile-dir.\n")
 
@@ -80,29 +81,29 @@ def routes(state: ServerState) -> list[Entry]:
     ]
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """No fields."""
+class EmptyBody(msgspec.Struct, frozen=True):
+    """A body without fields."""
 
 
-def profile_root(given: str | None, host: str) -> Path | None:
-    """The folder below which profiles are written, for the settings `profile_dir` and `host`; None = nowhere.
+def profile_root(profile_dir: str | None, host: str) -> Path | None:
+    """Returns the folder below which profiles may be written, by the settings `profile_dir` and `host`; None = none.
 
-    Without a setting it is the current directory where only this machine reaches the server, unless that is `/`.
+    Without --profile-dir it is the current directory, unless that is `/` or other machines can reach the server.
     Raises StartupError.
     """
-    if given == "":
+    if profile_dir == "":
         return None
-    if given is None:
+    if profile_dir is None:
         here = Path.cwd()
         return here if is_loopback(host) and here != Path("/") else None
-    folder = Path(given).expanduser().absolute()
+    folder = Path(profile_dir).expanduser().absolute()
     if not folder.is_dir():
-        raise StartupError(f"--profile-dir {given}: there is no such folder; make it, or give '' for none")
+        raise StartupError(f"--profile-dir {profile_dir}: there is no such folder; make it, or give '' for none")
     return folder
 
 
 def _refuse(body: ProfileBody) -> None:
-    """Raises InvalidRequest for what is not done."""
+    """Raises InvalidRequest for fields of SGLang that are not available."""
     wrong = {
         "start_step": (body.start_step is not None, "the profile begins now"),
         "profile_by_stage": (body.profile_by_stage, "a step computes prompts and outputs together"),

@@ -1,4 +1,4 @@
-"""What is done every few seconds: the line of statistics under load, the gauges that are rates, sessions' timeouts."""
+"""Runs the periodic work: logs statistics under load, updates metrics that are rates, closes expired sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = get_logger("stats")
 
 
 async def report_forever(state: ServerState) -> None:
-    """Runs until cancelled. Says nothing while nothing happens."""
+    """Runs until cancelled, every --log-interval-s seconds. Logs nothing while the engine does nothing."""
     before, before_s = state.client.stats, time.monotonic()
     num_preemptions = 0
     while True:
@@ -36,6 +36,7 @@ async def report_forever(state: ServerState) -> None:
 
 
 def line(before: EngineStats, now: EngineStats, seconds: float, hit_rate: float) -> str:
+    """Returns the log line about the `seconds` between two statistics."""
     num_in = now.total_prompt_tokens - before.total_prompt_tokens
     num_out = now.total_output_tokens - before.total_output_tokens
     used = now.num_pages - now.num_free_pages - now.num_cached_pages

@@ -1,4 +1,4 @@
-"""Routes that open and close sessions."""
+"""Serves SGLang's `/open_session` and `/close_session`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME_CHARS = 256
 
 
 class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A session to be opened."""
+    """The fields of `POST /open_session`."""
 
     capacity_of_str_len: Annotated[
         int,
@@ -34,15 +34,17 @@ class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A session to be closed."""
+    """The fields of `POST /close_session`."""
 
     session_id: Annotated[str, Meta(description="What it is called.")]
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
+
     async def open_session(request: Request) -> Response:
-        given = await _read(request, OpenBody, "capacity_of_str_len")
-        body = convert(given, OpenBody)
+        fields = await _read(request, OpenBody, "capacity_of_str_len")
+        body = convert(fields, OpenBody)
         if body.streaming:
             raise InvalidRequest(
                 "streaming: true is not available in this version of tureen; leave it out, "
@@ -87,10 +89,10 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 async def _read(request: Request, kind: type[msgspec.Struct], required: str) -> dict[str, Any]:
-    """The body's fields that are not null. Raises InvalidRequest, UnsupportedMediaType."""
-    given = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(given, kind.__struct_fields__)
-    fields = {name: value for name, value in given.items() if value is not None}
+    """Returns the body's fields that are not null. Raises InvalidRequest, UnsupportedMediaType."""
+    payload = read_json(request.headers.get("content-type"), await request.body())
+    refuse_unknown(payload, kind.__struct_fields__)
+    fields = {name: value for name, value in payload.items() if value is not None}
     if required not in fields:
         raise InvalidRequest(f"{required} is missing; it must be sent", field=required)
     return fields

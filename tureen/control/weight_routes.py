@@ -1,4 +1,4 @@
-"""The model's weights and memory while the server runs, and how much it has to do: SGLang's routes."""
+"""Serves SGLang's routes that change weights, give memory back and take it again, and tell the server's load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = get_logger("api")
 
 
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Other weights for the model that is served."""
+    """The fields of `POST /update_weights_from_disk`."""
 
     model_path: Annotated[str, Meta(min_length=1, description="Where they are; as --model-path.")]
     load_format: Annotated[
@@ -58,21 +58,21 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A name for the weights that are served."""
+    """The fields of `POST /update_weight_version`."""
 
     new_version: Annotated[str, Meta(max_length=256, description="What answers say of the weights from then on.")]
     abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
 
 
 class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A weight to be looked at."""
+    """The fields of `POST /get_weights_by_name`."""
 
     name: Annotated[str, Meta(description="As in the Hugging Face checkpoint: model.layers.0.self_attn.q_proj.weight.")]
     truncate_size: Annotated[int, Meta(ge=1, description="So many of its rows, from the first on.")] = 100
 
 
 class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which memory."""
+    """The fields of `POST /release_memory_occupation` and `/resume_memory_occupation`."""
 
     tags: Annotated[
         Annotated[list[Literal["kv_cache", "weights"]], Meta(min_length=1, max_length=16)] | None,
@@ -81,6 +81,7 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes."""
     return [*_load_routes(state), *_weight_routes(state), *_memory_routes(state)]
 
 
@@ -162,7 +163,7 @@ def _memory_routes(state: ServerState) -> list[Entry]:
 
 
 def _refuse(body: UpdateBody) -> None:
-    """Raises InvalidRequest for what is not done."""
+    """Raises InvalidRequest for fields of SGLang that are not available."""
     wrong = {
         "flush_cache": (not body.flush_cache, "K and V of the old weights would be used with the new ones"),
         "is_async": (body.is_async, "the answer comes when the weights are there"),
@@ -176,11 +177,11 @@ def _refuse(body: UpdateBody) -> None:
 
 
 def _find(model_path: str, state: ServerState) -> ModelSource:
-    """A model that is on disk then, with the vocabulary of the one that is served. Raises InvalidRequest."""
+    """Finds or fetches a model, and checks that its vocabulary is that of the model served. Raises InvalidRequest."""
     config = state.context.config
     try:
         source = resolve_model(model_path, cache_dir=cache_dir(config))
-    except (StartupError, OSError, ValueError) as error:  # of a path that no file can have
+    except (StartupError, OSError, ValueError) as error:  # ValueError: for a path that no file can have
         log.warning("no other weights: %s", error)
         raise InvalidRequest(
             f"model_path {echo(model_path)}: there is no such model, or it cannot be fetched; give {WHAT_IS_TAKEN}; "
@@ -188,7 +189,7 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
             field="model_path",
         ) from None
     has_tokenizer = source.format == "gguf" or (source.path / "tokenizer.json").exists()
-    if config.tokenizer_path is not None or not has_tokenizer:  # the one that is used stays
+    if config.tokenizer_path is not None or not has_tokenizer:  # the server keeps its tokenizer
         return source
     try:
         other = load_tokenizer(source)
@@ -207,19 +208,20 @@ def _find(model_path: str, state: ServerState) -> ModelSource:
     return source
 
 
-def _are_alike(one: Tokenizer, other: Tokenizer) -> bool:
-    """Each id means the same to both."""
-    facts = [(each.vocab_size, each.special_ids, each.eos_token_ids, each.bos_token_id) for each in (one, other)]
+def _are_alike(served: Tokenizer, loaded: Tokenizer) -> bool:
+    """Returns whether each token id means the same to both tokenizers."""
+    facts = [(each.vocab_size, each.special_ids, each.eos_token_ids, each.bos_token_id) for each in (served, loaded)]
     return facts[0] == facts[1] and all(
-        one.token_bytes(token_id) == other.token_bytes(token_id) for token_id in range(one.vocab_size)
+        served.token_bytes(token_id) == loaded.token_bytes(token_id) for token_id in range(served.vocab_size)
     )
 
 
 async def _update(source: ModelSource, body: UpdateBody, state: ServerState, turn: asyncio.Lock) -> object:
-    """Returns how many paused requests go on with the new weights. Raises InvalidRequest; then nothing has changed.
+    """Loads the weights of `source` into the engine. Returns how many paused requests go on with them. Raises
+    InvalidRequest; then nothing has changed.
 
-    Waits until what has begun has ended, unless it is paused; nothing begins meanwhile. Who leaves ends the waiting,
-    but not the update once it has begun: `turn` and the hold are its own then.
+    Waits until running requests have ended, unless they are paused; no request begins meanwhile. Cancelling ends the
+    waiting, but not an update that has begun: that then keeps `turn`, the lock of updates, and the hold on requests.
     """
     async with contextlib.AsyncExitStack() as held:
         await held.enter_async_context(turn)
@@ -234,7 +236,7 @@ async def _update(source: ModelSource, body: UpdateBody, state: ServerState, tur
 async def _install(
     source: ModelSource, body: UpdateBody, state: ServerState, held: contextlib.AsyncExitStack
 ) -> object:
-    """See `_update`."""
+    """Does the update itself, and releases `held`, the lock and the hold, at its end."""
     async with held:
         num_paused = await state.client.call(
             "update_weights",
@@ -250,7 +252,7 @@ async def _install(
 
 
 def _sections(query: dict[str, str]) -> set[str]:
-    """Which parts of a load are asked for. Raises InvalidRequest."""
+    """Returns the sections that a query of `/v1/loads` asks for. Raises InvalidRequest."""
     refuse_unknown(query, ("include", "dp_rank", "format"))
     if query.get("dp_rank", "0") != "0":
         raise InvalidRequest(f"dp_rank must be 0, the only replica, got {echo(query['dp_rank'])}", field="dp_rank")
@@ -258,23 +260,23 @@ def _sections(query: dict[str, str]) -> set[str]:
         raise InvalidRequest(
             f"format must be json, got {echo(query['format'])}; Prometheus reads /metrics", field="format"
         )
-    wanted = {one.strip() for one in query.get("include", "all").split(",")}
-    unknown = sorted(wanted - {*SECTIONS, "all"})
+    asked = {section.strip() for section in query.get("include", "all").split(",")}
+    unknown = sorted(asked - {*SECTIONS, "all"})
     if unknown:
         raise InvalidRequest(
             f"include: must be some of {', '.join(SECTIONS)}, all; got {echo(unknown[0])}", field="include"
         )
-    return set(SECTIONS) if "all" in wanted else wanted
+    return set(SECTIONS) if "all" in asked else asked
 
 
 def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
-    """By the names that SGLang gives them."""
+    """Returns the load of the only replica, under SGLang's names."""
     stats, info, engine = state.client.stats, state.context.info, state.client.health
     used = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
     num_waiting = stats.num_queued + stats.num_preparing
-    found: dict[str, Any] = {"dp_rank": 0}
+    load: dict[str, Any] = {"dp_rank": 0}
     if "core" in sections:
-        found |= {
+        load |= {
             "num_running_reqs": stats.num_running,
             "num_waiting_reqs": num_waiting,
             "num_total_reqs": stats.num_running + num_waiting,
@@ -289,8 +291,8 @@ def _load(state: ServerState, sections: set[str]) -> dict[str, Any]:
         }
     if "memory" in sections:
         num_bytes = info.max_total_tokens * info.kv_bytes_per_token
-        found["memory"] = {"kv_cache_gb": round(num_bytes / GIB, 3), "token_capacity": info.max_total_tokens}
+        load["memory"] = {"kv_cache_gb": round(num_bytes / GIB, 3), "token_capacity": info.max_total_tokens}
     if "queues" in sections:
         paused = stats.num_running if stats.is_paused else 0
-        found["queues"] = {"waiting": stats.num_queued, "grammar": stats.num_preparing, "paused": paused}
-    return found
+        load["queues"] = {"waiting": stats.num_queued, "grammar": stats.num_preparing, "paused": paused}
+    return load

@@ -1,4 +1,5 @@
-"""The whole application, put together of what dialects and control say of themselves; `/openapi.json`, `/compat`.
+"""This package builds the ASGI application from the descriptions of dialects and control routes, and serves what is
+derived from them: `/openapi.json`, `/docs`, `/compat`.
 
 Imports: config, contract, control, engine, errors, http, log, media, metrics, requests, serving, text; asyncio,
 msgspec, starlette.

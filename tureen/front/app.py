@@ -1,4 +1,4 @@
-"""The ASGI application: every dialect's routes and our own, the gate in front, one way to answer errors."""
+"""Builds the ASGI application: the routes of all dialects and our own, middleware, and the handlers of errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ log = get_logger("http")
 def build_app(
     client: EngineClient, tokenizer: Tokenizer, config: Config, *, media: MediaLoader | None = None
 ) -> Starlette:
-    """The application over a client that is ready. Its state is `app.state.server`. media: None for text models."""
+    """Builds the application over an engine client that is ready. Its ServerState is `app.state.server`.
+
+    `media`: None for models that take text only. Raises StartupError for settings that do not fit the model.
+    """
     context = make_context(tokenizer, client.info, config, media)
     state = ServerState(client, context, Metrics(client.info.model_name), media)
 
@@ -91,7 +94,7 @@ def _needs_text(entry: Entry) -> bool:
 
 
 def _without_text(entry: Entry) -> Entry:
-    """A route for work, where the model does not do it."""
+    """Replaces a route that generates by one that refuses: the model only makes embeddings."""
 
     async def refuse(_: Request) -> Response:
         raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
@@ -107,16 +110,16 @@ async def _tureen_error(request: Request, error: Exception) -> Response:
 
 
 async def _too_deep(request: Request, _: Exception) -> Response:
-    """A body that could just be read, by what looks at it from deeper inside."""
+    """Answers a body whose nesting was too deep for code after the JSON decoder, which has its own limit."""
     return rendered(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route, or not this method."""
+    """Answers Starlette's errors: no such route, or not this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-        allowed = ", ".join(sorted({method for route in found for method in route.methods}))
+        matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
         response = rendered(MethodNotAllowed(f"{request.method} is not for this path; use {allowed}"), request.scope)
         response.headers["allow"] = allowed
         return response
@@ -129,6 +132,6 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """The server logs the traceback: Starlette raises the exception again."""
+    """Answers an unexpected exception. The traceback is logged by uvicorn, because Starlette raises it again."""
     log.error("%s failed: %s", call_of(request.scope).request_id, type(error).__name__)
     return rendered(RequestFailed("an internal error ended this request; the server goes on"), request.scope)

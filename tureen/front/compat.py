@@ -1,4 +1,4 @@
-"""`/compat`: of each API that clients speak, which fields are honoured, refused or differ; made of declarations."""
+"""Serves `/compat`: for each API, which fields are honoured, refused or differ; derived from the dialects."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tureen.front.page import page
-from tureen.http.dialect import Docs, Entry, SpokenRoute, dialects
+from tureen.http.dialect import CompatRoute, Docs, Entry, dialects
 from tureen.requests.state import ServerState
 
 Standing = Literal["honoured", "differs", "refused"]
 
 
 class FieldVerdict(NamedTuple):
-    """What becomes of a field."""
+    """The verdict on a field."""
 
     field: str
     standing: Standing
@@ -32,11 +32,13 @@ LEAD = """\
 
 
 def routes(_: ServerState) -> list[Entry]:
+    """Returns the routes `/compat` and `/compat.json`."""
+
     async def compat(request: Request) -> Response:
         kinds = request.headers.get("accept", "")
         if "application/json" in kinds and "text/html" not in kinds:
             return _as_json()
-        return page("tureen: compatibility", LEAD + "".join(_section(one) for one in spoken_routes()))
+        return page("tureen: compatibility", LEAD + "".join(_section(route) for route in compat_routes()))
 
     async def compat_json(_: Request) -> Response:
         return _as_json()
@@ -48,14 +50,14 @@ def routes(_: ServerState) -> list[Entry]:
     ]
 
 
-def spoken_routes() -> list[SpokenRoute]:
-    """All routes of APIs that were somebody else's first."""
-    return [route for dialect in dialects() for route in dialect.spoken]
+def compat_routes() -> list[CompatRoute]:
+    """Returns the routes of all dialects that follow another server's API."""
+    return [route for dialect in dialects() for route in dialect.compat]
 
 
-def rows_of(spoken: SpokenRoute) -> Iterator[FieldVerdict]:
-    """Every field that has an answer of its own: those declared, then those that are not offered."""
-    for part in spoken.parts:
+def rows_of(route: CompatRoute) -> Iterator[FieldVerdict]:
+    """Yields the verdict on each field: first those that are declared, then those that are refused."""
+    for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for field in msgspec.structs.fields(part.struct):
             name, note = field.encode_name, part.table.told.get(field.encode_name)
@@ -65,31 +67,31 @@ def rows_of(spoken: SpokenRoute) -> Iterator[FieldVerdict]:
                 )
         for alias, name in part.aliases.items():
             yield FieldVerdict(front + alias, "honoured", f"The same as {name}.")
-    for part in spoken.parts:
+    for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for name, (_, why) in sorted(part.table.refused.items()):
             yield FieldVerdict(front + name, "refused", why)
 
 
 def _meaning(kind: Any) -> str:
-    """The description beside a declared type."""
-    metas = [one for one in get_args(kind)[1:] if isinstance(one, msgspec.Meta)]
-    return next((one.description for one in metas if one.description), "")
+    """Returns the description that a declared type carries; "" without one."""
+    metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, msgspec.Meta)]
+    return next((meta.description for meta in metas if meta.description), "")
 
 
 def _as_json() -> Response:
     table = [
-        {"api": one.api, "route": one.route, "fields": [row._asdict() for row in rows_of(one)]}
-        for one in spoken_routes()
+        {"api": route.api, "route": route.route, "fields": [row._asdict() for row in rows_of(route)]}
+        for route in compat_routes()
     ]
     return Response(msgspec.json.encode({"apis": table}), media_type="application/json")
 
 
-def _section(spoken: SpokenRoute) -> str:
+def _section(route: CompatRoute) -> str:
     lines = [
         f"<tr><td><code>{html.escape(row.field)}</code></td><td class={row.standing}>{row.standing}</td>"
         f"<td>{html.escape(row.note)}</td></tr>"
-        for row in rows_of(spoken)
+        for row in rows_of(route)
     ]
-    heading = f"<h2>{html.escape(spoken.api)} <code>{spoken.route}</code></h2>"
+    heading = f"<h2>{html.escape(route.api)} <code>{route.route}</code></h2>"
     return f"{heading}<table><tr><th>field</th><th></th><th></th></tr>{''.join(lines)}</table>\n"

@@ -1,4 +1,4 @@
-"""`/generate`: several dialects share the path; the field that holds the prompt says which one a body speaks."""
+"""Serves `/generate`, a path that several dialects share: the field that has the prompt tells a body's dialect."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tureen.requests.state import ServerState
 
 
 def prompt_fields() -> dict[str, GenerateForm]:
-    """The fields that may hold the prompt, and whose bodies have them."""
+    """Returns the fields that may have the prompt, each with its dialect's form."""
     forms = [dialect.generate for dialect in dialects() if dialect.generate is not None]
     return {name: form for form in forms for name in form.prompt_fields}
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route."""
     forms = prompt_fields()
 
     async def generate(request: Request) -> ASGIApp:

@@ -1,6 +1,6 @@
-"""The OpenAPI document, made of the routes and of the structs that bodies are decoded into; the pages that show it.
+"""Serves the OpenAPI document, made of the routes and the structs of their bodies, and the page that shows it.
 
-Specification: OpenAPI 3.1.
+Source: OpenAPI Specification 3.1, https://spec.openapis.org/oas/v3.1.0
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from tureen.http.replay import MAX_KEY_CHARS
 from tureen.requests.state import ServerState
 
 Schema = dict[str, Any]
-Meanings = Mapping[tuple[type[msgspec.Struct], str], Any]
+FieldTypes = Mapping[tuple[type[msgspec.Struct], str], Any]
 
 ABOUT_FIELD = ("description", "default")
 REFERENCE = "#/components/schemas/{name}"
-OUR_MEANT: Meanings = {
+OUR_FIELD_TYPES: FieldTypes = {
     (SamplingParams, "stop"): str | Stops,
     (SamplingParams, "stop_regex"): str | Stops,
 }
-"""Fields that take other values than the type they are decoded into says; dialects have more."""
+"""Types to document for fields that are decoded more loosely than they are read; dialects have more
+(`Dialect.field_types`)."""
 
 ERROR = {
     "type": "object",
@@ -72,18 +73,23 @@ Keys are sent as `Authorization: Bearer KEY`; a server that was started without 
 """
 
 
-def meanings() -> dict[tuple[type[msgspec.Struct], str], Any]:
-    """All fields that take other values than the type they are decoded into says: what they take."""
-    return {key: kind for table in (OUR_MEANT, *(one.meant for one in dialects())) for key, kind in table.items()}
+def all_field_types() -> dict[tuple[type[msgspec.Struct], str], Any]:
+    """Returns (struct, field) -> the type to document, ours and the dialects'."""
+    return {
+        key: kind
+        for table in (OUR_FIELD_TYPES, *(dialect.field_types for dialect in dialects()))
+        for key, kind in table.items()
+    }
 
 
 def routes(_: ServerState) -> list[Entry]:
-    made, meant = list[bytes](), meanings()
+    """Returns the routes `/openapi.json` and `/docs`."""
+    encoded, field_types = list[bytes](), all_field_types()
 
     async def openapi(request: Request) -> Response:
-        if not made:
-            made.append(msgspec.json.encode(document(request.app.routes, meant)))
-        return Response(made[0], media_type="application/json")
+        if not encoded:
+            encoded.append(msgspec.json.encode(document(request.app.routes, field_types)))
+        return Response(encoded[0], media_type="application/json")
 
     async def docs(_: Request) -> Response:
         return page("tureen API", asset("docs.html"), script=asset("docs.js"))
@@ -94,8 +100,11 @@ def routes(_: ServerState) -> list[Entry]:
     ]
 
 
-def document(routes: Iterable[BaseRoute], meant: Meanings) -> Schema:
-    """The OpenAPI document of all routes that say what they are."""
+def document(routes: Iterable[BaseRoute], field_types: FieldTypes) -> Schema:
+    """Makes the OpenAPI document of all routes that have documentation.
+
+    `field_types`: (struct, field) -> the type to document instead of the declared one.
+    """
     entries = [(route, route.docs) for route in routes if isinstance(route, Entry) and route.docs is not None]
     paths: dict[str, Schema] = {}
     for entry, docs in entries:
@@ -111,7 +120,7 @@ def document(routes: Iterable[BaseRoute], meant: Meanings) -> Schema:
         "tags": [{"name": api} for api in dict.fromkeys(docs.api for _, docs in entries)],
         "paths": paths,
         "components": {
-            "schemas": _schemas(bodies, meant) | {"Error": ERROR} | errors,
+            "schemas": _schemas(bodies, field_types) | {"Error": ERROR} | errors,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key: --api-key."},
                 "admin_key": {"type": "http", "scheme": "bearer", "description": "The admin key: --admin-api-key."},
@@ -131,10 +140,11 @@ def _operation(entry: Entry, docs: Docs, method: str) -> Schema:
         "responses": _responses(entry, docs),
     }
     parameters = [
-        {"name": one, "in": "path", "required": True, "schema": {"type": "string"}} for one in entry.param_convertors
+        {"name": path_name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for path_name in entry.param_convertors
     ] + [
-        {"name": one, "in": "header", "description": meaning, "schema": {"type": "string"}}
-        for one, meaning in docs.headers.items()
+        {"name": header, "in": "header", "description": meaning, "schema": {"type": "string"}}
+        for header, meaning in docs.headers.items()
     ]
     if entry.is_limited and docs.bodies:
         parameters.append(IDEMPOTENCY_KEY)
@@ -164,29 +174,29 @@ def _name(struct: type[msgspec.Struct]) -> str:
     return struct.__name__
 
 
-def _schemas(bodies: Iterable[type[msgspec.Struct]], meant: Meanings) -> dict[str, Schema]:
-    """JSON schemas of bodies and of what stands in them, by the names of the structs."""
-    wanted: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in meant)}
-    kinds = [*sorted(wanted, key=_name), *meant.values()]
+def _schemas(bodies: Iterable[type[msgspec.Struct]], field_types: FieldTypes) -> dict[str, Schema]:
+    """Returns the JSON schemas of bodies and of the structs in them, by the structs' names."""
+    structs: set[type[msgspec.Struct]] = {*bodies, *(struct for struct, _ in field_types)}
+    kinds = [*sorted(structs, key=_name), *field_types.values()]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    for (struct, name), kind in meant.items():
+    for (struct, name), kind in field_types.items():
         [shown], _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
-        for one in wanted:
-            if issubclass(one, struct):
-                fields = schemas[_name(one)]["properties"]
+        for candidate in structs:
+            if issubclass(candidate, struct):
+                fields = schemas[_name(candidate)]["properties"]
                 fields[name] = shown | {key: fields[name][key] for key in ABOUT_FIELD if key in fields[name]}
     own = schemas[SamplingParams.__name__]["properties"]
     own |= {alias: own[name] | {"description": f"The same as {name}."} for alias, name in ALIASES.items()}
     for schema in schemas.values():
         required = schema.get("required", ())
-        for name, one in schema.get("properties", {}).items():
+        for name, property_schema in schema.get("properties", {}).items():
             if name not in required:
-                schema["properties"][name] = _or_null(one)
+                schema["properties"][name] = _or_null(property_schema)
     return schemas
 
 
 def _or_null(schema: Schema) -> Schema:
-    """A field that may be left out may be null."""
+    """Returns the schema of a field that may be left out: it may be null too."""
     about = {key: schema[key] for key in ABOUT_FIELD if key in schema}
     kind = {key: value for key, value in schema.items() if key not in about}
     if not kind or {"type": "null"} in kind.get("anyOf", ()):

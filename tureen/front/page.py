@@ -1,4 +1,4 @@
-"""Pages for people: one HTML answer, its style and script inside, nothing from elsewhere."""
+"""Makes HTML pages that need nothing from elsewhere: style and script are inside."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, Response
 
 @cache
 def asset(name: str) -> str:
-    """A file of this package's `pages` folder."""
+    """Returns the text of a file in this package's folder `pages`."""
     return resources.files("tureen.front").joinpath("pages", name).read_text(encoding="utf-8")
 
 
 def page(title: str, body: str, script: str = "") -> Response:
-    """A whole page around `body`, which is HTML. A browser runs and shows nothing in it but what stands here."""
+    """Returns a page around `body`, which is HTML. Its Content-Security-Policy allows no other style or script."""
     style = asset("style.css")
     code = f"<script>{script}</script>" if script else ""
     policy = (

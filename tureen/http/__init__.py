@@ -1,4 +1,5 @@
-"""HTTP as such: connections, TLS, the gate in front of all routes, what a route is, how answers and streams are sent.
+"""This package is the HTTP layer: connections, TLS, access control in front of all routes, the interface of a dialect,
+and how answers and streams are sent.
 
 Imports: config, errors, log, registry, requests, text; asyncio, cryptography, httptools, msgspec, starlette, uvicorn.
 Imported by: bench, control, dialects, front, server.

@@ -1,4 +1,4 @@
-"""Time as this process had it: while it is stopped, or does not get to run, no client is late."""
+"""Measures time during which this process could run: while it is stopped or starved of CPU, no client is late."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 LOOK_S = 1.0
-"""Between two looks at the clock. More than twice as much did not pass for this process: it did not run."""
+"""Seconds between two looks at the clock. When more than twice as many have passed, the process did not run, and only
+twice as many count."""
 
 
 class AwakeTimer:
-    """Calls back once when so many seconds have passed in which this process could run, unless it is cancelled."""
+    """Calls `late` once when `seconds` have passed in which this process could run, unless it is cancelled."""
 
     def __init__(self, seconds: float, late: Callable[[], None]) -> None:
         self.passed_s = 0.0
@@ -21,7 +22,7 @@ class AwakeTimer:
         self._begin()
 
     def cancel(self) -> None:
-        """`passed_s` is right after it."""
+        """Stops the timer; `passed_s` is exact from then on."""
         self._timer.cancel()
         self._add()
 

@@ -1,4 +1,4 @@
-"""What belongs to one HTTP request and is no dialect's business: who sent it, how its errors are written."""
+"""Holds the facts about one HTTP request that no dialect decides: its client, its limits, the form of its errors."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from tureen.requests.keys import NO_LIMITS, Limits
 from tureen.requests.quotas import ClientId, ClientWork
 
 SCOPE_KEY = "tureen.call"
+"""Key of the ClientCall in an ASGI scope; only this module and `replay.py` use it."""
 
 
 @dataclass
 class ClientCall:
-    """The facts about one HTTP request that the gate finds out and others need. It travels in the ASGI scope."""
+    """The facts about one HTTP request that the gate (middleware.py) finds out and others need. It is kept in the ASGI
+    scope."""
 
     request_id: str = ""
-    client_name: str = ""  # by its key, else by its certificate; "" = nobody in particular
-    limits: Limits = NO_LIMITS  # of its key
-    admin_refusal: TureenError | None = None  # why it may not do what needs the admin key; None = it may
-    render_error: Callable[[TureenError], Response] = error_response  # as the API that was called writes errors
+    client_name: str = ""  # of its API key, else of its TLS certificate; "" = anonymous
+    limits: Limits = NO_LIMITS  # of its API key
+    admin_refusal: TureenError | None = None  # error for an action that needs the admin key; None = it may act
+    render_error: Callable[[TureenError], Response] = error_response  # writes errors in the form of the called API
     send_part: Send | None = None
-    """Takes what comes after the head of a stream, past those who look at heads only."""
+    """Sends the parts of a stream directly, past middleware that only looks at the head of an answer."""
     has_client_left: bool = False
-    refusal_status: int = 0  # of the connection, before the application answered; 0 = it refused nothing
-    work: ClientWork | None = None  # None: the route is not one whose use is counted
+    refusal_status: int = 0  # status by which the connection refused the rest of the request; 0 = it did not
+    work: ClientWork | None = None  # None: the route's use is not limited or counted
 
     def sent_by(self, send: Send) -> ClientCall:
-        """The same call with its stream going elsewhere; the work is shared."""
+        """Returns a copy of the call whose stream is sent by `send`; both share their work."""
         return replace(self, send_part=send)
 
     def who(self, scope: Scope) -> ClientId:
-        """The client; those without a name are told apart by their address."""
+        """Returns the identity of the client: its name, without one its IP address."""
         if self.client_name:
             return "name", self.client_name
         return "address", scope["client"][0] if scope["client"] else ""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were made for it, whether or not they were sent."""
+        """Tokens generated for the call, whether or not they were sent."""
         return 0 if self.work is None else self.work.num_tokens
 
 
 def call_of(scope: Scope) -> ClientCall:
-    """The call that a scope belongs to; the first to ask begins it."""
+    """Returns the call of an ASGI scope; creates it at first."""
     call: ClientCall = scope.setdefault(SCOPE_KEY, ClientCall())
     return call
 
 
 def rendered(error: TureenError, scope: Scope) -> Response:
-    """The error as the API that was called writes it."""
+    """Returns the error in the form of the API that was called."""
     return call_of(scope).render_error(error)

@@ -1,4 +1,4 @@
-"""Certificates, keys and revocation lists for TLS, checked before they are used."""
+"""Loads certificates, keys and revocation lists for TLS, and checks them before they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")
 
 @contextlib.contextmanager
 def _fault(flag: str, path: str, what: str) -> Iterator[None]:
-    """What goes wrong inside is a StartupError: the parsers' own messages say little to an operator."""
+    """Turns errors of parsers inside the block into a StartupError: their own messages say little to an operator.
+
+    `what`: what is wrong with the file `path` of `flag`.
+    """
     try:
         yield
     except (ValueError, TypeError, UnsupportedAlgorithm, OSError) as error:
@@ -33,7 +36,8 @@ def _fault(flag: str, path: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(content: bytes) -> Iterator[str]:
-    """A name for what was read and checked, for a library that takes only names: the file's may be another's now."""
+    """Gives a file name for content that was read and checked, for a library that takes only names. It names a copy in
+    memory, because the original may have been replaced since."""
     with open(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()
@@ -41,7 +45,7 @@ def _named(content: bytes) -> Iterator[str]:
 
 
 def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_path: str | None) -> None:
-    """Raises StartupError."""
+    """Loads the server's certificate chain and private key into `context`. Raises StartupError naming flag and file."""
     cert, key = read_file("--tls-cert", cert_path), read_secret("--tls-key", key_path)
     chain = _certificates("--tls-cert", cert_path, cert)
     password = None
@@ -77,9 +81,9 @@ def _encoded(key: PublicKeyTypes) -> bytes:
 
 def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate]:
     with _fault(flag, path, "there is no proper PEM certificate in it"):
-        found = x509.load_pem_x509_certificates(content)
+        certificates = x509.load_pem_x509_certificates(content)
     now = datetime.datetime.now(datetime.UTC)
-    for certificate in found:
+    for certificate in certificates:
         if certificate.not_valid_after_utc < now:
             raise StartupError(
                 f"{flag} {path}: a certificate in it expired at {certificate.not_valid_after_utc:%F %T} UTC"
@@ -87,11 +91,11 @@ def _certificates(flag: str, path: str, content: bytes) -> list[x509.Certificate
         if certificate.not_valid_before_utc > now:
             start = certificate.not_valid_before_utc
             raise StartupError(f"{flag} {path}: a certificate in it is not valid before {start:%F %T} UTC")
-    return found
+    return certificates
 
 
 def load_authorities(context: ssl.SSLContext, path: str) -> list[x509.Certificate]:
-    """Who may sign clients' certificates. Raises StartupError."""
+    """Loads the CAs that may sign clients' certificates into `context` and returns them. Raises StartupError."""
     authorities = _certificates("--tls-ca", path, read_file("--tls-ca", path))
     pem = b"".join(authority.public_bytes(Encoding.PEM) for authority in authorities)
     with _fault("--tls-ca", path, "TLS does not take it"):
@@ -100,7 +104,8 @@ def load_authorities(context: ssl.SSLContext, path: str) -> list[x509.Certificat
 
 
 def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.Certificate]) -> None:
-    """Every certificate on the way from a client's to the root is looked up, so that every CA needs its list.
+    """Loads revocation lists into `context`. Every certificate between a client's and the root is looked up, so each CA
+    in `authorities` needs a list, which it must have signed.
 
     Raises StartupError.
     """

@@ -1,4 +1,4 @@
-"""What the APIs of chats have in common where they answer: follow one output, end its stream, read what a call says."""
+"""Shared by the chat APIs' answers: follow one output, end its stream, read the arguments of a tool call."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ from tureen.text.messages import Part
 ABORTED = "aborted"
 CLOSERS = {"{": "}", "[": "]"}
 MAX_ENDS = 3
-"""The last place but one where a value ends is right: behind the last there may be a key without its value."""
+"""How many of the last places at which JSON may end are tried: behind the last one there may be a key without a
+value, then the one before it is right."""
 
 
 async def planned(chat: Chat, request: Request, state: ServerState) -> Plan:
-    """`prepare` for the client that asks; ends when it leaves while that takes time."""
+    """Makes the requests of a chat (`chat.prepare`) for the client that sent it. Raises ClientGone when the client
+    leaves while pictures are loaded or a large body is read."""
     preparing = prepare(chat, state, owner=client_name(request))
     return await prepared(request, preparing, takes_time=bool(chat.pictures or chat.videos))
 
 
 async def whole(plan: Plan, request: Request, state: ServerState, budget: int | None = None) -> OutputEvent:
-    """The one output of a plan, with all its parts. `budget`: tokens to think with. Raises ClientGone."""
+    """Runs a plan of one request to its end and returns its output with all its parts.
+
+    `budget`: most tokens of reasoning, None = no limit. Raises ClientGone.
+    """
 
     async def collected() -> OutputEvent:
         seen: list[Part] = []
@@ -47,18 +52,21 @@ async def whole(plan: Plan, request: Request, state: ServerState, budget: int | 
 def events_of(
     plan: Plan, state: ServerState, interval: int | None = None, budget: int | None = None
 ) -> AsyncGenerator[OutputEvent, None]:
-    """The events of a plan of one request, also where there is nothing new to tell. Closing it ends the request."""
+    """Runs a plan of one request and yields its events, which may have no new parts. Closing the generator aborts it.
+
+    `interval`: tokens between two events; `budget`: most tokens of reasoning; None = the server's, no limit.
+    """
     return Run(state, plan).events(interval) if budget is None else events_within(plan, budget, state, interval)
 
 
 def check_complete(output: Output) -> None:
-    """Raises RequestFailed for an output that was ended from outside: for APIs whose answers cannot say so."""
+    """Raises RequestFailed for an output that was aborted, for APIs that have no finish reason for it."""
     if output.finish is not None and output.finish.type == "abort":
         raise RequestFailed(f"the request was ended ({output.finish.reason})", code=ABORTED)
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """A call's arguments; of a call that was cut short, what is complete in them."""
+    """Parses the arguments of a tool call; of a call that was cut short, as much as is complete."""
     for end, closers in [(len(text), ""), *_possible_ends(text)]:
         with contextlib.suppress(msgspec.DecodeError):
             value = msgspec.json.decode(text[:end] + closers)
@@ -67,9 +75,9 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def _possible_ends(text: str) -> list[tuple[int, str]]:
-    """Where a JSON text might end, and what would close it there; the last places first."""
-    open_ones: list[str] = []
-    found: deque[tuple[int, str]] = deque(maxlen=MAX_ENDS)
+    """Returns the places where an incomplete JSON text may be cut, the last first, each with the brackets to append."""
+    unclosed: list[str] = []
+    ends: deque[tuple[int, str]] = deque(maxlen=MAX_ENDS)
     is_string = is_escaped = False
     for index, char in enumerate(text):
         if is_string:
@@ -78,11 +86,11 @@ def _possible_ends(text: str) -> list[tuple[int, str]]:
         elif char == '"':
             is_string = True
         elif char in CLOSERS:
-            open_ones.append(CLOSERS[char])
-        elif char in "}]" and open_ones:
-            open_ones.pop()
+            unclosed.append(CLOSERS[char])
+        elif char in "}]" and unclosed:
+            unclosed.pop()
         elif char != ",":
             continue
-        if not is_string and open_ones:
-            found.append((index if char == "," else index + 1, "".join(reversed(open_ones))))
-    return list(reversed(found))
+        if not is_string and unclosed:
+            ends.append((index if char == "," else index + 1, "".join(reversed(unclosed))))
+    return list(reversed(ends))

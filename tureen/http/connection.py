@@ -1,5 +1,8 @@
-"""An HTTP/1.1 connection: uvicorn's, with a limit on all bytes that are no body, the TLS client's name, errors in our
-shape."""
+"""Extends uvicorn's HTTP/1.1 connection: limits on all bytes and times, the client's name of its TLS certificate,
+errors in our form.
+
+Source: RFC 9110 (HTTP semantics), RFC 9112 (HTTP/1.1).
+"""
 
 from __future__ import annotations
 
@@ -26,42 +29,47 @@ from tureen.http.head import authority, body_length
 from tureen.http.tls import subject_name
 
 MAX_FRAMING_BYTES = 64 << 10
-"""All of a request that is no body: request line, headers, sizes and extensions of chunks, trailers."""
+"""Most bytes of a request that are no body: request line, headers, chunk sizes and extensions, trailers."""
 BODY_BYTES_PER_FRAMING_BYTE = 8
-"""So many bytes of a body in chunks allow one more."""
+"""Bytes of a chunked body that allow one more byte of framing."""
 MAX_HEADERS = 256
 MAX_UNREAD_BYTES = 64 << 10
-"""Of requests that came before the last one was answered; with more, nothing is read until it is."""
+"""Most bytes kept of pipelined requests, that is, sent before the last one was answered. With more, nothing is read
+until it is."""
 MAX_DISCARDED_BYTES = 32 << 20
-"""Of a body that comes after the answer. Who is cut off while sending may not see the answer."""
+"""Most bytes of a body that are read and dropped after the answer. A client that is cut off while it sends may not see
+the answer."""
 MAX_PIECE_BYTES = 16 << 10
-"""Most that the parser gets between two looks at the limits, but for a body whose length is known."""
+"""Most bytes that the parser gets before the limits are checked again; a body of known length goes in one piece."""
 MAX_PIECES = 64
-"""Most that the parser gets before others have their turn."""
+"""Most pieces that the parser gets in one turn of the event loop."""
 HEAD_TIMEOUT_S = 10.0
+"""Time within which the headers of a request must have arrived."""
 WRITE_TIMEOUT_S = 60.0
-"""A client that takes nothing of its answer for so long is taken for gone."""
+"""Time after which a client that has read nothing of its answer counts as gone."""
 END = b"\r\n\r\n"
-"""So ends a head, and a body in chunks."""
+"""Bytes that end the headers, and a chunked body."""
 
 
 class Phase(enum.Enum):
+    """The part of a request that the parser is in."""
+
     BETWEEN = enum.auto()  # nothing of the next request was seen
     HEAD = enum.auto()
     BODY = enum.auto()  # up to the end of the request, trailers too
 
 
 class Admission(NamedTuple):
-    """The limits and the books of what a server lets in."""
+    """The server's limit on connections, and its record of refusals."""
 
     max_connections: int = sys.maxsize
     note_refusal: Callable[[str, TureenError], None] = lambda *_: None
-    """Called with the id and the error of a refusal that no application hears of."""
+    """Is called with request id and error when the connection refuses a request that the application never gets."""
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is too large, does not arrive in time or is no HTTP/1.1. Begins with a request when the one before
-    it is answered. An upgrade to another protocol is not heard.
+    """Refuses requests that are too large, too slow or no HTTP/1.1. Requests are answered one after the other; upgrades
+    to another protocol are ignored.
 
     The parser gets at most one request at a time, so that each byte counts for the right one. The call in the
     scope has the name in the verified certificate of the client, "" without one.
@@ -70,15 +78,15 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, admission: Admission | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._admission = admission or Admission()
-        self._late: AwakeTimer | None = None  # set while a head is awaited
-        self._stalled: AwakeTimer | None = None  # set while the client has to take something
+        self._late: AwakeTimer | None = None  # runs while headers are awaited
+        self._stalled: AwakeTimer | None = None  # runs while bytes wait for the client to read them
         self._phase = Phase.BETWEEN
         self._unread = bytearray()
-        self._turn: asyncio.Handle | None = None  # set while there is more to parse after the others' turn
-        self._seam = b""  # the last bytes that were read: END may begin in them
+        self._turn: asyncio.Handle | None = None  # set while parsing goes on in the next turn of the event loop
+        self._seam = b""  # the last three bytes that were parsed: END may begin in them
         self._framing_bytes = 0
         self._body_bytes = 0
-        self._body_left: int | None = 0  # None: it comes in chunks
+        self._body_left: int | None = 0  # bytes of the body not parsed yet; None: the body is chunked
         self._context: ssl.SSLContext | None = None
         self._client_name = ""
 
@@ -153,7 +161,9 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._phase = Phase.BODY
         if self._context is not self.config.ssl or self.expect_100_continue:
-            self.cycle.keep_alive = False  # who waits for leave to send a body may send none: what came next is unknown
+            self.cycle.keep_alive = (
+                False  # with "Expect: 100-continue" it is unknown whether a body or a request follows
+            )
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body)
@@ -172,7 +182,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def retire(self) -> None:
-        """The certificates have changed: the request that is under way is this connection's last."""
+        """Closes the connection after the request that is under way: the certificates have changed."""
         if self._late is None:
             self.shutdown()
 
@@ -181,7 +191,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _read(self) -> None:
-        """Parse what has come, up to the end of a request that is not answered."""
+        """Parses the bytes received, up to the end of a request that is not answered yet."""
         self._turn = None
         for _ in range(MAX_PIECES):
             if not self._may_read():
@@ -206,13 +216,13 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(piece)
             self._check_framing()
             if self._phase is Phase.BETWEEN:
-                self.parser = httptools.HttpRequestParser(self)  # one that no trailer has told to close or upgrade
+                self.parser = httptools.HttpRequestParser(self)  # without the state that trailers may have left
         except httptools.HttpParserUpgrade:
             self._ignore_upgrade()
         except httptools.HttpParserError as error:
-            why = error.__context__  # what we raised, where it was us
-            told = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
-            self._refuse(why if isinstance(why, TureenError) else told)
+            raised = error.__context__  # the error of a callback of ours, if it was one
+            invalid = InvalidRequest("this is not a proper HTTP/1.1 request", code="invalid_http")
+            self._refuse(raised if isinstance(raised, TureenError) else invalid)
         except HeadersTooLarge as error:
             self._refuse(error)
 
@@ -221,7 +231,7 @@ class Connection(HttpToolsProtocol):
         return bool(self._unread) and not is_held and not self.transport.is_closing()
 
     def _piece_size(self) -> int:
-        """How much the parser may get: nothing beyond the end of the request."""
+        """Returns how many bytes the parser may get next: nothing beyond the end of the request."""
         if self._body_left:
             return self._body_left
         across = (self._seam + self._unread[:3]).find(END)
@@ -231,7 +241,8 @@ class Connection(HttpToolsProtocol):
         return MAX_PIECE_BYTES if end < 0 else end + len(END)
 
     def _ignore_upgrade(self) -> None:
-        """Go on with the request's body in a new parser, which begins with a head of the same framing."""
+        """Ignores an upgrade: the request's body goes on in a new parser, which first gets headers of the same
+        framing."""
         self.parser = httptools.HttpRequestParser(self)
         chunked, known = b"Transfer-Encoding: chunked", b"Content-Length: %d" % (self._body_left or 0)
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + (chunked if self._body_left is None else known) + END)
@@ -254,7 +265,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s"))
 
     def _watch_writing(self) -> None:
-        """The client must take some of what is written, in time, also when the connection is to be closed after it."""
+        """Starts the timer by which the client must read some of what is written, also before the connection is
+        closed."""
         self._stop_watching()
         num_bytes = self.transport.get_write_buffer_size()
         if num_bytes:
@@ -272,7 +284,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: TureenError) -> None:
-        """Answer, unless this request or one before it has begun to be answered, and close."""
+        """Answers with an error, unless an answer has begun, and closes the connection."""
         is_heard = self._phase is Phase.BODY  # the application has the request
         has_begun = self.cycle.response_started if is_heard else self._is_answering
         if not has_begun:
@@ -289,8 +301,8 @@ class Connection(HttpToolsProtocol):
 
 
 def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
-    """The application for HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection (RFC 9112,
-    6.3)."""
+    """Wraps the application for HTTP/1.0, which has no chunks: a body of unknown length ends with the connection
+    (RFC 9112, 6.3)."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         has_length = True
@@ -310,7 +322,7 @@ def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIA
 
 
 def _refusal(request_id: str, error: TureenError) -> bytes:
-    """An answer, after which the connection is closed."""
+    """Returns the bytes of an answer after which the connection is closed."""
     body = msgspec.json.encode(error_object(error))
     more = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
     head = (

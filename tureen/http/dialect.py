@@ -1,4 +1,5 @@
-"""What a dialect is, and what all of them need."""
+"""Defines what describes a dialect (`Dialect`) and a route (`Entry`), and the helpers that every dialect's routes
+use."""
 
 from __future__ import annotations
 
@@ -28,17 +29,17 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 BYTES_PER_CHAR = 8
-"""Bytes of a body that are read in the time in which a character is tokenized."""
+"""Bytes of a body that take as long to parse as a character takes to tokenize; for `offload`."""
 
 Access = Literal["open", "user", "admin"]
-"""Who may call a route: anybody, who has an API key, who has the admin key."""
+"""Access level of a route: open to anybody, to holders of an API key, to holders of the admin key."""
 
 Routes = Callable[[ServerState], "list[Entry]"]
-"""A module's `routes(state)`: the paths of one API."""
+"""A function that returns the routes of one API."""
 
 
 class ErrorShape(NamedTuple):
-    """How an API writes errors: the name and the JSON schema of the object."""
+    """The form of an API's errors: name and JSON schema of the object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -55,20 +56,20 @@ PLAIN_ERROR = ErrorShape(
 
 
 class Docs(NamedTuple):
-    """What `/docs` tells of a route."""
+    """Documentation of a route, for `/docs` and `/openapi.json`."""
 
-    api: str  # the group it stands in: whose API it is
+    api: str  # name of the API, by which routes are grouped
     summary: str
-    bodies: tuple[type[msgspec.Struct], ...] = ()  # what a body may be; none = the route takes no body
-    example: Mapping[str, Any] | None = None  # a body that works; needed where the route takes one
+    bodies: tuple[type[msgspec.Struct], ...] = ()  # types that a body may have; () = the route takes no body
+    example: Mapping[str, Any] | None = None  # a valid body; required when the route takes one
     stream: str | None = None  # media type of its streams; None = it has none
     answer: str = "application/json"  # media type of its other answers
-    headers: Mapping[str, str] = {}  # request headers of its own: name -> meaning
-    error: ErrorShape | None = None  # of this API; what is refused before a body is read has ours
+    headers: Mapping[str, str] = {}  # request headers that only this route reads: name -> meaning
+    error: ErrorShape | None = None  # errors after the body is read; None = our own form
 
 
 class Entry(Route):
-    """A route that says who may call it. A route that does not is closed to everybody."""
+    """A route with its access level and its documentation. A route of another class is closed to everybody."""
 
     def __init__(
         self,
@@ -82,9 +83,8 @@ class Entry(Route):
         docs: Docs | None = None,
         render_error: Callable[[TureenError], Response] = error_response,
     ) -> None:
-        """`is_limited`: what users send here counts towards --max-client-requests. `any_model`: users' work that a
-        model that makes embeddings does too. `render_error`: how this API writes an error that comes before its answer,
-        the gate's too."""
+        """`is_limited`: requests of users count towards --max-client-requests. `any_model`: the route works with
+        embedding models too. `render_error`: writes errors in this API's form, those of middleware too."""
         super().__init__(path, endpoint, methods=list(methods))
         self.docs = docs
         self.render_error = render_error
@@ -94,7 +94,7 @@ class Entry(Route):
 
 
 class BodyPart(NamedTuple):
-    """An object of a body: the body itself, or one that stands in it under `name`."""
+    """An object of a body, for `/compat`: the body itself, or the object in its field `name`."""
 
     struct: type[msgspec.Struct]
     table: FieldTable = FieldTable()
@@ -102,8 +102,8 @@ class BodyPart(NamedTuple):
     aliases: Mapping[str, str] = MappingProxyType({})
 
 
-class SpokenRoute(NamedTuple):
-    """One route of an API that was somebody else's first; what becomes of its fields, for `/compat`."""
+class CompatRoute(NamedTuple):
+    """A route of another server's API, with the verdicts on its fields, for `/compat`."""
 
     api: str
     route: str
@@ -111,7 +111,7 @@ class SpokenRoute(NamedTuple):
 
 
 class BodySection(NamedTuple):
-    """A section of the page of parameters."""
+    """A section of docs/parameters.md that lists the fields of `struct`."""
 
     title: str
     text: str
@@ -122,69 +122,71 @@ Respond = Callable[[dict[str, Any], Request, ServerState], Awaitable[ASGIApp]]
 
 
 class GenerateForm(NamedTuple):
-    """Bodies of this dialect that are sent to `/generate`, which several share."""
+    """A dialect's bodies on `/generate`, which several dialects share."""
 
-    prompt_fields: tuple[str, ...]  # one of them is in a body, and only in those of this dialect
+    prompt_fields: tuple[str, ...]  # a body of this dialect has one of them, a body of another dialect none
     body: type[msgspec.Struct]
     respond: Respond
-    refuse: Callable[[TureenError], ASGIApp] | None = None  # writes errors about the choice of dialect; None = as ours
+    refuse: Callable[[TureenError], ASGIApp] | None = None  # writes errors about the choice of dialect; None = our form
 
 
 class Dialect(NamedTuple):
-    """An API that clients speak, as the file `dialect.py` in its folder describes it. Everything else finds it here."""
+    """An API, as `dialect.py` in its folder describes it; application, `/compat` and docs are derived from it."""
 
-    order: int  # where lists and pages have it
+    order: int  # its position in lists and pages
     routes: Routes
-    spoken: tuple[SpokenRoute, ...] = ()
+    compat: tuple[CompatRoute, ...] = ()
     sections: tuple[BodySection, ...] = ()
     generate: GenerateForm | None = None
-    meant: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
-    """Fields that take other values than the type they are decoded into says, for OpenAPI."""
+    field_types: Mapping[tuple[type[msgspec.Struct], str], Any] = MappingProxyType({})
+    """(struct, field) -> the type to document in OpenAPI, for fields that are decoded more loosely than they are
+    read."""
 
 
 def dialects() -> list[Dialect]:
-    """All of them, in order."""
-    found: list[Dialect] = [module.DIALECT for module in find_dialects()]
-    return sorted(found, key=lambda dialect: dialect.order)
+    """Returns all dialects, in their order."""
+    descriptions: list[Dialect] = [module.DIALECT for module in find_dialects()]
+    return sorted(descriptions, key=lambda dialect: dialect.order)
 
 
 async def read_body(request: Request, kind: type[S]) -> S:
-    """The body as declared; null is the default, and an empty body is `{}` where no field is needed.
+    """Reads the body as `kind`; null means a field's default. An empty body is `{}` if no field is required.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, UnsupportedMediaType.
     """
     raw = await request.body()
     is_empty = not raw.strip() and not any(field.required for field in msgspec.structs.fields(kind))
-    given = {} if is_empty else read_json(request.headers.get("content-type"), raw)
-    refuse_unknown(given, kind.__struct_fields__)
-    return convert({name: value for name, value in given.items() if value is not None}, kind)
+    payload = {} if is_empty else read_json(request.headers.get("content-type"), raw)
+    refuse_unknown(payload, kind.__struct_fields__)
+    return convert({name: value for name, value in payload.items() if value is not None}, kind)
 
 
 async def read_with(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of the body, which is an object. Raises InvalidRequest."""
+    """Parses the body as a JSON object and returns what `read` makes of it, in a thread when the body is large. Raises
+    InvalidRequest, UnsupportedMediaType."""
     raw = await request.body()
-    given = read_json(request.headers.get("content-type"), raw)
-    return await offload.run(len(raw) // BYTES_PER_CHAR, lambda: read(given))
+    payload = read_json(request.headers.get("content-type"), raw)
+    return await offload.run(len(raw) // BYTES_PER_CHAR, lambda: read(payload))
 
 
 async def prepared(request: Request, work: Awaitable[T], *, takes_time: bool = False) -> T:
-    """The result of `work`, which reads a body. Where that takes time, as for a large body it may, the client's leaving
-    ends it: raises ClientGone."""
+    """Returns the result of `work`, which turns a body into requests. When that may take time, because `takes_time`
+    says so or the body is large, raises ClientGone as soon as the client leaves."""
     takes_time = takes_time or len(await request.body()) > INLINE_CHARS
     return await (unless_gone(request, work) if takes_time else work)
 
 
 def client_name(request: Request) -> str:
-    """Who sent a request: the name of its API key, or the subject of its certificate; "" = nobody in particular."""
+    """Returns the name of a request's API key, or the subject of its TLS certificate; "" = anonymous."""
     return call_of(request.scope).client_name
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was there; nobody reads what comes."""
+    """The client closed the connection before its answer was there."""
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`; when the client leaves first, cancels it and raises ClientGone."""
+    """Returns the result of `work`; when the client leaves first, cancels it and raises ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(until_gone(request.receive))
     try:
@@ -208,8 +210,8 @@ async def streamed(
     *,
     end: bytes = b"",
 ) -> EventStream:
-    """A response of these events, of which there is at least one, and `end`. An error before the first event is raised;
-    a later one becomes the last event, as `last` writes it."""
+    """Returns a streaming response of at least one event, followed by `end`. An error before the first event is
+    raised; a later one becomes the last event, which `last` writes. Raises ClientGone."""
     first = await unless_gone(request, anext(events))
     return EventStream(_guarded(first, events, last, end), dict(headers or {}))
 
@@ -220,8 +222,8 @@ async def _guarded(
     try:
         async with contextlib.aclosing(rest):
             yield first
-            async for one in rest:
-                yield one
+            async for chunk in rest:
+                yield chunk
     except TureenError as error:
         yield last(error)
     if end:

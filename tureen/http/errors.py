@@ -1,4 +1,4 @@
-"""The one place where an error becomes bytes."""
+"""Turns errors into answers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ TYPES = {
 
 
 def error_object(error: TureenError) -> dict[str, Any]:
+    """Returns an error in OpenAI's JSON form, which is our own too."""
     kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     message = error.message[:MAX_MESSAGE_CHARS]
     return {"error": {"message": message, "type": kind, "param": error.field, "code": error.code}}
 
 
 def error_response(error: TureenError) -> Response:
+    """Returns an error as an answer in our own form."""
     return shaped(error, error_object(error))
 
 
-def shaped(error: TureenError, told: dict[str, Any], status: int | None = None) -> Response:
-    """An error told in some API's words, with the headers that all of them need."""
+def shaped(error: TureenError, content: dict[str, Any], status: int | None = None) -> Response:
+    """Returns an error as an answer with `content` as its body, in the form of some API, and the headers that all need.
+
+    `status`: None = the error's own.
+    """
     headers = {}
     if isinstance(error, TryLater):
         headers["retry-after"] = str(error.retry_after_s)
@@ -39,5 +44,5 @@ def shaped(error: TureenError, told: dict[str, Any], status: int | None = None) 
         headers["www-authenticate"] = "Bearer"
     if error.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not read
-    body = msgspec.json.encode(told)
+    body = msgspec.json.encode(content)
     return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")

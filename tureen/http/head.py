@@ -1,6 +1,7 @@
-"""A request's head, as RFC 9110 and RFC 9112 want it, where the parser lets more through.
+"""Checks request line and headers by RFC 9110 and RFC 9112 where the parser is less strict.
 
-Whoever stands before this server (a proxy, a filter) must see the same requests in the same bytes, for the same host.
+A proxy or filter in front of this server must read the same requests, for the same host, from the same bytes: otherwise
+requests can be smuggled past it.
 """
 
 from __future__ import annotations
@@ -11,38 +12,39 @@ import re
 from tureen.errors import InvalidRequest, echo
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in small letters."""
+"""Header names, in lower case, and values."""
 
 ONCE = frozenset(
     b"host content-length transfer-encoding content-type authorization x-api-key origin sec-fetch-site "
     b"last-event-id".split()
 )
-"""What is decided by these headers must not depend on which of two is looked at."""
+"""Headers that may be sent only once: a decision by one of them must not depend on which of two is read."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
 _AUTHORITY = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
 
 
 def body_length(method: bytes, version: str, headers: Headers) -> int | None:
-    """How many bytes the body has; None = it comes in chunks. Raises InvalidRequest for a head that leaves doubt."""
+    """Returns the length of the body in bytes; None = it is chunked. Raises InvalidRequest for headers that are
+    ambiguous or not allowed. Source: RFC 9112, 3.2 and 6."""
     if version not in ("1.0", "1.1"):
         raise InvalidRequest(f"HTTP/{version} is not spoken here; use HTTP/1.1", code="invalid_http")
     if method == b"CONNECT":
         raise InvalidRequest("this server is no proxy: it knows no CONNECT", code="invalid_http")
-    found: dict[bytes, str] = {}
+    values: dict[bytes, str] = {}
     for name, value in headers:
-        if name in found and name in ONCE:
-            raise _wrong(name, f"is there more than once, with {echo(found[name])} first; send it once")
-        found[name] = value.decode("latin-1").strip(" \t")
-    host = found.get(b"host")
+        if name in values and name in ONCE:
+            raise _wrong(name, f"is there more than once, with {echo(values[name])} first; send it once")
+        values[name] = value.decode("latin-1").strip(" \t")
+    host = values.get(b"host")
     if host is None and version == "1.1":
         raise _wrong(b"host", "is missing; send the name that the server is called by")
     if host is not None and host_name(host) is None:
         raise _wrong(b"host", f"must be NAME or NAME:PORT, got {echo(host)}")
-    coding = found.get(b"transfer-encoding")
+    coding = values.get(b"transfer-encoding")
     if coding is None:
-        return int(found.get(b"content-length", 0))
-    if coding.lower() != "chunked" or version == "1.0" or b"content-length" in found:
+        return int(values.get(b"content-length", 0))
+    if coding.lower() != "chunked" or version == "1.0" or b"content-length" in values:
         raise _wrong(
             b"transfer-encoding",
             f"must be 'chunked', in HTTP/1.1 and without Content-Length, got {echo(coding)} in HTTP/{version}",
@@ -51,7 +53,8 @@ def body_length(method: bytes, version: str, headers: Headers) -> int | None:
 
 
 def host_name(host: str) -> str | None:
-    """Of a Host header: without the port, in small letters, an IPv6 address in its short form; None = it is no host."""
+    """Returns the host of a Host header, without port, in lower case, IPv6 addresses in short form; None = no valid
+    host."""
     match = _HOST.fullmatch(host)
     if match is None or int(match[2] or 0) > 65535:
         return None
@@ -65,7 +68,8 @@ def host_name(host: str) -> str | None:
 
 
 def authority(target: bytes) -> bytes | None:
-    """The host in a target in absolute form, which counts instead of the header; None = there is none.
+    """Returns the host of a request target in absolute form, which replaces the Host header (RFC 9112, 3.2.2); None = a
+    target without host.
 
     Raises InvalidRequest for a target that is neither a path nor a URL of http or https, and for one with a fragment,
     which some readers drop and others take for a part of the path.

@@ -1,4 +1,4 @@
-"""The socket that the server listens on, taken before anything that takes time."""
+"""Binds the socket that the server listens on, before anything that takes time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tureen.config import Config
 from tureen.errors import StartupError
 
 MAX_SHARE = 0.75
-"""Connections may take this share of the files that the server may open. Models, helpers and pictures need some too."""
+"""Share of the files that the process may open (RLIMIT_NOFILE) which connections may take. Models, helper processes
+and pictures need the rest."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(config: Config) -> socket.socket:
-    """The listening socket, before the model is loaded, so that a port in use is known at once. Raises StartupError."""
+    """Binds the listening socket. It is called before the model is loaded, so that a port in use is known at once.
+    Raises StartupError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,7 +35,7 @@ def bind(config: Config) -> socket.socket:
 
 
 def max_connections() -> int:
-    """How many connections may be open at once."""
+    """Returns how many connections may be open at once."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if num_files == resource.RLIM_INFINITY else max(1, int(num_files * MAX_SHARE))
 

@@ -1,4 +1,4 @@
-"""Around every request: its id, host check, access, body limit, access log. All is decided before a body is read."""
+"""Wraps every request: id, host check, access, quota, body limit, access log. All is decided before a body is read."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ from tureen.requests.state import ServerState
 
 QUIET_PATHS = ("/health", "/metrics")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
-"""With one of these a program speaks for somebody else."""
+"""Headers by which a proxy says that it forwards a request of somebody else."""
 
 BODY_GRACE_S = 30.0
+"""Time after which a body must arrive at MIN_BODY_RATE."""
 MIN_BODY_RATE = 16 << 10
-"""Bytes a second that a client must send after the grace. What the server itself takes is not counted."""
+"""Bytes a second that a client must send after BODY_GRACE_S. Time that the server itself takes is not counted."""
 MAX_BODY_S = 600.0
 CLIENT_GONE_STATUS = 499
-"""In the log and the metrics only: nobody is there to see it."""
+"""Status in log and metrics of a request whose client has left, as in nginx."""
 
 log = get_logger("http")
 
 
 class Gate:
-    """Lets a request through to the app, or answers it with an error. Logs it either way, never its content."""
+    """ASGI middleware that lets a request through to the app or answers it with an error, and logs it without
+    content."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -90,7 +92,7 @@ class Gate:
     def _visit(
         self, call: ClientCall, scope: Scope, route: BaseRoute | None
     ) -> contextlib.AbstractContextManager[Account] | contextlib.nullcontext[None]:
-        """The account that what users send here is booked to."""
+        """Opens the account that a request is charged to; none for routes that are not limited."""
         if not isinstance(route, Entry) or not route.is_limited:
             return contextlib.nullcontext()
         return self._state.quotas.visit(call.who(scope), call.limits)
@@ -112,7 +114,8 @@ class Gate:
 
 
 class Limiter:
-    """Lets a client have so many requests running inside. Raises TooManyRequests."""
+    """ASGI middleware that raises TooManyRequests for a client with too many requests inside, and makes the
+    request's work the current one (quotas.py)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -139,7 +142,8 @@ def check_host(scope: Scope, config: Config) -> None:
 
 
 def find_route(scope: Scope) -> BaseRoute | None:
-    """The route that will answer, found as the router finds it: by path and method, else by path."""
+    """Returns the route that will answer, matched as Starlette's router does it: by path and method, else by path;
+    None = no route has this path."""
     by_path = None
     for route in scope["app"].routes:
         match, _ = route.matches(scope)
@@ -151,9 +155,9 @@ def find_route(scope: Scope) -> BaseRoute | None:
 
 
 def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: Keys) -> None:
-    """Whether the client may call `route`; None = no route has this path. Raises Unauthorized, Forbidden.
+    """Raises Unauthorized or Forbidden unless the client may call `route`; None = no route has this path.
 
-    Notes in the call what the key says of the client.
+    Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
     key = keys.find(_authorization(scope))
     call.client_name = (key.name if key is not None else "") or call.client_name
@@ -173,20 +177,22 @@ def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: 
 
 
 def _authorization(scope: Scope) -> bytes:
-    """The Authorization header, or Anthropic's way to say the same."""
-    given, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
-    return given.encode("latin-1") or (SCHEME + key.encode("latin-1") if key else b"")
+    """Returns the Authorization header, or one made of Anthropic's header x-api-key."""
+    authorization, api_key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
+    return authorization.encode("latin-1") or (SCHEME + api_key.encode("latin-1") if api_key else b"")
 
 
 def _is_of_other_page(scope: Scope) -> bool:
-    """A browser sends it for a page that is not of this server (Fetch standard, `Origin`; Fetch Metadata)."""
+    """Returns whether a browser sent the request for a page of another site (Fetch standard: `Origin`; Fetch Metadata:
+    `Sec-Fetch-Site`)."""
     site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
     is_other_host = bool(origin) and origin.partition("://")[2].lower() != _header(scope, b"host").lower()
     return is_other_host or site not in ("", "same-origin", "none")
 
 
 def _page_refusal(scope: Scope, key: Key | None) -> TureenError | None:
-    """Of what a browser sends for any page without asking first. JSON it asks for; there is nothing that allows it."""
+    """Refuses requests that a browser sends for a page of another site without a CORS preflight. A JSON body needs a
+    preflight, which this server never grants."""
     if key is not None or scope["method"] in ("GET", "HEAD") or not _is_of_other_page(scope):
         return None
     if _header(scope, b"content-type").lower().startswith("application/json"):
@@ -195,8 +201,8 @@ def _page_refusal(scope: Scope, key: Key | None) -> TureenError | None:
 
 
 def _is_local(scope: Scope) -> bool:
-    """A program on this machine calls for itself, not a proxy for somebody else, a page that renamed this machine, or
-    one of another site in the browser of this machine."""
+    """Returns whether a program on this machine calls for itself: not a proxy that forwards, nor a browser for a
+    page of another site, also not by DNS rebinding."""
     if not scope["client"] or any(name in FORWARDING for name, _ in scope["headers"]) or _is_of_other_page(scope):
         return False
     try:
@@ -208,13 +214,14 @@ def _is_local(scope: Scope) -> bool:
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """The last one of this name, "" without one."""
-    found: bytes = dict(scope["headers"]).get(name, b"")
-    return found.decode("latin-1")
+    """Returns the last header of this name; "" without one."""
+    value: bytes = dict(scope["headers"]).get(name, b"")
+    return value.decode("latin-1")
 
 
 def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
-    """`receive` that raises PayloadTooLarge as soon as the body passes the limit, RequestTimeout when it is slow."""
+    """Wraps `receive`: it raises PayloadTooLarge as soon as the body is larger than `max_bytes`, RequestTimeout when it
+    is slow."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     num_bytes, waited_s, is_complete = 0, 0.0, False
     too_large = PayloadTooLarge(

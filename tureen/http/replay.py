@@ -1,6 +1,7 @@
-"""For clients that come back: `Idempotency-Key`, streams that go on after a dropped connection.
+"""Lets clients repeat a request (`Idempotency-Key`) and resume an event stream whose connection was lost.
 
-Stands between the gate and the dialects, none of which knows of it: who asks for the same again hears the same bytes.
+It is middleware between the gate and the dialects, which need not know of it: a repeated request gets the bytes of the
+first answer. Sources: IETF draft httpapi-idempotency-key-header; HTML standard, server-sent events (Last-Event-ID).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tureen.errors import InvalidRequest, TureenError
 from tureen.http.call import SCOPE_KEY, call_of, rendered
 from tureen.http.dialect import ClientGone, Docs, Entry, unless_gone
-from tureen.http.sse import Parts, event
+from tureen.http.sse import StreamedResponse, event
 from tureen.requests.quotas import ClientWork
 from tureen.requests.recording import Recording
 from tureen.requests.state import ServerState
@@ -28,6 +29,8 @@ REPLAYED = (b"idempotent-replayed", b"true")
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the route that resumes a stream."""
+
     async def events(request: Request) -> ASGIApp:
         recording = state.recordings.stream(call_of(request.scope).who(request.scope), request.path_params["name"])
         return Listener(recording, recording.after(request.headers.get("last-event-id")))
@@ -42,7 +45,7 @@ def routes(state: ServerState) -> list[Entry]:
 
 
 class Listener:
-    """A response that is read from a recording, from a part on."""
+    """A response read from a recording, from part `number` on."""
 
     def __init__(self, recording: Recording, number: int = 0, *, is_repeat: bool = False) -> None:
         self._recording = recording
@@ -54,10 +57,11 @@ class Listener:
             head = await unless_gone(Request(scope, receive), self._recording.started())
             if self._is_repeat:
                 head = {**head, "headers": [*head["headers"], REPLAYED]}
-            await Parts(head, self._parts(scope))(scope, receive, send)
+            await StreamedResponse(head, self._parts(scope))(scope, receive, send)
 
     async def _parts(self, scope: Scope) -> AsyncGenerator[bytes, None]:
-        """Raises ConnectionAbortedError where the answer's form has no place for an error."""
+        """Yields the parts of the recording. An error becomes the last event of a stream; another answer has no
+        place for it: raises ConnectionAbortedError."""
         try:
             async with contextlib.aclosing(self._recording.follow(self._number)) as parts:
                 async for part in parts:
@@ -69,7 +73,8 @@ class Listener:
 
 
 class Replay:
-    """Runs a request apart from its connection where somebody may come back for the answer."""
+    """ASGI middleware that runs a request independently of its connection when the client may come back for the
+    answer."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -96,20 +101,21 @@ class Replay:
                 await self._listener(key, body, work, scope)(scope, receive, send)
 
     def _listener(self, key: str | None, body: bytes, work: ClientWork, scope: Scope) -> Listener:
-        """Raises Unprocessable, Conflict."""
+        """Returns the response to a request: from an earlier recording with the same key, else from a new one. Raises
+        Unprocessable, Conflict."""
         call = call_of(scope)
         owner, identity = call.who(scope), None
         if key is not None:
             identity = key, _fingerprint(scope, body)
-            found = self._recordings.repeated(owner, *identity)
-            if found is not None:
-                return Listener(found, is_repeat=True)
+            earlier = self._recordings.repeated(owner, *identity)
+            if earlier is not None:
+                return Listener(earlier, is_repeat=True)
         recording = self._recordings.new(call.request_id, owner, work, identity)
         recording.start(self._make(scope, body, recording), self._recordings.ended)
         return Listener(recording)
 
     async def _make(self, scope: Scope, body: bytes, recording: Recording) -> None:
-        """The app's answer to a request whose client is who listens to the recording."""
+        """Runs the app and records its answer. The app sees a disconnect when the recording is abandoned."""
         inner = {**scope, SCOPE_KEY: call_of(scope).sent_by(recording.send)}
         unread = [body]
 
@@ -126,12 +132,12 @@ class Replay:
 
 
 def idempotency_key(scope: Scope) -> str | None:
-    """The header's value, as it stands there. Raises InvalidRequest."""
-    given = [value.decode("latin-1") for name, value in scope["headers"] if name == KEY_HEADER]
-    if not given:
+    """Returns the header's value, None without one. Raises InvalidRequest."""
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == KEY_HEADER]
+    if not values:
         return None
-    key: str = given[0].strip(" \t")
-    if len(given) > 1 or KEY.fullmatch(key) is None:
+    key: str = values[0].strip(" \t")
+    if len(values) > 1 or KEY.fullmatch(key) is None:
         raise InvalidRequest(
             f"Idempotency-Key must be there once, with 1 to {MAX_KEY_CHARS} printable ASCII characters, no spaces",
             field="Idempotency-Key",
@@ -141,7 +147,7 @@ def idempotency_key(scope: Scope) -> str | None:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None when the client has left meanwhile."""
+    """Reads the whole body; None when the client has left meanwhile."""
     pieces = []
     while True:
         message = await receive()
@@ -153,6 +159,6 @@ async def _read(receive: Receive) -> bytes | None:
 
 
 def _fingerprint(scope: Scope, body: bytes) -> bytes:
-    """Equal for equal requests."""
+    """Returns a hash of method, path, query and body, which is equal for equal requests."""
     parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).digest()

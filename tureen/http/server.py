@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn: socket, TLS, signals, drain."""
+"""Runs the application under uvicorn: listening, TLS, signals, draining."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from tureen.requests.state import ServerState
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 5
-LAST_WORDS_S = 1.0
-"""After the drain, how long the last error events may take to be sent."""
+LAST_EVENTS_S = 1.0
+"""Time for the last error events to be sent after draining has timed out."""
 
 log = get_logger("http")
 
 
 class Server(uvicorn.Server):
-    """The first SIGTERM or SIGINT drains, the second ends at once. SIGHUP reads keys and certificates again."""
+    """The uvicorn server. The first SIGTERM or SIGINT drains, the second ends at once. SIGHUP reloads keys and
+    certificates."""
 
     def __init__(self, app: Starlette, config: Config, on_ready: Callable[[], None]) -> None:
         super().__init__(
@@ -41,13 +42,13 @@ class Server(uvicorn.Server):
                 app,
                 lifespan="on",  # a fault at the start or end of the application is one of the server
                 log_config=None,
-                log_level="error",  # what it warns of is clients' nonsense
+                log_level="error",  # its warnings are about malformed requests of clients
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 http=Connection,
                 ws="none",
-                proxy_headers=False,  # whom a proxy speaks for is its own claim
+                proxy_headers=False,  # X-Forwarded-* headers are not trusted
                 timeout_graceful_shutdown=5,
             )
         )
@@ -72,27 +73,28 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
-        """Take connections with `context` from now on. A connection that waits to be taken is not lost.
+        """Accepts connections with the TLS `context` (None = plain HTTP) from now on, without losing connections that
+        wait to be accepted.
 
-        Each set of listeners has descriptors of its own on the same sockets, so that the old set can close its own.
+        Each set of asyncio servers has its own descriptors of the same sockets, so that the old set can close its own.
         """
         loop = asyncio.get_running_loop()
         handshake_timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
         fresh = [
             await loop.create_server(
                 self._connection,
-                sock=one.dup(),
+                sock=listener.dup(),
                 ssl=context,
                 backlog=BACKLOG,
                 ssl_handshake_timeout=handshake_timeout_s,
             )
-            for one in self._listeners
+            for listener in self._listeners
         ]
         old, self.servers = self.servers, fresh
         self.config.ssl = context
         for server in old:
-            for one in server.sockets:
-                loop.remove_reader(one)
+            for listening in server.sockets:
+                loop.remove_reader(listening)
         await asyncio.sleep(0)  # asyncio drops what it has accepted but not begun to serve when its server closes
         for server in old:
             server.close()
@@ -119,7 +121,8 @@ class Server(uvicorn.Server):
             self._event_loop.call_soon_threadsafe(self.reload)
 
     def reload(self) -> None:
-        """Read keys and certificates again; streams that run go on. On a fault, logs it and keeps all the old ones."""
+        """Reads keys and certificates again; running streams go on. When they are faulty, logs why and keeps all the
+        old ones."""
         if self._state.is_draining:
             return
         try:
@@ -160,5 +163,5 @@ class Server(uvicorn.Server):
                     await asyncio.sleep(0.02)
         except TimeoutError:
             log.warning("%d requests did not end in time: aborted", self._state.abort(None, "shutdown"))
-            await asyncio.sleep(LAST_WORDS_S)
+            await asyncio.sleep(LAST_EVENTS_S)
         self.should_exit = True

@@ -1,4 +1,7 @@
-"""Server-sent events: one `data:` line each, `[DONE]` at the end, the stream's end when the client leaves."""
+"""Sends streams: server-sent events with a `data:` line each, and responses that end when the client leaves.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html; `[DONE]` is OpenAI's.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(payload: bytes) -> bytes:
+    """Returns a server-sent event; `payload` must have no line break."""
     return b"data: " + payload + b"\n\n"
 
 
-class Parts:
-    """An ASGI response over a generator of its parts, which is closed as soon as the client is gone; the call
-    says whether it was. `head`: its first message."""
+class StreamedResponse:
+    """An ASGI response whose body is a generator of parts. It is closed as soon as the client has left, which the call
+    then records. `head`: the message `http.response.start`."""
 
     def __init__(self, head: Message, parts: AsyncGenerator[bytes, None]) -> None:
         self._head = head
@@ -46,16 +50,16 @@ class Parts:
             await send_part({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class EventStream(Parts):
-    """A stream of events."""
+class EventStream(StreamedResponse):
+    """A response that is a stream of server-sent events, unless `headers` give it another content type."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
-        given = {
+        all_headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
         } | (headers or {})
-        encoded = [(name.encode(), value.encode()) for name, value in given.items()]
+        encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
         super().__init__({"type": "http.response.start", "status": 200, "headers": encoded}, events)
 
 

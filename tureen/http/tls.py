@@ -1,4 +1,4 @@
-"""TLS as the settings say, and the name in a client's certificate."""
+"""Makes the TLS context by the settings, and reads the name in a client's certificate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tureen.config import Config
 from tureen.errors import StartupError
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=2"
-"""Of TLS 1.2: forward secret and authenticated. Level 2: no RSA key below 2048 bits, no SHA-1 signature."""
+"""Cipher suites of TLS 1.2: forward secret and authenticated (AEAD). Security level 2 excludes RSA keys below 2048 bits
+and SHA-1 signatures."""
 
 MAX_NAME_CHARS = 64
 VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 def load_context(config: Config) -> ssl.SSLContext | None:
-    """The server's side of TLS as the settings say; None = plain HTTP. Raises StartupError naming flag and file."""
+    """Makes the server's TLS context by the settings; None = plain HTTP. Raises StartupError naming flag and file."""
     _check_flags(config)
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -59,10 +60,11 @@ def _asks(config: Config) -> str | None:
 
 
 def subject_name(certificate: Mapping[str, Any] | None) -> str:
-    """Common name, else first alternative name, else serial number of a verified certificate; "" = there is none.
+    """Returns the common name, else the first alternative name, else the serial number of a verified certificate; "" =
+    no certificate.
 
-    `certificate` is as `ssl.SSLSocket.getpeercert()` gives it. The name is printable and at most 64 characters; one
-    that had to be changed for it ends with a digest, so that two clients never share a name by that.
+    `certificate`: as `ssl.SSLSocket.getpeercert()` returns it. The name is printable and has at most 64 characters; a
+    name that was changed for this ends with a digest, so that no two clients get the same name.
     """
     if not certificate:
         return ""

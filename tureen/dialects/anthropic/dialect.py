@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tureen.dialects.anthropic import messages as anthropic
 from tureen.dialects.anthropic.body import TABLES, AnthropicBody, AnthropicCountBody
-from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
 
 COUNTED = TABLES["body"]._replace(told={})
 
 DIALECT = Dialect(
     order=50,
     routes=anthropic.routes,
-    spoken=(
-        SpokenRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLES["body"]),)),
-        SpokenRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, COUNTED),)),
+    compat=(
+        CompatRoute("Anthropic", "/v1/messages", (BodyPart(AnthropicBody, TABLES["body"]),)),
+        CompatRoute("Anthropic", "/v1/messages/count_tokens", (BodyPart(AnthropicCountBody, COUNTED),)),
     ),
     sections=(
         BodySection(

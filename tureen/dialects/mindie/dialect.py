@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tureen.dialects.mindie import generate as mindie
 from tureen.dialects.mindie.generate import TABLES, MindieBody
-from tureen.http.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, GenerateForm
 
 DIALECT = Dialect(
     order=20,
     routes=lambda _: [],
-    spoken=(SpokenRoute("MindIE and vLLM's demo server", "/generate", (BodyPart(MindieBody, TABLES["body"]),)),),
+    compat=(CompatRoute("MindIE and vLLM's demo server", "/generate", (BodyPart(MindieBody, TABLES["body"]),)),),
     sections=(
         BodySection(
             "`POST /generate`, the dialect of MindIE and vLLM", "See [MindIE and vLLM](mindie.md).", MindieBody

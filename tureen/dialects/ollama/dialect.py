@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tureen.dialects.ollama import routes as ollama
 from tureen.dialects.ollama.body import TABLES, OllamaChatBody, OllamaGenerateBody, OllamaOptions
-from tureen.http.dialect import BodyPart, BodySection, Dialect, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect
 from tureen.requests.tool_fields import ToolList
 
 PAGE = "See [Ollama's API](ollama.md)."
@@ -13,14 +13,14 @@ OPTIONS = BodyPart(OllamaOptions, TABLES["options"], "options")
 DIALECT = Dialect(
     order=60,
     routes=ollama.routes,
-    spoken=(
-        SpokenRoute("Ollama", "/api/chat", (BodyPart(OllamaChatBody, TABLES["body"]), OPTIONS)),
-        SpokenRoute("Ollama", "/api/generate", (BodyPart(OllamaGenerateBody, TABLES["body"]), OPTIONS)),
+    compat=(
+        CompatRoute("Ollama", "/api/chat", (BodyPart(OllamaChatBody, TABLES["body"]), OPTIONS)),
+        CompatRoute("Ollama", "/api/generate", (BodyPart(OllamaGenerateBody, TABLES["body"]), OPTIONS)),
     ),
     sections=(
         BodySection("`POST /api/chat`", PAGE, OllamaChatBody),
         BodySection("`POST /api/generate`", PAGE, OllamaGenerateBody),
         BodySection("`options` of Ollama's API", PAGE, OllamaOptions),
     ),
-    meant={(OllamaChatBody, "tools"): ToolList},
+    field_types={(OllamaChatBody, "tools"): ToolList},
 )

@@ -16,7 +16,7 @@ from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody
 from tureen.dialects.openai.responses_body import AllowedTool, AllowedTools, ResponsesBody
 from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
-from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import ToolChoiceField, ToolList
 
@@ -34,11 +34,11 @@ def routes(state: ServerState) -> list[Entry]:
 DIALECT = Dialect(
     order=40,
     routes=routes,
-    spoken=(
-        SpokenRoute("OpenAI", "/v1/completions", (BodyPart(CompletionBody, openai_completions.TABLE),)),
-        SpokenRoute("OpenAI", "/v1/chat/completions", (BodyPart(ChatBody, openai_chat_fields.TABLE),)),
-        SpokenRoute("OpenAI", "/v1/responses", (BodyPart(ResponsesBody, openai_responses_fields.TABLE),)),
-        SpokenRoute("OpenAI", "/v1/embeddings", (BodyPart(EmbeddingsBody, openai_embeddings.TABLE),)),
+    compat=(
+        CompatRoute("OpenAI", "/v1/completions", (BodyPart(CompletionBody, openai_completions.TABLE),)),
+        CompatRoute("OpenAI", "/v1/chat/completions", (BodyPart(ChatBody, openai_chat_fields.TABLE),)),
+        CompatRoute("OpenAI", "/v1/responses", (BodyPart(ResponsesBody, openai_responses_fields.TABLE),)),
+        CompatRoute("OpenAI", "/v1/embeddings", (BodyPart(EmbeddingsBody, openai_embeddings.TABLE),)),
     ),
     sections=(
         BodySection("`POST /v1/chat/completions`", WITH_PARAMETERS, ChatBody),
@@ -48,7 +48,7 @@ DIALECT = Dialect(
         BodySection("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
         BodySection("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),
     ),
-    meant={
+    field_types={
         (ChatBody, "tools"): ToolList,
         (ChatBody, "tool_choice"): ToolChoiceMode | ToolChoiceField,
         (TokenizeBody, "tools"): ToolList,

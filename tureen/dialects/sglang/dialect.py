@@ -7,7 +7,7 @@ from tureen.dialects.sglang import generate as sglang
 from tureen.dialects.sglang import score as score_routes
 from tureen.dialects.sglang.body import PROMPT_FIELDS, TABLES, GenerateBody
 from tureen.dialects.sglang.score import RerankBody, ScoreBody
-from tureen.http.dialect import BodyPart, BodySection, Dialect, Entry, GenerateForm, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry, GenerateForm
 from tureen.requests.sessions import SessionParams
 from tureen.requests.shared_fields import PerPrompt
 from tureen.requests.state import ServerState
@@ -22,8 +22,8 @@ def routes(state: ServerState) -> list[Entry]:
 DIALECT = Dialect(
     order=10,
     routes=routes,
-    spoken=(
-        SpokenRoute(
+    compat=(
+        CompatRoute(
             "SGLang",
             "/generate",
             (
@@ -42,7 +42,7 @@ DIALECT = Dialect(
         BodySection("`POST /v1/score`", EMBEDDINGS, ScoreBody),
     ),
     generate=GenerateForm(PROMPT_FIELDS, GenerateBody, sglang.respond),
-    meant={
+    field_types={
         (GenerateBody, "sampling_params"): SamplingParams | PerPrompt[SamplingParams],
         (GenerateBody, "session_params"): SessionParams | PerPrompt[SessionParams],
     },

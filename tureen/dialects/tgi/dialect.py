@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tureen.dialects.tgi import generate as tgi
 from tureen.dialects.tgi.generate import TABLES, TgiBody, TgiParameters
-from tureen.http.dialect import BodyPart, BodySection, Dialect, GenerateForm, SpokenRoute
+from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, GenerateForm
 
 DIALECT = Dialect(
     order=30,
     routes=tgi.routes,
-    spoken=(
-        SpokenRoute(
+    compat=(
+        CompatRoute(
             "TGI", "/generate", (BodyPart(TgiBody), BodyPart(TgiParameters, TABLES["parameters"], "parameters"))
         ),
     ),

@@ -1,4 +1,5 @@
-"""Text on its way in and out: tokenizer, detokenizer, chat templates, reasoning, tool calls.
+"""This package turns text into tokens and tokens into text: tokenizer, detokenizer with stops, chat templates, and the
+parsers of reasoning and tool calls.
 
 Imports: contract, errors, files, log; jinja2, msgspec, numpy, regex, tokenizers.
 Imported by: bench, build, control, dialects, engine, front, http, requests, weights.

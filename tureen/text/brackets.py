@@ -17,9 +17,10 @@ INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 
 class Brackets:
-    """Follows a value through its strings and brackets; whether it is valid otherwise is not asked."""
+    """Follows a value through its strings and brackets, without checking that it is valid otherwise."""
 
     def __init__(self, pattern: re.Pattern[str], opened: str = "") -> None:
+        """`pattern`: JSON or PYTHON; `opened`: brackets that were opened before the text."""
         self.text: list[str] = []
         """The text that was passed, line breaks and other control characters in strings escaped: JSON allows none
         there."""
@@ -30,6 +31,7 @@ class Brackets:
 
     @property
     def depth(self) -> int:
+        """How many brackets are open."""
         return len(self._stack)
 
     def take(self) -> str:
@@ -39,10 +41,10 @@ class Brackets:
         return text
 
     def step(self, text: str, at: int) -> tuple[int, str]:
-        """Pass what comes until a bracket has been passed.
+        """Reads on from text[at] until just behind the next bracket that is not in a string.
 
-        Returns where it stands then and the bracket: "" at the end of the text; "!", and it stands before it, at what
-        is no part of a value.
+        Returns the new position and the bracket; "" at the end of the text; "!" when text[position] cannot be part of
+        a value.
         """
         while at < len(text):
             if self._quote:

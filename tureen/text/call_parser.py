@@ -1,4 +1,4 @@
-"""The parts that parsers of all formats of tool calls share: text around calls, and a call written as a JSON object."""
+"""Shared by the parsers of all tool-call formats: reads the text around calls, and calls written as JSON objects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ SPACE = re.compile(r"\s*")
 ARGUMENTS = ("arguments", "parameters")
 FIRST_KEY = re.compile(r'\{\s{0,16}"(?:name|arguments|parameters|type|id)"')
 MAX_FIRST_CHARS = 32
+"""Characters after which an object whose first key is not FIRST_KEY is no call."""
 
 
 def json_text(value: Any) -> str:
-    """Raises ValueError for what JSON cannot hold."""
+    """Encodes a value as JSON. Raises ValueError for one that JSON cannot represent."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -28,34 +29,36 @@ def json_text(value: Any) -> str:
 
 
 class CallParser:
-    """Reads a text in states: each is a method that goes on from `_at` as far as it can, and may set another one.
+    """A state machine that splits a text, which comes in pieces, into Content and tool calls.
 
-    A call is one when its name is known to be a tool's and its arguments begin; until then what was read is kept, and
-    becomes Content if it is none. White space around calls is no Content unless more text follows. All work is linear
-    in the length of the text.
+    Each state is a method that reads on from `_at` as far as it can and may set the next state. Text is a call as soon
+    as its name is a tool's and its arguments begin; until then it is kept, and becomes Content if it is no call. White
+    space around calls is dropped unless more text follows. All work is linear in the length of the text.
     """
 
-    MARK = ""  # where calls begin
+    MARK = ""  # text that begins a call
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
         self._tools = frozenset(tool.name for tool in tools)
-        self._parallel = parallel  # if not, the answer ends with its first call
+        self._parallel = parallel  # if false, everything after the first call is dropped
         self._num_calls = 0
         self._read: Callable[[bool], None] = self._prose
         self._rest = ""
         self._at = 0
-        self._space: list[str] = []  # kept for more text
-        self._raw: list[str] = []  # of what may be a call
+        self._space: list[str] = []  # white space, kept in case text follows
+        self._raw: list[str] = []  # text that may be a call
         self._brackets = Brackets(JSON)
         self._early = ""  # arguments that came before their name
         self._parts: list[Part] = []
 
     def feed(self, text: str) -> list[Part]:
+        """Reads a piece of text and returns the parts that are certain now."""
         self._rest += text
         self._go_on(is_end=False)
         return self._taken()
 
     def close(self) -> list[Part]:
+        """Returns the rest; the text has ended."""
         self._go_on(is_end=True)
         self._text("".join(self._raw))
         if not self._num_calls:
@@ -91,7 +94,7 @@ class CallParser:
         return self._rest[self._at : self._at + 1]
 
     def _pass_mark(self, mark: str, kept: list[str], is_end: bool) -> bool | None:
-        """Whether the mark comes next, and was passed; None where that cannot be said yet."""
+        """Returns whether the mark came next, and passes it; None when more text is needed to know."""
         if self._rest.startswith(mark, self._at):
             self._pass(len(mark), kept)
             return True
@@ -99,10 +102,11 @@ class CallParser:
         return None if is_open else False
 
     def _prose(self, is_end: bool) -> None:
-        found = self._rest.find(self.MARK, self._at)
-        if found >= 0:
-            self._text(self._rest[self._at : found])
-            self._at = found
+        """State: text outside of calls."""
+        start = self._rest.find(self.MARK, self._at)
+        if start >= 0:
+            self._text(self._rest[self._at : start])
+            self._at = start
             self._pass(len(self.MARK), self._raw)
             self._read = self._opening
             return
@@ -112,7 +116,7 @@ class CallParser:
         self._at = end
 
     def _opening(self, is_end: bool) -> None:
-        """After the mark."""
+        """State: after the mark."""
         first = self._pass_space(self._raw)
         if first == "{":
             self._begin_object()
@@ -123,7 +127,7 @@ class CallParser:
         self._read = self._first_key
 
     def _first_key(self, is_end: bool) -> None:
-        """An object of another kind, an answer in JSON for instance, is not held back any longer."""
+        """State: at an object. One whose first key is not a call's, such as an answer in JSON, is not held back."""
         if FIRST_KEY.match(self._rest, self._at):
             self._brackets = Brackets(JSON)
             self._early = ""
@@ -132,7 +136,7 @@ class CallParser:
             self._give_up()
 
     def _give_up(self) -> None:
-        """It is no call."""
+        """Makes Content of text that is no call."""
         self._text("".join(self._raw))
         self._raw.clear()
         self._read = self._prose
@@ -150,7 +154,7 @@ class CallParser:
         self._read = self._after if self._parallel else self._ignored
 
     def _after(self, is_end: bool) -> None:
-        """After a call."""
+        """State: after a call."""
         self._read = self._prose
 
     def _ignored(self, is_end: bool) -> None:
@@ -162,7 +166,7 @@ class CallParser:
         return bracket
 
     def _head(self, is_end: bool) -> None:
-        """A call's object up to the arguments; or to its end where they are missing or a string."""
+        """State: in a call's object before its arguments, or before its end when they are missing or a string."""
         bracket = self._step()
         if bracket == "{" and self._brackets.depth == 1:
             return
@@ -195,7 +199,7 @@ class CallParser:
             self._give_up()
 
     def _arguments(self, is_end: bool) -> None:
-        """They are handed on as they come."""
+        """State: in the arguments, which are passed on as they come."""
         bracket = self._step_over(1)
         self._raw.clear()
         self._add_arguments(self._brackets.take())
@@ -205,7 +209,7 @@ class CallParser:
             self._read = self._tail
 
     def _early_arguments(self, is_end: bool) -> None:
-        """The name is still to come."""
+        """State: in arguments that come before the call's name; they are kept."""
         bracket = self._step_over(1)
         if bracket == "!":
             self._give_up()
@@ -214,14 +218,14 @@ class CallParser:
             self._read = self._tail
 
     def _step_over(self, depth: int) -> str:
-        """On to the end of what is deeper; "" where that has not come yet."""
+        """Reads to the bracket that brings the depth down to `depth`, and returns it; "" when it has not come yet."""
         bracket = self._step()
         while bracket not in ("", "!") and self._brackets.depth > depth:
             bracket = self._step()
         return bracket
 
     def _tail(self, is_end: bool) -> None:
-        """Reads from the arguments to the end of the object."""
+        """State: in a call's object after its arguments."""
         bracket = self._step_over(0)
         if not bracket:
             return
@@ -240,7 +244,7 @@ class CallParser:
 
 
 def _decoded(text: str) -> dict[str, Any]:
-    """An object; empty where the text is none."""
+    """Decodes a JSON object; {} when the text is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -249,7 +253,8 @@ def _decoded(text: str) -> dict[str, Any]:
 
 
 def _inner(call: dict[str, Any]) -> str:
-    """The arguments of a call that has no object of them: none, or an object's text; "" where they are neither."""
+    """Returns the arguments, as JSON text, of a call without an object of them: {}, or a string's content; "" when
+    that is no object either."""
     value = next((call[key] for key in ARGUMENTS if call.get(key) is not None), "{}")
     try:
         inner = json.loads(value) if isinstance(value, str) else None

@@ -1,7 +1,7 @@
-"""Does what a chat template cannot do: writes tools, calls and their results as text, joins text parts, places
-pictures.
+"""Adapts a chat to what its template can render: writes tools, calls and their results as text, joins text parts, puts
+placeholders of pictures into the text.
 
-Tools are written as the models of the Hermes family were taught: the tools and calls as JSON in tags.
+Tools are written in the format of the Hermes models: tools and calls as JSON in tags.
 """
 
 from __future__ import annotations
@@ -29,60 +29,63 @@ answer."""
 
 
 SHORT_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
-"""The ids of calls as Mistral's templates demand them."""
+"""Form of tool-call ids that Mistral's templates demand."""
 
 
 class Abilities(NamedTuple):
-    """The abilities of a chat template."""
+    """The abilities of a chat template, found out by rendering test chats."""
 
     tools: bool = True
     system: bool = True
     strings: bool = True  # content may be a string
     parts: bool = False  # content may be a list of parts
-    placed: frozenset[str] = frozenset()  # of image and video: parts that it writes a placeholder for
+    placed: frozenset[str] = frozenset()  # kinds of parts, image and video, for which it writes a placeholder
     call_strings: bool = False  # a call's arguments must be JSON text
     short_ids: bool = False  # the ids of calls must be SHORT_ID
-    marked_roles: bool = False  # it makes control tokens of roles
+    marked_roles: bool = False  # it builds control tokens out of roles, such as '<|' + role + '|>'
 
 
 def adapted(
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
-    able: Abilities,
+    abilities: Abilities,
     placeholders: Mapping[str, str],
     field: str,
 ) -> list[Message]:
-    """The chat as the template can take it. placeholders: what stands for an image, for a video.
+    """Returns the chat in a form that a template with these abilities can render.
 
-    Raises InvalidRequest for parts that the model does not take.
+    `placeholders`: image, video -> the text that stands for it. Raises InvalidRequest with `field` for parts that the
+    model does not take.
     """
-    found = [{"content": ""} | {key: value for key, value in one.items() if value is not None} for one in messages]
-    if not able.tools:
-        found = _with_tools_as_text(found, tools, able, placeholders, field)
-    return [_adapted(message, able, placeholders, field) for message in found]
+    filled = [
+        {"content": ""} | {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
+    if not abilities.tools:
+        filled = _with_tools_as_text(filled, tools, abilities, placeholders, field)
+    return [_adapted(message, abilities, placeholders, field) for message in filled]
 
 
-def _adapted(message: Message, able: Abilities, placeholders: Mapping[str, str], field: str) -> Message:
+def _adapted(message: Message, abilities: Abilities, placeholders: Mapping[str, str], field: str) -> Message:
     content = message["content"]
     if isinstance(content, list):
-        if able.parts:
-            content = [part if _stays(part, able) else _text_part(part, placeholders, field) for part in content]
+        if abilities.parts:
+            content = [part if _stays(part, abilities) else _text_part(part, placeholders, field) for part in content]
         else:
             content = joined(content, placeholders, field)
-    elif not able.strings:
+    elif not abilities.strings:
         content = [{"type": "text", "text": content}] if content else []
     changed = {"content": content}
     if "tool_calls" in message:
-        changed["tool_calls"] = [_adapted_call(call, able) for call in message["tool_calls"]]
-    if able.short_ids and "tool_call_id" in message:
+        changed["tool_calls"] = [_adapted_call(call, abilities) for call in message["tool_calls"]]
+    if abilities.short_ids and "tool_call_id" in message:
         changed["tool_call_id"] = _short(message["tool_call_id"])
     if "reasoning_content" in message:
-        changed["thinking"] = message["reasoning_content"]  # what some templates call it
+        changed["thinking"] = message["reasoning_content"]  # its name in some templates
     return {**message, **changed}
 
 
-def _stays(part: dict[str, Any], able: Abilities) -> bool:
-    return part["type"] == "text" or part["type"] in able.placed
+def _stays(part: dict[str, Any], abilities: Abilities) -> bool:
+    return part["type"] == "text" or part["type"] in abilities.placed
 
 
 def _text_part(part: dict[str, Any], placeholders: Mapping[str, str], field: str) -> dict[str, Any]:
@@ -90,7 +93,8 @@ def _text_part(part: dict[str, Any], placeholders: Mapping[str, str], field: str
 
 
 def joined(content: str | list[dict[str, Any]], placeholders: Mapping[str, str], field: str) -> str:
-    """Parts as one text, each on a line of its own. Raises InvalidRequest."""
+    """Joins parts to one text, a line each. Raises InvalidRequest with `field` for parts that the model does not
+    take."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -102,15 +106,15 @@ def joined(content: str | list[dict[str, Any]], placeholders: Mapping[str, str],
     return "\n".join(texts)
 
 
-def _adapted_call(call: dict[str, Any], able: Abilities) -> dict[str, Any]:
-    if able.call_strings:
+def _adapted_call(call: dict[str, Any], abilities: Abilities) -> dict[str, Any]:
+    if abilities.call_strings:
         function = call["function"]
         call = {**call, "function": {**function, "arguments": _json(function["arguments"])}}
-    return {**call, "id": _short(call["id"])} if able.short_ids else call
+    return {**call, "id": _short(call["id"])} if abilities.short_ids else call
 
 
 def _short(name: str) -> str:
-    """The same for the same id."""
+    """Returns a short id, the same for the same id."""
     if SHORT_ID.fullmatch(name):
         return name
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:9]
@@ -123,44 +127,45 @@ def _json(value: object) -> str:
 def _with_tools_as_text(
     messages: list[Message],
     tools: Sequence[dict[str, Any]],
-    able: Abilities,
+    abilities: Abilities,
     placeholders: Mapping[str, str],
     field: str,
 ) -> list[Message]:
-    found: list[Message] = []
-    for is_result, group in groupby(messages, key=lambda one: one["role"] == "tool"):
+    converted: list[Message] = []
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
         if is_result:
-            results = [joined(one["content"], placeholders, field) for one in group]
+            results = [joined(message["content"], placeholders, field) for message in group]
             text = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
-            found.append({"role": "user", "content": text})
+            converted.append({"role": "user", "content": text})
         else:
-            found += [_with_calls_as_text(one) if one.get("tool_calls") else one for one in group]
+            converted += [_with_calls_as_text(message) if message.get("tool_calls") else message for message in group]
     if tools:
-        _put_in_front(found, TOOL_TEXT.format(tools="\n".join(_json(tool) for tool in tools)), able)
-    return found
+        _put_in_front(converted, TOOL_TEXT.format(tools="\n".join(_json(tool) for tool in tools)), abilities)
+    return converted
 
 
 def _with_calls_as_text(message: Message) -> Message:
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = [_json({"name": one["name"], "arguments": one["arguments"]}) for one in functions]
+    calls = [_json({"name": function["name"], "arguments": function["arguments"]}) for function in functions]
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": _before(message["content"], text, "\n")}
 
 
 def _before(content: str | list[dict[str, Any]], text: str, gap: str) -> Any:
-    """The content, then the text."""
+    """Returns the content with `text` appended, after `gap` when both are strings."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}{gap}{text}" if content else text
 
 
-def _put_in_front(messages: list[Message], text: str, able: Abilities) -> None:
-    """Into the system message, or where the template has none into the first of the user's."""
-    first = next((index for index, one in enumerate(messages) if one["role"] == "user"), None)
+def _put_in_front(messages: list[Message], text: str, abilities: Abilities) -> None:
+    """Puts `text` into the system message, or into the user's first message when the template has no system
+    messages."""
+    first = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
     if messages and messages[0]["role"] == "system":
         messages[0] = {**messages[0], "content": _before(messages[0]["content"], text, "\n\n")}
-    elif able.system or first is None:
+    elif abilities.system or first is None:
         messages.insert(0, {"role": "system", "content": text})
     else:
         content = messages[first]["content"]

@@ -1,4 +1,4 @@
-"""Renders a chat as text: by the model's own template, by one that the operator named, or by a file."""
+"""Renders chats as text, by the model's template, a built-in one, or a file that --chat-template names."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ VICUNA: Final = (
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 BUILT_IN: Final = {"chatml": CHATML, "chatml-llava": CHATML_LLAVA, "vicuna_v1.1": VICUNA}
-"""Built-in templates, as the models of these formats were trained."""
+"""Built-in templates, by the names that SGLang's --chat-template has for them."""
 
 SUFFIX: Final = ".jinja"
-MAX_TOLD: Final = 300  # characters of what a template says
-GIVEN: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+MAX_TOLD: Final = 300  # characters of a template's error that are shown
+OWN_VARIABLES: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""Variables that the server sets, and requests may not."""
 END_OF_TURN: Final = "<|im_end|>"
 NEEDLE: Final = "needle"
 FAILURES: Final = (
@@ -66,10 +67,10 @@ FAILURES: Final = (
 
 
 class ChatTemplate:
-    """One template, compiled. Thread-safe.
+    """A compiled template. Thread-safe.
 
-    Raises one of FAILURES where it does not compile. tokens: texts by the names that templates have for them;
-    placeholders: what stands for an image, for a video.
+    Raises one of FAILURES when it does not compile. `tokens`: name in templates, such as bos_token -> its text;
+    `placeholders`: image, video -> the text that stands for it.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class ChatTemplate:
         self._placeholders = {kind: controls.alias(text) for kind, text in placeholders.items()}
         free = _free_names(self._sandbox.parse(source))
         self._knows_tools = "tools" in free
-        self.variables = frozenset(free - set(self._sandbox.globals) - GIVEN - set(tokens))
+        self.variables = frozenset(free - set(self._sandbox.globals) - OWN_VARIABLES - set(tokens))
         """The variables that a request may set."""
-        self._able = self._probed()
+        self._abilities = self._probed()
 
     def render(
         self,
@@ -97,9 +98,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, in which control tokens are aliases. Raises InvalidRequest with `field`.
+        """Renders the prompt's text, in which control tokens are aliases (control_tokens.py).
 
-        At its end the assistant's message begins, or nothing does, or the last message goes on.
+        It ends with the beginning of the assistant's message (`add_generation_prompt`), or inside the last message
+        (`continue_final_message`). Raises InvalidRequest with `field`.
         """
         if not messages:
             raise InvalidRequest(f"{field} is empty; a chat has at least one message", field=field, code="empty_prompt")
@@ -109,20 +111,20 @@ class ChatTemplate:
         as_dicts = [tool.as_openai() for tool in tools]
         chat = _open_ended(messages, controls.end_mark, field) if continue_final_message else messages
         try:
-            found = adapted(chat, as_dicts, self._able, self._placeholders, field)
+            adapted_messages = adapted(chat, as_dicts, self._abilities, self._placeholders, field)
         except FAILURES as error:
             raise self._refusal(error, field) from None
-        if self._able.marked_roles:
-            found = [{**one, "role": controls.role(one["role"])} for one in found]
+        if self._abilities.marked_roles:
+            adapted_messages = [{**message, "role": controls.role(message["role"])} for message in adapted_messages]
         begins = add_generation_prompt and not continue_final_message
         variables |= {"tools": as_dicts or None, "add_generation_prompt": begins}
-        rendering = self._run(found, variables, field)
-        if self._able.marked_roles:
+        rendering = self._run(adapted_messages, variables, field)
+        if self._abilities.marked_roles:
             rendering = controls.join_roles(rendering)
         return _cut(rendering, controls.end_mark, field) if continue_final_message else rendering
 
-    def _check_variables(self, given: Mapping[str, Any]) -> None:
-        for name in given:
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
             if name == "chat_template":
                 raise InvalidRequest(
                     "a chat template in a request is not taken; the operator sets --chat-template",
@@ -137,7 +139,7 @@ class ChatTemplate:
                 )
 
     def _run(self, messages: Sequence[Message], variables: Mapping[str, Any], field: str) -> str:
-        """Raises InvalidRequest with what the template says."""
+        """Renders messages in the sandbox. Raises InvalidRequest with the template's error."""
         try:
             return self._sandbox.render(
                 self._template, {**self._tokens, "documents": None, **variables, "messages": messages}
@@ -154,7 +156,7 @@ class ChatTemplate:
         message = f"{field}: the model's chat template does not take these: {shown or type(error).__name__}"
         return InvalidRequest(message, field=field)
 
-    # what the template can do, found by trying
+    # abilities of the template, found out by rendering test chats
 
     def _probed(self) -> Abilities:
         part = {"type": "text", "text": NEEDLE}
@@ -179,7 +181,7 @@ class ChatTemplate:
         )
 
     def _tried(self, *messages: Message) -> str:
-        """Empty where the template fails."""
+        """Renders a test chat; "" when the template fails."""
         try:
             return self._run(messages, {"tools": None, "add_generation_prompt": True}, "messages")
         except InvalidRequest:
@@ -197,9 +199,9 @@ class ChatTemplate:
     def _wants_short_ids(self, content: Any) -> bool:
         def takes(name: str) -> bool:
             calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": {}}}]
-            made = {"role": "assistant", "content": "", "tool_calls": calls}
+            assistant = {"role": "assistant", "content": "", "tool_calls": calls}
             result = {"role": "tool", "tool_call_id": name, "name": "f", "content": content}
-            return bool(self._tried(_user(content), made, result))
+            return bool(self._tried(_user(content), assistant, result))
 
         return self._knows_tools and takes("abcdef123") and not takes("call_0123456789abcdef01234567")
 
@@ -219,41 +221,46 @@ class ChatTemplate:
 
 
 class ChatTemplates(NamedTuple):
-    """A server's."""
+    """A server's chat templates."""
 
     plain: ChatTemplate
     with_tools: ChatTemplate
     controls: ControlTokens
-    end_id: int | None  # ends a turn in a format of ours, whatever the model's settings say
+    end_id: int | None  # token that ends a turn of a built-in template, which the model's settings may not name
 
     def of(self, tools: Sequence[Tool]) -> ChatTemplate:
+        """Returns the template for a chat with these tools."""
         return self.with_tools if tools else self.plain
 
 
-def check_chat_template(given: str | None) -> None:
-    """Raises StartupError for a name that is not known, and for a file that is not there or does not compile."""
-    if given is None or given in BUILT_IN:
+def check_chat_template(setting: str | None) -> None:
+    """Raises StartupError when --chat-template has an unknown name, or a file that is missing or does not compile."""
+    if setting is None or setting in BUILT_IN:
         return
-    if not given.endswith(SUFFIX):
+    if not setting.endswith(SUFFIX):
         raise StartupError(
-            f"--chat-template {echo(given)}: there is no such template; use {', '.join(BUILT_IN)} or a {SUFFIX} file",
+            f"--chat-template {echo(setting)}: there is no such template; use {', '.join(BUILT_IN)} or a {SUFFIX} file",
             field="chat_template",
         )
     try:
-        Sandbox().load(_read(given), lambda tree: tree)
+        Sandbox().load(_read(setting), lambda tree: tree)
     except FAILURES as error:
-        raise StartupError(f"--chat-template {given}: {_line(error)}", field="chat_template") from None
+        raise StartupError(f"--chat-template {setting}: {_line(error)}", field="chat_template") from None
 
 
 def load_chat_templates(
-    given: str | None,
+    setting: str | None,
     tokenizer: Tokenizer,
     pictures: Mapping[str, tuple[str, int]],
     *,
     allow_spelled: bool = False,
 ) -> ChatTemplates | str:
-    """The server's templates, or why it has none. pictures: image, video -> placeholder, and what to have as its id."""
-    sources = _sources(given, tokenizer)
+    """Loads the server's templates; a str says why it has none.
+
+    `setting`: --chat-template; `pictures`: image, video -> (placeholder, the id to encode it as); `allow_spelled`: text
+    of clients may spell special tokens. Raises StartupError.
+    """
+    sources = _sources(setting, tokenizer)
     if sources is None:
         return "this model has no chat template; the operator can give one by --chat-template, such as chatml"
     controls = ControlTokens(tokenizer, dict(pictures.values()), allow_spelled=allow_spelled)
@@ -261,7 +268,7 @@ def load_chat_templates(
     plain, with_tools = sources
     end_id = tokenizer.token_id(END_OF_TURN) if plain.endswith(CHATML) else None
     try:
-        found = [
+        templates = [
             ChatTemplate(source, controls, tokens=tokenizer.named_tokens, placeholders=placeholders)
             for source in dict.fromkeys((plain, with_tools or plain))
         ]
@@ -269,23 +276,23 @@ def load_chat_templates(
         message = f"the model's chat template does not compile: {_line(error)}"
         log.warning("%s; chats get an error: give another one by --chat-template", message)
         return f"{message}; the operator can give another one by --chat-template, such as chatml"
-    return ChatTemplates(found[0], found[-1], controls, end_id)
+    return ChatTemplates(templates[0], templates[-1], controls, end_id)
 
 
-def _sources(given: str | None, tokenizer: Tokenizer) -> tuple[str, str | None] | None:
-    """The template, and the one for chats with tools where that is another."""
-    if given is not None and given not in BUILT_IN:
-        return _read(given), None
-    if given is None and tokenizer.chat_template is not None:
+def _sources(setting: str | None, tokenizer: Tokenizer) -> tuple[str, str | None] | None:
+    """Returns the template's source, and that of another one for chats with tools; None = the model has no template."""
+    if setting is not None and setting not in BUILT_IN:
+        return _read(setting), None
+    if setting is None and tokenizer.chat_template is not None:
         return tokenizer.chat_template, tokenizer.tool_template
-    if given is None and tokenizer.token_id("<|im_start|>") is None:
+    if setting is None and tokenizer.token_id("<|im_start|>") is None:
         return None
     begins = tokenizer.bos_token_id is not None and tokenizer.encode("") == [tokenizer.bos_token_id]
-    return ("{{ bos_token }}" if begins else "") + BUILT_IN[given or "chatml"], None
+    return ("{{ bos_token }}" if begins else "") + BUILT_IN[setting or "chatml"], None
 
 
 def _read(file: str) -> str:
-    """Raises StartupError."""
+    """Reads a template file. Raises StartupError."""
     try:
         return read_text(Path(file).expanduser())
     except FileNotFoundError:
@@ -297,13 +304,13 @@ def _read(file: str) -> str:
 
 
 def _free_names(tree: nodes.Template) -> set[str]:
-    """Variables that the template reads from outside; one that it sets as well only where it asks whether it is
-    given."""
+    """Returns the variables that a template reads from outside; of those that it also sets, only the ones that it tests
+    for being defined."""
     names = list(tree.find_all(nodes.Name))
-    asking = [one for one in tree.find_all(nodes.Test) if one.name in ("defined", "undefined")]
-    defaults = [one for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
-    asked = {one.node.name for one in (*asking, *defaults) if isinstance(one.node, nodes.Name)}
-    set_here = {one.name for one in names if one.ctx != "load"}
+    asking = [node for node in tree.find_all(nodes.Test) if node.name in ("defined", "undefined")]
+    defaults = [node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")]
+    asked = {node.node.name for node in (*asking, *defaults) if isinstance(node.node, nodes.Name)}
+    set_here = {node.name for node in names if node.ctx != "load"}
     return meta.find_undeclared_variables(tree) - (set_here - asked)
 
 
@@ -318,7 +325,8 @@ def _user(content: Any) -> Message:
 
 
 def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Message]:
-    """With a mark where the last message's text ends. Raises InvalidRequest."""
+    """Returns the messages with `mark` behind the last message's text, to cut the rendering there. Raises
+    InvalidRequest when the last message cannot be continued."""
     last = messages[-1]
     content = last.get("content")
     if last["role"] != "assistant" or last.get("tool_calls"):
@@ -338,9 +346,9 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
 
 
 def _cut(rendering: str, mark: str, field: str) -> str:
-    """Returns the text before the mark. Raises InvalidRequest where there is no mark."""
-    before, found, after = rendering.rpartition(mark)
-    if not found:
+    """Returns the rendering before `mark`. Raises InvalidRequest when the template did not write it."""
+    before, separator, after = rendering.rpartition(mark)
+    if not separator:
         message = f"{field}: the model's chat template does not write the last message's text, to be continued"
         raise InvalidRequest(message, field=field)
     return before if after.startswith(" ") else before.rstrip()

@@ -1,8 +1,9 @@
-"""The guard: only the chat template writes control tokens; what clients write is text, whatever it spells.
+"""Guards against control tokens in clients' messages: only the chat template writes them; text that spells one is
+encoded as text.
 
-In a template's own literals each control token is spelled by an alias, a few private-use characters that nobody can
-guess. The tokenizer that encodes renderings knows the aliases and not the texts of the tokens. So nothing depends on
-where clients put a token's text, or on how a template cuts, joins, trims or replaces it: it stays text.
+In a template's own literals each control token is replaced by an alias, a few private-use characters that nobody can
+guess. The tokenizer that encodes renderings knows the aliases and not the texts of the tokens. So it does not matter
+where clients put a token's text, or how a template cuts, joins, trims or replaces it: it stays text.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from tureen.text.messages import ROLES
 from tureen.text.tokenizer import Tokenizer
 
 CONTROL_FORM: Final = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
-"""Tokens of this form are control tokens, also where a tokenizer does not call them special."""
-FIRST_INDEX: Final = 0xF0000  # what follows the secret in an alias; private-use, as is the secret itself
+"""Tokens of this form are control tokens even when the tokenizer does not mark them as special."""
+FIRST_INDEX: Final = 0xF0000  # an alias is the secret and a character from here on; all are private-use
 ROLE_INDEX, END_INDEX = 0xFFFF0, 0xFFFF1
 NO_MATCH: Final = "(?!)"
 SEARCHES: Final = re.compile(r"(starts|ends)with|count|r?(find|index|partition|split)|[lr]?strip|remove(prefix|suffix)")
-"""Methods that look for their arguments in a text."""
+"""Methods of strings that search for their arguments: these literals stay texts, not aliases."""
 
 
 class Encoded(NamedTuple):
+    """An encoded rendering."""
+
     token_ids: list[int]
-    num_neutralised: int  # control tokens that the text spells without being them
+    num_neutralised: int  # control tokens that clients' texts spell and that were encoded as text
 
 
 class Role(str):
-    """Equal to its text; where a template writes it, marked, so that `'<|' + role + '|>'` is known to be its own."""
+    """A message's role. It equals its text, but is written with a mark, so that a control token that the template
+    builds around it, such as `'<|' + role + '|>'`, is known to be the template's own."""
 
     __slots__ = ("marked",)
     marked: str
@@ -55,10 +59,10 @@ class Role(str):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, and their aliases in clients' texts. Thread-safe.
+    """The control tokens of one tokenizer and their aliases, and the encoder that knows them. Thread-safe.
 
-    placeholders: what stands for pictures in texts, and what to have as their token ids. allow_spelled: text that
-    spells a special token of the tokenizer is that token, whoever wrote it; placeholders remain the template's.
+    `placeholders`: text that stands for a picture or a video -> the id to encode it as. `allow_spelled`: text that
+    spells a special token is that token, whoever wrote it; placeholders remain the template's.
     """
 
     def __init__(
@@ -90,34 +94,37 @@ class ControlTokens:
         self._refused = {added[text][0] for text in control} - _unknown(tokenizer) if not allow_spelled else set()
 
     def alias(self, text: str) -> str:
-        """A text of the template's, with its control tokens spelled by their aliases."""
-        return self._in_text.sub(lambda found: self._aliases[found.group()], text)
+        """Replaces control tokens in a text of the template by their aliases."""
+        return self._in_text.sub(lambda match: self._aliases[match.group()], text)
 
     def plain(self, rendering: str) -> str:
         """Returns a rendering as a person would read it: aliases become their tokens' texts."""
-        return self._in_rendering.sub(lambda found: self._texts.get(found.group(1), ""), rendering)
+        return self._in_rendering.sub(lambda match: self._texts.get(match.group(1), ""), rendering)
 
     def role(self, name: str) -> Role:
+        """Returns the role in a form whose use in control tokens `join_roles` recognises."""
         role = Role(name)
         role.marked = self._role_mark + name
         return role
 
     def join_roles(self, rendering: str) -> str:
-        """Control tokens that the template wrote around a role become aliases; other roles are text."""
-        joined = self._with_roles.sub(lambda found: self._aliases[self._spelled[found.group()]], rendering)
+        """Replaces control tokens that the template built around a role by aliases, and drops the marks of other
+        roles."""
+        joined = self._with_roles.sub(lambda match: self._aliases[self._spelled[match.group()]], rendering)
         return joined.replace(self._role_mark, "")
 
     def count_spelled(self, rendering: str) -> int:
-        """Control tokens that the text spells without being them."""
+        """Counts control tokens that a rendering spells as text."""
         ids = self._scanner.encode_batch_fast([rendering], add_special_tokens=False)[0].ids
         return sum(token_id > 0 for token_id in ids)
 
     def encode(self, rendering: str) -> Encoded:
-        """The token ids of a rendering; adds none. Releases the GIL. Raises InvalidRequest, without a field."""
+        """Encodes a rendering, without adding special tokens. Releases the GIL. Raises InvalidRequest, without a
+        field, for lone surrogates, and for control tokens that this tokenizer cannot encode as text."""
         try:
             raw = self._encoder.encode_batch_fast([rendering], add_special_tokens=False)[0].ids
             count = self.count_spelled(rendering)
-        except TypeError:  # what the package says to a string that has no UTF-8
+        except TypeError:  # tokenizers' error for a string that has no UTF-8
             raise InvalidRequest("text has a lone surrogate; it must be valid Unicode") from None
         for token_id in raw:
             if token_id in self._refused and token_id not in self._ids:
@@ -126,12 +133,15 @@ class ControlTokens:
         return Encoded([self._ids.get(token_id, token_id) for token_id in raw], count)
 
     def mark_literals(self, tree: nodes.Template) -> nodes.Node:
-        """A parsed template in which the control tokens that it may write are aliases, but not those it looks for."""
+        """Replaces control tokens by aliases in those literals of a parsed template that it may write, not in those
+        that it searches for or compares with."""
         node: nodes.Node = _Literals(self.alias).visit(tree)
         return node
 
 
 class _Literals(NodeTransformer):
+    """Applies `alias` to the literals that a template may write."""
+
     def __init__(self, alias: Callable[[str], str]) -> None:
         self._alias = alias
 
@@ -163,7 +173,7 @@ class _Literals(NodeTransformer):
         return self._visit_but(node, searches.get(node.name, 0))
 
     def _visit_but(self, node: nodes.Call | nodes.Filter, num_searched: int) -> nodes.Node:
-        """All of it but its first arguments."""
+        """Visits a call except for its first arguments, which are searched for."""
         kept, node.args = node.args[:num_searched], node.args[num_searched:]
         self.generic_visit(node)
         node.args = kept + node.args
@@ -175,7 +185,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _scanner(texts: list[str]) -> Backend:
-    """Encodes a text to its occurrences of these and to 0 for what is between."""
+    """Makes a tokenizer that encodes each of `texts` as an id above 0, and everything between as 0."""
     backend = Backend(models.WordLevel({"": 0}, unk_token=""))
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     return backend
@@ -184,34 +194,34 @@ def _scanner(texts: list[str]) -> Backend:
 def _encoder(
     tokenizer: Tokenizer, aliases: Mapping[str, str], placeholders: Mapping[str, int], *, allow_spelled: bool
 ) -> tuple[Backend, dict[int, int]]:
-    """A tokenizer over the same vocabulary that knows aliases in place of control tokens; and which of its ids are
-    which of the model's."""
-    theirs = tokenizer.backend
-    backend = Backend(theirs.model)  # shared, not copied
-    if theirs.normalizer is not None:
-        backend.normalizer = theirs.normalizer
-    if theirs.pre_tokenizer is not None:
-        backend.pre_tokenizer = theirs.pre_tokenizer
-    wanted: list[tuple[str, int, AddedToken]] = []
+    """Makes a tokenizer over the same vocabulary that knows aliases in place of control tokens. Returns it with its own
+    ids -> the model's."""
+    original = tokenizer.backend
+    backend = Backend(original.model)  # shared, not copied
+    if original.normalizer is not None:
+        backend.normalizer = original.normalizer
+    if original.pre_tokenizer is not None:
+        backend.pre_tokenizer = original.pre_tokenizer
+    entries: list[tuple[str, int, AddedToken]] = []
     for token_id, token in tokenizer.added_tokens.items():
         alias = aliases.get(token.content)
         if alias is None or (allow_spelled and token.content not in placeholders):
-            wanted.append((token.content, token_id, token))
+            entries.append((token.content, token_id, token))
         if alias is not None:
-            wanted.append((alias, placeholders.get(token.content, token_id), token))
+            entries.append((alias, placeholders.get(token.content, token_id), token))
     known = {token.content for token in tokenizer.added_tokens.values()}
     plain = AddedToken("", normalized=False)
-    wanted += [(aliases[text], token_id, plain) for text, token_id in placeholders.items() if text not in known]
+    entries += [(aliases[text], token_id, plain) for text, token_id in placeholders.items() if text not in known]
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     backend.add_special_tokens(
-        [AddedToken(text, **{flag: getattr(like, flag) for flag in flags}) for text, _, like in wanted]
+        [AddedToken(text, **{flag: getattr(like, flag) for flag in flags}) for text, _, like in entries]
     )
-    ids = {backend.token_to_id(text): token_id for text, token_id, _ in wanted}
+    ids = {backend.token_to_id(text): token_id for text, token_id, _ in entries}
     return backend, {own: token_id for own, token_id in ids.items() if own is not None}
 
 
 def _unknown(tokenizer: Tokenizer) -> set[int]:
-    """The token of what the vocabulary cannot write."""
+    """Returns the unknown token, in a set that is empty when there is none."""
     text = getattr(tokenizer.backend.model, "unk_token", None)
     token_id = tokenizer.token_id(text) if isinstance(text, str) else None
     return set() if token_id is None else {token_id}

@@ -1,4 +1,4 @@
-"""Output tokens to text, one at a time: whole characters, cut at the first stop, only what is safe to send."""
+"""Decodes output tokens to text one by one: whole characters, cut at the first stop, only text that is safe to send."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tureen.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one sequence's output.
+    """Decodes one sequence's output.
 
-    It is the text that the tokens add to running text, as after a prompt: a first token "▁Paris" gives " Paris".
-    A match must lie in the output alone. Among the matches that one token completes the one that begins first counts.
+    Its text is what the tokens add to running text, as after a prompt: a first token "▁Paris" gives " Paris". Stops
+    must match within the output. Of several matches that one token completes, the one that begins first counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._tokenizer = tokenizer
         self._params = params
-        self._cut = b""  # the beginning of a character whose other bytes are still to come
+        self._cut = b""  # the first bytes of an unfinished character
         self._has_stops = bool(params.stop or params.stop_regex)
         self._strings = StopStrings(params.stop)
         self._patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
@@ -30,9 +30,9 @@ class Detokenizer:
         self._end: int | None = None  # where the text is cut, once a stop was found
 
     def append(self, token_id: int, *, stops_allowed: bool) -> str | None:
-        """Decode one more token. Returns the stop that it completes: the stop string, or the text a pattern matched.
+        """Decodes one more token. Returns the stop that it completes: the stop string, or the text a pattern matched.
 
-        A match completed while `stops_allowed` is False is ignored for good. Nothing may be appended after a stop.
+        A match completed while `stops_allowed` is False is ignored for good. No token may be appended after a stop.
         Raises RequestFailed when a stop pattern takes too long.
         """
         if token_id in self._tokenizer.special_ids:
@@ -58,7 +58,8 @@ class Detokenizer:
         return self._taken + len(self._held)
 
     def take(self, end: int | None = None) -> str:
-        """Text newly safe to send: whole characters that no stop can reach any more, none of them behind `end`."""
+        """Returns text newly safe to send: whole characters that no stop can include any more, none of them behind the
+        position `end`."""
         if self._has_stops:
             safe_end = self._safe_end()
             return self._take_to(safe_end if end is None else min(safe_end, end))
@@ -77,7 +78,7 @@ class Detokenizer:
         return hold_from
 
     def close(self, end: int | None = None) -> str:
-        """The rest of the text, none of it behind `end`. A character whose bytes never became complete is U+FFFD."""
+        """Returns the rest of the text up to the position `end`. An unfinished character becomes U+FFFD."""
         if self._end is None:
             self._held += self._decode(b"", is_last=True)
             self._end = self.length
@@ -93,20 +94,20 @@ class Detokenizer:
         return piece
 
     def _decode(self, piece: bytes, *, is_last: bool = False) -> str:
-        """The characters that these bytes complete."""
+        """Returns the characters that these bytes complete."""
         data = self._cut + piece
         text, num_used = codecs.utf_8_decode(data, "replace", is_last)
         self._cut = data[num_used:]
         return text
 
     def _find(self, text: str, stops_allowed: bool) -> Match | None:
-        """The first match that this text completes."""
-        found = self._strings.feed(text) if text else []
+        """Returns the first match that this text completes."""
+        matches = self._strings.feed(text) if text else []
         if not stops_allowed:
-            found = []
+            matches = []
         if self._patterns is not None and text:
-            found += self._patterns.feed(text, ignore=not stops_allowed)
-        return min(found, default=None)
+            matches += self._patterns.feed(text, ignore=not stops_allowed)
+        return min(matches, default=None)
 
     def _take_to(self, end: int) -> str:
         count = max(end - self._taken, 0)
@@ -116,7 +117,8 @@ class Detokenizer:
 
 
 def _special_stops(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, str]:
-    """Stops that are the text of a special token: they match its being produced even where its text is left out."""
+    """Returns the stop strings that are the text of a special token, by its id: they match the token when its text
+    is left out of the output."""
     if not params.skip_special_tokens:
         return {}
     ids = {stop: tokenizer.token_id(stop) for stop in params.stop}

@@ -1,4 +1,7 @@
-"""A tokenizer from the metadata of a GGUF file: one builder for each way of splitting text; others are refused."""
+"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE and SentencePiece BPE; other kinds are refused.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggml.*); llama.cpp's src/llama-vocab.cpp.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tureen.errors import StartupError, echo
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Values of tokenizer.ggml.token_type."""
 SPACE: Final = "▁"
 _T = TypeVar("_T")
 
-# Control tokens that end a turn or a document. GGUF files name one or two of them; models produce the others as well.
+# Control tokens that end a turn or a document. GGUF files name one or two of them, but models produce the others too.
 END_TEXTS: Final = frozenset(
     (
         "<|endoftext|>",
@@ -50,7 +54,7 @@ TEKKEN_SPLIT: Final = (
 
 
 def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key at fault."""
+    """Builds the tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key at fault."""
     model = _get(metadata, "model", str)
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
@@ -73,7 +77,7 @@ def build_backend(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids of the tokens that end an output: those the metadata names, and control tokens known to mean it."""
+    """Returns the ids of the tokens that end an output: those the metadata names, and control tokens in END_TEXTS."""
     tokens = _tokens(metadata)
     types = _numbers(metadata, "token_type", len(tokens))
     named = {token_id for key in END_KEYS if (token_id := special_id(metadata, key, len(tokens))) is not None}
@@ -82,7 +86,8 @@ def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def special_id(metadata: Mapping[str, Any], key: str, num_tokens: int) -> int | None:
-    """The token id under `tokenizer.ggml.<key>`, or None. Raises StartupError when it is outside the vocabulary."""
+    """Returns the token id under `tokenizer.ggml.<key>`, or None. Raises StartupError for one outside the
+    vocabulary."""
     value = metadata.get(f"tokenizer.ggml.{key}")
     if value is None:
         return None
@@ -92,13 +97,13 @@ def special_id(metadata: Mapping[str, Any], key: str, num_tokens: int) -> int | 
 
 
 def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the tokens that chat templates name."""
+    """Returns name in chat templates, such as bos_token -> the token's text."""
     texts = dict(enumerate(_tokens(metadata)))
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in NAMED_KEYS.items()}
     return {name: texts[token_id] for name, token_id in ids.items() if token_id in texts}
 
 
-# byte-level BPE (GPT-2 and its kin)
+# byte-level BPE (GPT-2 and later models)
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
@@ -171,7 +176,8 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: Sequen
 
 
 def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    """SentencePiece joins whichever neighbours give the piece of best score; BPE does so with merges in this order.
+    """Returns the merges by which BPE does what SentencePiece does: join the neighbours that give the best-scored
+    piece.
 
     The ways to make one piece are ordered by the ids of the parts, as in the tokenizer.json of Llama 2.
     """
@@ -188,7 +194,7 @@ def _merges(vocab: dict[str, int], scores: Sequence[float], types: Sequence[int]
     return merges
 
 
-# parts of both
+# shared by both kinds
 
 
 def _added_tokens(tokens: list[str], types: Sequence[int]) -> list[AddedToken]:
@@ -208,14 +214,14 @@ def _add_bos(backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str])
 
 
 def add_bos(backend: Tokenizer, text: str, token_id: int) -> None:
-    """Make `encode(…, add_special_tokens=True)` begin with this token."""
+    """Makes `encode(…, add_special_tokens=True)` begin with this token."""
     backend.post_processor = processors.TemplateProcessing(
         single=f"{text}:0 $A:0", pair=f"{text}:0 $A:0 {text}:1 $B:1", special_tokens=[(text, token_id)]
     )
 
 
 def add_nothing(backend: Tokenizer) -> None:
-    """Make `encode(…, add_special_tokens=True)` add no token."""
+    """Makes `encode(…, add_special_tokens=True)` add no token."""
     backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 

@@ -1,4 +1,4 @@
-"""The values that a chat is made of, whatever API it came by. Messages themselves are dicts, as chat templates read
+"""Defines the values that a chat consists of, independent of the API. Messages are dicts, as chat templates read
 them."""
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 Message = dict[str, Any]
-"""role, content (a string, or a list of {"type": "text", "text"}, {"type": "image"} and {"type": "video"}), and where
-it has them: name, reasoning_content, tool_call_id, and tool_calls as [{"id", "type": "function", "function": {"name",
-"arguments": an object}}]."""
+"""A message has role and content (a string, or a list of {"type": "text", "text"}, {"type": "image"} and {"type":
+"video"}), and may have name, reasoning_content, tool_call_id, and tool_calls as [{"id", "type": "function", "function":
+{"name", "arguments": an object}}]."""
 
 MAX_MESSAGES = 4096
 """The largest number of messages of a chat."""
@@ -30,7 +30,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}  # JSON schema of its arguments, an object
-    strict: bool = False  # its arguments must be valid against the schema, without being asked for
+    strict: bool = False  # arguments must be valid against the schema whatever the tool choice is
 
     def as_openai(self) -> dict[str, Any]:
         """Returns the dictionary that chat templates read."""
@@ -39,7 +39,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model calls tools. `required` with a name: this one."""
+    """Whether the model calls tools; `name`: with mode required, the tool that it must call."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
@@ -52,13 +52,13 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning before it answers."""
 
     text: str
 
 
 class CallStart(msgspec.Struct, frozen=True):
-    """The model calls a tool; its arguments follow."""
+    """The beginning of a tool call; its arguments follow."""
 
     index: int  # of the call in the answer, from 0
     name: str

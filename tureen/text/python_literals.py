@@ -1,4 +1,4 @@
-"""Python's keyword arguments, of literals only, as values of JSON."""
+"""Parses keyword arguments of a Python call, of literals only, to values of JSON."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ KNOWN_ESCAPES = "\n\\'\"abfnrtv01234567xuUN"
 CLOSING = {"[": "]", "(": ")"}
 
 Token = tuple[str, str]
-"""Its kind, "mark" for instance, and its text."""
+"""Kind (string, number, name, mark, end) and text."""
 
 END: Token = ("end", "")
 
 
 def keyword_arguments(text: str) -> dict[str, Any]:
-    """Reads the text between the parentheses of a call: `a=1, b="x"`, `**{"a": 1}`. Names and values as JSON has them.
+    """Parses the text between the parentheses of a call: `a=1, b="x"`, `**{"a": 1}`. Returns names -> values.
 
-    Raises ValueError for all else.
+    Raises ValueError for anything else than literals that JSON can represent.
     """
     tokens = _tokens(text)
     return _Reader(tokens).arguments()
 
 
 def _tokens(text: str) -> list[Token]:
-    found: list[Token] = []
+    tokens: list[Token] = []
     at, end = 0, len(text.rstrip())
     while at < end:
         match = TOKEN.match(text, at)
         if match is None or match.lastgroup is None:
             raise ValueError(f"no literal at {at}")
-        found.append((match.lastgroup, match[match.lastgroup]))
+        tokens.append((match.lastgroup, match[match.lastgroup]))
         at = match.end()
-    return [*found, END]
+    return [*tokens, END]
 
 
 class _Reader:
@@ -50,15 +50,15 @@ class _Reader:
         self._at = 0
 
     def arguments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while self._next() != END:
-            more = self._argument()
-            if found.keys() & more.keys():
+            argument = self._argument()
+            if values.keys() & argument.keys():
                 raise ValueError("an argument is there twice")
-            found |= more
+            values |= argument
             if self._next() != END:
                 self._expect(",")
-        return found
+        return values
 
     def _argument(self) -> dict[str, Any]:
         kind, text = self._take()
@@ -89,30 +89,30 @@ class _Reader:
         raise ValueError(f"no literal: {text[:20]}")
 
     def _items(self, closing: str, depth: int) -> Any:
-        found = []
+        items = []
         has_comma = False
         while self._next() != ("mark", closing):
-            found.append(self._value(depth + 1))
+            items.append(self._value(depth + 1))
             has_comma = self._next() == ("mark", ",")
             if has_comma:
                 self._take()
             elif self._next() != ("mark", closing):
                 raise ValueError("a comma is missing")
         self._take()
-        return found[0] if closing == ")" and len(found) == 1 and not has_comma else found
+        return items[0] if closing == ")" and len(items) == 1 and not has_comma else items
 
     def _pairs(self, depth: int) -> dict[str, Any]:
-        found = {}
+        pairs = {}
         while self._next() != ("mark", "}"):
             key = self._value(depth + 1)
             if not isinstance(key, str):
                 raise ValueError("a key must be a string")
             self._expect(":")
-            found[key] = self._value(depth + 1)
+            pairs[key] = self._value(depth + 1)
             if self._next() != ("mark", "}"):
                 self._expect(",")
         self._take()
-        return found
+        return pairs
 
     def _next(self) -> Token:
         return self._tokens[self._at]
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _known(escape: re.Match[str]) -> str:
-    """A backslash before any other character stands for itself, which Python would warn of."""
+    """Doubles the backslash of an escape that Python does not have: there it stands for itself, but Python warns."""
     return escape[0] if escape[1] in KNOWN_ESCAPES else "\\" + escape[0]
 
 

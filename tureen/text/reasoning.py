@@ -1,4 +1,4 @@
-"""Separates a model's reasoning from its answer."""
+"""Separates a model's reasoning from its answer by the marks around it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tureen.text.marks import overlap
 from tureen.text.messages import Content, Part, Reasoning
 
 LINE_BREAKS = "\r\n"
-"""Next to a mark they belong to it: templates set marks on lines of their own."""
+"""Line breaks next to a mark are dropped with it: templates put marks on lines of their own."""
 
 
 class ReasoningFormat(NamedTuple):
-    """How a model marks what it thinks."""
+    """The marks around a model's reasoning."""
 
     begin: str
     end: str
-    starts_inside: bool  # the output begins with reasoning, whether or not the mark is there
+    starts_inside: bool  # the output begins with reasoning even without the opening mark
     is_special: bool = False  # the marks are special tokens: they must stay in the text
 
 
@@ -39,35 +39,36 @@ FORMATS: dict[str, ReasoningFormat] = {
 
 
 def find_reasoning_format(name: str) -> ReasoningFormat | None:
+    """Returns the format of this name, by SGLang's or vLLM's spelling; None = unknown."""
     return FORMATS.get(name.replace("_", "-"))
 
 
 def reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
-    """Returns the format that --reasoning-parser names: a name, none, or auto, which takes the one that the chat
-    template teaches.
+    """Returns the format that --reasoning-parser selects: by name, none, or with auto the one whose marks are in the
+    chat template.
 
-    A prompt that ends with the mark is noticed when it is there: with auto, nothing is said of where outputs begin.
-    Raises StartupError naming the known ones.
+    With auto `starts_inside` is false; the end of each prompt tells whether its output begins with reasoning. Raises
+    StartupError naming the known formats.
     """
     if setting == "none":
         return None
     if setting == "auto":
-        formats = dict.fromkeys(one._replace(starts_inside=False) for one in FORMATS.values())
-        return next((one for one in formats if one.begin in template or one.end in template), None)
-    found = find_reasoning_format(setting)
-    if found is None:
+        formats = dict.fromkeys(form._replace(starts_inside=False) for form in FORMATS.values())
+        return next((form for form in formats if form.begin in template or form.end in template), None)
+    form = find_reasoning_format(setting)
+    if form is None:
         raise StartupError(
             f"--reasoning-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(FORMATS)}",
             field="reasoning_parser",
         )
-    return found
+    return form
 
 
 class ReasoningParser:
     """Splits a text that comes in pieces into Reasoning and Content.
 
-    Reasoning is what stands between the marks, if the text begins with the first of them or `starts_inside`. The marks
-    and the line breaks around them are left out; every other character comes once, in its order, as soon as it cannot
+    Reasoning is the text between the marks, if the text begins with the opening mark or `starts_inside`. The marks and
+    the line breaks around them are dropped; every other character is returned once, in order, as soon as it cannot
     belong to a mark.
     """
 
@@ -75,15 +76,16 @@ class ReasoningParser:
         self._form = form
         self._starts_inside = form.starts_inside if starts_inside is None else starts_inside
         self._read: Callable[[bool], list[Part]] = self._beginning
-        self._rest = ""  # not judged yet: what may begin a mark
-        self._space: list[str] = []  # held back: white space that may stand before a mark
+        self._rest = ""  # text that may begin a mark
+        self._space: list[str] = []  # white space held back, as a mark may follow
 
     def feed(self, text: str) -> list[Part]:
+        """Reads a piece of text and returns the parts that are certain now."""
         self._rest += text
         return self._parts(is_end=False)
 
     def close(self) -> list[Part]:
-        """The rest. Line breaks at the end of reasoning that was cut are left out too."""
+        """Returns the rest. Line breaks at the end of unfinished reasoning are dropped too."""
         return self._parts(is_end=True)
 
     def _parts(self, *, is_end: bool) -> list[Part]:
@@ -118,23 +120,23 @@ class ReasoningParser:
         thought, mark, answer = self._rest.partition(self._form.end)
         if mark:
             self._rest, self._read = answer, self._closed
-            found = self._thought(thought)
+            parts = self._thought(thought)
             self._space.clear()
-            return found
+            return parts
         held = 0 if is_end else overlap(thought, self._form.end)
         self._rest = thought[len(thought) - held :]
         return self._thought(thought[: len(thought) - held])
 
     def _thought(self, text: str) -> list[Part]:
-        """A piece of the reasoning, but for the line breaks at its end."""
+        """Returns a piece of reasoning, and holds back the line breaks at its end."""
         shown = text.rstrip(LINE_BREAKS)
         breaks = text[len(shown) :]
         if not shown:
             self._space.append(breaks)
             return []
-        found = "".join((*self._space, shown))
+        thought = "".join((*self._space, shown))
         self._space = [breaks]
-        return [Reasoning(found)]
+        return [Reasoning(thought)]
 
     def _closed(self, _: bool) -> list[Part]:
         self._rest = self._rest.lstrip(LINE_BREAKS)

@@ -1,4 +1,4 @@
-"""Finding where an output stops: stop strings and stop patterns, in text that arrives piece by piece."""
+"""Finds where an output stops: stop strings and stop patterns in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from tureen.errors import RequestFailed
 if TYPE_CHECKING:
     import regex
 
-SEARCH_TIMEOUT_S: Final = 0.05  # of one search, and of all searches for one token
-SEARCH_PER_TOKEN_S: Final = 0.002  # in the long run
-LOOKBEHIND_CHARS: Final = 1024  # kept before the text that can still match, for look-behind and word borders
+SEARCH_TIMEOUT_S: Final = 0.05  # CPU time of one search, and of all searches for one token
+SEARCH_PER_TOKEN_S: Final = 0.002  # CPU time per token on average
+LOOKBEHIND_CHARS: Final = 1024  # kept before text that can still match, for look-behind and word borders
 
 
 class Match(NamedTuple):
-    """The place at which an output stops. Positions count characters of the whole output text; sorts by start, then
-    end."""
+    """A match of a stop. Positions count characters of the whole output; matches sort by start, then end."""
 
     start: int
     end: int
@@ -28,31 +27,32 @@ class Match(NamedTuple):
 
 
 class StopStrings:
-    """Knuth-Morris-Pratt over every stop at once; only those begun somewhere in the last characters cost anything."""
+    """Finds stop strings by Knuth-Morris-Pratt (SIAM J. Comput. 6(2), 1977), for all at once; only stops of which a
+    prefix has just been read cost time."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._by_first: dict[str, list[int]] = {}
         for index, stop in enumerate(self._stops):
             self._by_first.setdefault(stop[0], []).append(index)
-        self._matched: dict[int, int] = {}  # stop -> length of its longest prefix that the text ends with
+        self._matched: dict[int, int] = {}  # index of a stop -> length of its longest prefix that the text ends with
         self._length = 0
 
     def feed(self, text: str) -> list[Match]:
-        """The matches that this text completes."""
-        found: list[Match] = []
+        """Reads a piece of text and returns the matches that it completes."""
+        matches: list[Match] = []
         for char in text:
             self._length += 1
             if self._matched or char in self._by_first:
-                self._advance(char, found)
-        return found
+                self._advance(char, matches)
+        return matches
 
     @property
     def hold_from(self) -> int:
-        """Returns the position of the longest unfinished stop: the text before it is safe to send."""
+        """Position of the longest unfinished stop: the text before it is safe to send."""
         return self._length - max(self._matched.values(), default=0)
 
-    def _advance(self, char: str, found: list[Match]) -> None:
+    def _advance(self, char: str, matches: list[Match]) -> None:
         matched: dict[int, int] = {}
         for index in dict.fromkeys([*self._matched, *self._by_first.get(char, ())]):
             stop, length = self._stops[index], self._matched.get(index, 0)
@@ -60,7 +60,7 @@ class StopStrings:
                 length = _borders(stop)[length - 1]
             length += stop[length] == char
             if length == len(stop):
-                found.append(Match(self._length - length, self._length, stop))
+                matches.append(Match(self._length - length, self._length, stop))
                 length = _borders(stop)[length - 1]
             if length:
                 matched[index] = length
@@ -69,7 +69,7 @@ class StopStrings:
 
 @lru_cache(maxsize=1024)
 def _borders(text: str) -> array[int]:
-    """For each prefix: the length of the longest shorter prefix that it ends with."""
+    """Returns for each prefix of `text` the length of the longest shorter prefix that it ends with."""
     borders = array("H", [0])
     length = 0
     for char in text[1:]:
@@ -81,13 +81,14 @@ def _borders(text: str) -> array[int]:
 
 
 class StopPatterns:
-    """Regular expressions. A match counts as soon as the text so far matches; text that may begin one is held.
+    """Finds stop patterns, regular expressions of the package `regex`. A match counts as soon as the text so far
+    matches; text that may begin one is held back.
 
-    Look-behind sees 1024 characters. One token's searches may take 50 ms of CPU time, those of many 2 ms each.
+    Look-behind sees 1024 characters. Searches may take 50 ms of CPU time for one token and 2 ms on average.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        import regex  # noqa: PLC0415 - when it is first needed: start-up does without
+        import regex  # noqa: PLC0415 - imported when first needed, not at start-up
 
         self._patterns = [regex.compile(pattern) for pattern in dict.fromkeys(patterns)]
         self._starts = [0] * len(self._patterns)  # where a match may still begin
@@ -96,13 +97,13 @@ class StopPatterns:
         self._budget_s = SEARCH_TIMEOUT_S
 
     def feed(self, text: str, *, ignore: bool) -> list[Match]:
-        """The leftmost match of each pattern. `ignore`: such a match is passed over for good.
+        """Reads a piece of text and returns the leftmost match of each pattern. `ignore`: skips matches for good.
 
         Raises RequestFailed when searching takes too long.
         """
         self._text += text
         self._budget_s = min(self._budget_s + SEARCH_PER_TOKEN_S, SEARCH_TIMEOUT_S)
-        found: list[Match] = []
+        matches: list[Match] = []
         for index, pattern in enumerate(self._patterns):
             match = self._search(pattern, index)
             while match is not None and ignore and match.start < self._length:
@@ -113,13 +114,13 @@ class StopPatterns:
                 self._starts[index] = self._length if partial is None else partial.start
             elif not ignore:
                 self._starts[index] = match.start
-                found.append(match)
+                matches.append(match)
         self._forget()
-        return found
+        return matches
 
     @property
     def hold_from(self) -> int:
-        """Returns the position of the earliest match that may yet come about."""
+        """Position of the earliest match that later text may complete: the text before it is safe to send."""
         return min(self._starts, default=self._length)
 
     @property

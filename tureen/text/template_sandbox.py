@@ -1,7 +1,7 @@
-"""jinja2's sandbox as chat templates expect it, with bounds on the CPU time and the memory of a rendering.
+"""Extends jinja2's sandbox for chat templates, with limits on the CPU time and the memory of a rendering.
 
-What templates find in it is what transformers' `apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop
-controls, `generation` blocks, `raise_exception`, `strftime_now` and a `tojson` that escapes nothing for HTML.
+Templates get what transformers' `apply_chat_template` offers: `trim_blocks`, `lstrip_blocks`, loop controls,
+`generation` blocks, `raise_exception`, `strftime_now` and a `tojson` that does not escape for HTML.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LIMIT_S: Final = 1.0  # of CPU time, for a rendering
-MAX_CHARS: Final = 1 << 24  # of one string, of the whole rendering; and nodes of a value that becomes text
-MAX_TOTAL_CHARS: Final = 1 << 29  # of all strings that a rendering makes on its way
-MAX_BITS: Final = 4096  # of an integer
+LIMIT_S: Final = 1.0  # CPU time of a rendering
+MAX_CHARS: Final = 1 << 24  # characters of one string and of the rendering; nodes of a value that becomes text
+MAX_TOTAL_CHARS: Final = 1 << 29  # characters of all strings that a rendering makes, intermediate ones too
+MAX_BITS: Final = 4096  # bits of an integer
 
 STR_METHODS: Final = _words(
     "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier "
     "islower isnumeric isprintable isspace istitle isupper join lower lstrip partition removeprefix removesuffix "
     "replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper"
 )
-"""The others make much of little, such as ljust and translate."""
+"""Methods of strings that templates may call. The others make long strings of short ones, such as ljust and
+translate."""
 NO_FILTERS: Final = ("center", "pprint", "random", "urlize", "wordwrap", "xmlattr")
 SEQUENCE_FILTERS: Final = _words(
     "attr batch count d default dictsort first groupby items join last length list map max min reject rejectattr "
     "reverse select selectattr slice sort sum unique"
 )
-"""They do not make text of what they are given."""
+"""Filters that do not convert their input to text, so its size need not be checked."""
 WIDE: Final = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)|:[^{}]*(\d{5}|\{)")
-"""In what formats values: a width that is large, or is itself a value."""
-MAX_COUNT: Final = 100_000  # that the filters batch, slice, round and truncate are told
+"""A format string with a width that is large, or that is itself a value."""
+MAX_COUNT: Final = 100_000  # largest number that the filters batch, slice, round and truncate take
 
 
 class OverLimit(TemplateError):
@@ -58,7 +59,7 @@ class OverLimit(TemplateError):
 
 
 class _Meter(threading.local):
-    """Meters the rendering that runs on this thread."""
+    """The CPU time and the characters that the rendering on this thread may still use."""
 
     deadline_s = float("inf")  # by the thread's CPU clock
     chars_left = MAX_TOTAL_CHARS
@@ -68,7 +69,7 @@ METER: Final = _Meter()
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: who trains looks at what is between; here it is a scope."""
+    """Parses `{% generation %}` … `{% endgeneration %}`, which marks text for training, as a plain scope."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -88,7 +89,7 @@ class SafeNamespace(Namespace):
 
 
 class _Metered(NodeTransformer):
-    """Has loops and concatenations go through filters that know the limits."""
+    """Rewrites a template so that loops and concatenations go through filters that check the limits."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -101,6 +102,8 @@ class _Metered(NodeTransformer):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
+    """A jinja2 environment without access to Python's internals, which stops renderings that take too much."""
+
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
@@ -110,8 +113,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.concat = _concat  # type: ignore[method-assign]
         own = {"_each": _each, "_concat": _concat, "tojson": _to_json, "join": _join_filter}
         own |= {"indent": _indent, "replace": _replace, "format": _format_filter}
-        theirs = {name: one for name, one in self.filters.items() if name not in NO_FILTERS}
-        self.filters = {name: _metered(name, one) for name, one in (theirs | own).items()}
+        theirs = {name: function for name, function in self.filters.items() if name not in NO_FILTERS}
+        self.filters = {name: _metered(name, function) for name, function in (theirs | own).items()}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -120,13 +123,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def load(self, source: str, rewrite: Callable[[nodes.Template], nodes.Node]) -> Template:
-        """`rewrite` may change the parsed template first. Raises TemplateError, RecursionError."""
+        """Compiles a template; `rewrite` may change its parsed form first. Raises TemplateError, RecursionError."""
         tree = _Metered().visit(rewrite(self.parse(source)))
         code: CodeType = self.compile(tree)
         return Template.from_code(self, code, self.make_globals(None))
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
-        """Raises OverLimit, and whatever a template can."""
+        """Renders a template within the limits. Raises OverLimit, and any exception that a template can raise."""
         METER.deadline_s, METER.chars_left = time.thread_time() + LIMIT_S, MAX_TOTAL_CHARS
         try:
             return template.render(variables)
@@ -159,7 +162,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _spent(super().call_binop(context, operator, left, right))
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        _tick()  # map calls it for each
+        _tick()  # the filter `map` calls a filter for each item
         return super().call_filter(name, *args, **kwargs)
 
     def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -180,13 +183,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _tick() -> None:
-    """Raises OverLimit when the time is over."""
+    """Raises OverLimit when the rendering has used up its CPU time."""
     if time.thread_time() > METER.deadline_s:
         raise OverLimit(f"it takes more than {LIMIT_S:g} s of CPU time")
 
 
 def _spent(value: Any) -> Any:
-    """The value; a string or a list counts towards what a rendering may make. Raises OverLimit."""
+    """Returns the value, and counts a string or a list towards MAX_TOTAL_CHARS. Raises OverLimit."""
     _tick()
     if isinstance(value, (str, list, tuple)):
         _check_chars(len(value))
@@ -206,9 +209,9 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
         _check_chars(len(left) + len(right))
     elif operator == "*":
-        for one, other in ((left, right), (right, left)):
-            if isinstance(one, (str, list, tuple)) and isinstance(other, int):
-                _check_chars(len(one) * max(other, 0))
+        for sequence, count in ((left, right), (right, left)):
+            if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+                _check_chars(len(sequence) * max(count, 0))
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * (max(right, 1) if operator == "**" else 1) + right.bit_length()
         if operator in ("*", "**") and bits > MAX_BITS:
@@ -216,14 +219,15 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def _check_tree(value: Any) -> Any:
-    """The value, that becomes text: raises OverLimit where that is long, however often it holds the same."""
+    """Returns a value that will become text. Raises OverLimit when the text would be too long, counting a shared
+    part as often as it occurs."""
     if not isinstance(value, (list, tuple, dict)):
         return value
     left, stack = MAX_CHARS, [value]
     while stack:
         _tick()
-        one = stack.pop()
-        for item in (*one, *one.values()) if isinstance(one, dict) else one:
+        container = stack.pop()
+        for item in (*container, *container.values()) if isinstance(container, dict) else container:
             left -= len(item) if isinstance(item, str) else 1
             if isinstance(item, (list, tuple, dict)):
                 stack.append(item)
@@ -233,14 +237,14 @@ def _check_tree(value: Any) -> Any:
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, within the limits; jinja2 sees by its attributes what to hand it first."""
+    """Wraps a filter so that it checks the limits; keeps its attributes, by which jinja2 passes it an environment."""
     makes_text = name not in SEQUENCE_FILTERS and not name.startswith("_")
 
     @wraps(function)
     def metered(*args: Any, **kwargs: Any) -> Any:
         if makes_text:
-            for one in args[:2]:
-                _check_tree(one)
+            for argument in args[:2]:
+                _check_tree(argument)
         _check_arguments(name, args[1:], kwargs)
         return _spent(function(*args, **kwargs))
 
@@ -249,9 +253,9 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Checks the arguments of a filter. Raises OverLimit."""
-    given = (*args, *kwargs.values())
+    values = (*args, *kwargs.values())
     if name in ("batch", "slice", "round", "truncate") and any(
-        isinstance(one, int) and one > MAX_COUNT for one in given
+        isinstance(value, int) and value > MAX_COUNT for value in values
     ):
         raise OverLimit(f"the filter {name} has a number larger than {MAX_COUNT}")
     start = kwargs.get("start", args[2] if len(args) > 2 else 0)
@@ -260,7 +264,8 @@ def _check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _each(items: Iterable[Any]) -> Iterable[Any]:
-    """Yields the items that a loop goes over, and meters each: loops within loops are how templates take long."""
+    """Returns the items of a loop. It is a filter, so each loop is metered: nested loops are how templates take
+    long."""
     return items
 
 
@@ -311,7 +316,7 @@ def _percent(form: str, values: Any) -> str:
 
 
 def _check_form(form: str, num_places: int, values: Any) -> None:
-    """Raises OverLimit for what could become long: each place may take the whole of the values."""
+    """Raises OverLimit for a format whose result could be too long: each place may take all of the values."""
     if WIDE.search(form):
         raise OverLimit("it formats to a large or variable width")
     _check_chars(len(form) + num_places * len(str(_check_tree(values))))

@@ -1,4 +1,5 @@
-"""Text to token ids and back, from a Hugging Face folder or GGUF metadata. A token has fixed bytes in running text."""
+"""Encodes text to token ids and decodes them, with a tokenizer of a Hugging Face folder or of GGUF metadata. Each token
+has fixed bytes in running text, so outputs can be streamed."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from tureen.files import read_regular, read_text
 from tureen.text import gguf_vocab
 
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2}|\\+[0-9A-Fa-f])>")
-"""A byte token as the library reads it, in which a number may have a sign."""
-ANCHOR: Final = "a"  # a token before, so that a decoder treats the next one as running text
+"""A byte token such as <0x0A>; the library's parser allows a sign in the number, too."""
+ANCHOR: Final = "a"  # a token put before another, so that a decoder treats that one as running text
 DECODERS: Final = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
 
 class Tokenizer:
-    """Thread-safe; `vocab_size` is the tokenizer's own, a model's may be larger."""
+    """A tokenizer. Thread-safe. `vocab_size` is the tokenizer's own; a model's may be larger."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class Tokenizer:
         named_tokens: Mapping[str, str] | None = None,
         max_token_chars: int | None = None,
     ) -> None:
-        """max_token_chars: of the vocabulary's longest token, where that is known; else it is looked for."""
+        """`max_token_chars`: length of the vocabulary's longest token, if known; `tool_template`: the chat template for
+        chats with tools; `named_tokens`: name in chat templates, such as bos_token -> its text."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -54,23 +56,23 @@ class Tokenizer:
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.bos_token_id = bos_token_id
         self.chat_template = chat_template
-        self.tool_template = tool_template  # for chats with tools, where that is another one
-        self.named_tokens = dict(named_tokens or {})  # texts, as chat templates call them: bos_token, eos_token, ...
+        self.tool_template = tool_template  # None: chats with tools have the same template
+        self.named_tokens = dict(named_tokens or {})
         self._first_space_dropped = self._decoder is None or _drops_first_space(self._decoder)
 
     @property
     def backend(self) -> Backend:
-        """The package's own object: shared by all threads, never changed."""
+        """The object of the package tokenizers: shared by all threads, never changed."""
         return self._backend
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; the text of a special token becomes that token. Releases the GIL.
+        """Encodes text; the text of a special token becomes that token. Releases the GIL.
 
         Raises InvalidRequest on lone surrogates.
         """
         try:
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except TypeError:  # what the package says to a string that has no UTF-8
+        except TypeError:  # tokenizers' error for a string that has no UTF-8
             raise InvalidRequest("text has a lone surrogate; it must be valid Unicode", field="text") from None
         ids: list[int] = encoding.ids
         return ids
@@ -82,7 +84,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of a whole sequence. What is not UTF-8 becomes U+FFFD; ids outside the vocabulary are left out."""
+        """Decodes a whole sequence. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary are left out."""
         pieces: list[bytes] = []
         after_special = False
         for token_id in ids:
@@ -109,13 +111,13 @@ class Tokenizer:
         return piece
 
     def all_token_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id, for the whole vocabulary at once."""
+        """Returns `token_bytes` of every id below `vocab_size`."""
         if self._byte_level and len(self._bytes) < self.vocab_size:
             self._bytes = {**self._all_byte_level(), **self._bytes}
         return [self.token_bytes(token_id) for token_id in range(self.vocab_size)]
 
     def _all_byte_level(self) -> dict[int, bytes]:
-        """The bytes of the tokens that are spelled in GPT-2's alphabet."""
+        """Returns the bytes of all tokens that are written in GPT-2's byte alphabet, by id."""
         tokens = [self._id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
         units = np.frombuffer("\0".join([*tokens, ""]).encode("utf-16-le", "surrogatepass"), np.uint16)
         codes = CODES[units]
@@ -130,11 +132,11 @@ class Tokenizer:
         return {token_id: data[start:end] for token_id, (start, end) in spans if token_id not in others}
 
     def token_text(self, token_id: int) -> str:
-        """The token alone, as in running text; U+FFFD where it is not whole characters."""
+        """Returns the text that the token adds to running text; U+FFFD for bytes that are not whole characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_id(self, text: str) -> int | None:
-        """Id of the token with exactly this text in the vocabulary (for a special token: its text)."""
+        """Returns the id of the token that is written like this in the vocabulary; None = there is none."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
@@ -158,7 +160,7 @@ class Tokenizer:
 
 
 def _decoder_steps(backend: Backend) -> set[str]:
-    """Names of the decoder's steps. Raises StartupError for one whose tokens have no fixed text."""
+    """Returns the names of the decoder's steps. Raises StartupError for a step that gives tokens no fixed text."""
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -170,6 +172,7 @@ def _decoder_steps(backend: Backend) -> set[str]:
 
 
 def _drops_first_space(decoder: Decoder) -> bool:
+    """Returns whether the decoder drops the space before the first token of a text."""
     probe = gguf_vocab.SPACE + ANCHOR
     whole: str = decoder.decode([ANCHOR, probe])[len(ANCHOR) :]
     alone: str = decoder.decode([probe])
@@ -184,7 +187,11 @@ def _byte_level_bytes(token: str) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's stand-ins: a printable Latin-1 character stands for its own byte, the rest go from U+0100 on."""
+    """Returns GPT-2's byte alphabet, character -> byte: a printable Latin-1 character stands for its own byte, the
+    characters from U+0100 on for the other bytes.
+
+    Source: https://github.com/openai/gpt-2/blob/master/src/encoder.py (bytes_to_unicode)
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -195,8 +202,8 @@ END_CODE, OTHER_CODE = 0x100, 0x101
 
 
 def _byte_level_codes() -> NDArray[np.uint16]:
-    """Returns, by UTF-16 unit, the byte that the character stands for; END_CODE for zero, OTHER_CODE where there is
-    none."""
+    """Returns, by UTF-16 code unit, the byte that the character stands for; END_CODE for zero, OTHER_CODE for
+    characters outside of the alphabet."""
     codes = np.full(1 << 16, OTHER_CODE, np.uint16)
     codes[[ord(char) for char in BYTE_OF_CHAR]] = list(BYTE_OF_CHAR.values())
     codes[0] = END_CODE
@@ -207,7 +214,7 @@ CODES: Final = _byte_level_codes()
 
 
 def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer described by `tokenizer.ggml.*`. Raises StartupError naming what is missing, wrong or unknown."""
+    """Makes the tokenizer that `tokenizer.ggml.*` describes. Raises StartupError naming the key at fault."""
     backend = gguf_vocab.build_backend(metadata)
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
@@ -221,7 +228,8 @@ def from_gguf_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def from_folder(path: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, or of a tokenizer.json file. Raises StartupError naming the file."""
+    """Loads the tokenizer of a Hugging Face folder, or of a tokenizer.json file. Raises StartupError naming the
+    file."""
     file = path / "tokenizer.json" if path.is_dir() else path
     folder = file.parent
     backend = _load_backend(file)
@@ -245,7 +253,7 @@ def from_folder(path: Path) -> Tokenizer:
 
 
 def id_list(value: object) -> list[int]:
-    """`eos_token_id` of a config.json: an id, a list of ids or null."""
+    """Reads `eos_token_id` of a config.json: an id, a list of ids or null."""
     values = value if isinstance(value, list) else [value]
     return [token_id for token_id in values if isinstance(token_id, int) and not isinstance(token_id, bool)]
 
@@ -286,7 +294,7 @@ def _token_of(backend: Backend, value: object) -> int | None:
 
 
 def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int | None) -> None:
-    """`add_bos_token` of tokenizer_config.json overrules the post-processor of tokenizer.json where they disagree."""
+    """Makes the tokenizer follow `add_bos_token` of tokenizer_config.json when its post-processor does not."""
     if not isinstance(add_bos_token, bool) or bos_token_id is None:
         return
     adds = backend.encode(ANCHOR).ids[:1] == [bos_token_id]
@@ -297,7 +305,7 @@ def _honour_add_bos(backend: Backend, add_bos_token: object, bos_token_id: int |
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """`eos_token` and its like, whose values are texts or objects with one."""
+    """Returns the settings named *_token, such as eos_token, whose values are texts or objects with a text."""
     values = {name: value for name, value in settings.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
@@ -305,18 +313,18 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the chat templates by name: `default`, and often `tool_use`."""
-    given = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
-    if isinstance(given, str):
-        given = {"default": given}
-    elif isinstance(given, list):
-        given = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
-    found = given if isinstance(given, dict) else {}
+    stored = _read_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if isinstance(stored, str):
+        stored = {"default": stored}
+    elif isinstance(stored, list):
+        stored = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
+    templates = stored if isinstance(stored, dict) else {}
     files = {"default": folder / "chat_template.jinja", "tool_use": folder / "additional_chat_templates/tool_use.jinja"}
     for name, file in files.items():
         try:
-            found[name] = read_text(file, errors="replace")
+            templates[name] = read_text(file, errors="replace")
         except FileNotFoundError:
             continue
         except OSError as error:
             raise StartupError(f"{file}: cannot read it: {error.strerror}") from None
-    return {name: text for name, text in found.items() if isinstance(text, str)}
+    return {name: text for name, text in templates.items() if isinstance(text, str)}

@@ -1,4 +1,8 @@
-"""Hermes, Qwen 2.5 and 3, SmolLM3 and others: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once a call."""
+"""Parses tool calls of Hermes, Qwen 2.5 and 3, SmolLM3 and others: each call is
+`<tool_call>{"name": …, "arguments": {…}}</tool_call>`. `tools.ToolFormat` documents what this module offers.
+
+Source: https://github.com/NousResearch/Hermes-Function-Calling
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,8 @@ def _tag(tool: Tool) -> dict[str, Any]:
 
 
 class HermesParser(CallParser):
+    """Reads calls between BEGIN and END."""
+
     MARK = BEGIN
 
     def _after(self, is_end: bool) -> None:

@@ -1,4 +1,8 @@
-"""Llama 3: the answer is `{"name": …, "parameters": {…}}`, maybe after `<|python_tag|>`; more calls follow a `;`."""
+"""Parses tool calls of Llama 3: the answer is `{"name": …, "parameters": {…}}`, maybe after `<|python_tag|>`; further
+calls follow a `;`. `tools.ToolFormat` documents what this module offers.
+
+Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/ (JSON based tool calling).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ MARKS: tuple[str, ...] = (TAG, '"parameters": dictionary')
 SPECIAL = True
 
 NO_CALL = r"[^\s{<]|<+[^|<]"
-"""How an answer begins that is no call; what follows does not hold the tag."""
+"""Pattern of the beginning of an answer that is no call."""
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
@@ -49,6 +53,8 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 
 class Llama3Parser(CallParser):
+    """Reads calls at the beginning of the answer or after the tag."""
+
     MARK = TAG
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
@@ -63,7 +69,7 @@ class Llama3Parser(CallParser):
             self._read = self._prose
 
     def _opening(self, is_end: bool) -> None:
-        """After the tag or a `;`, which the tag may follow."""
+        """State: after the tag, or after a `;`, which the tag may follow."""
         self._pass_space(self._raw)
         if self._pass_mark(TAG, self._raw, is_end) is False:
             super()._opening(is_end)

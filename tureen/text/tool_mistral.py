@@ -1,4 +1,8 @@
-"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`; newer models `[TOOL_CALLS]name[ARGS]{…}`, once a call."""
+"""Parses tool calls of Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`; of newer models each call is
+`[TOOL_CALLS]name[ARGS]{…}`. `tools.ToolFormat` documents what this module offers.
+
+Source: https://github.com/mistralai/mistral-common (tokenizers v2 to v13).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,8 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-    """None where the model is free to call or not: the mark, a special token, cannot be part of a constraint."""
+    """Returns None when the model may call or not: the mark is a special token, which cannot be part of a
+    constraint."""
     if not required:
         return None
     tags = [
@@ -48,6 +53,8 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 
 class MistralParser(CallParser):
+    """Reads a list of calls, or a call by name, after the mark."""
+
     MARK = BEGIN
 
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:

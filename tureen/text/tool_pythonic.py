@@ -1,6 +1,8 @@
-"""Llama 4 and small Llama 3.2 models: the answer is a list of calls in Python, `[name(a=1, b='x'), other()]`.
+"""Parses tool calls of Llama 4 and the small Llama 3.2 models: the answer is a list of calls in Python,
+`[name(a=1, b='x'), other()]`. A call is read when it is complete, so its arguments come in one piece.
+`tools.ToolFormat` documents what this module offers.
 
-A call is read when it is complete: its arguments come in one piece.
+Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/ (zero-shot function calling).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ MARKS: tuple[str, ...] = (BEGIN, "func_name1(")
 SPECIAL = False  # without them the calls are found too
 
 NO_CALL = r"[^\s\[<]|<+[^|<]"
-"""How an answer begins that is no call."""
+"""Pattern of the beginning of an answer that is no call."""
 
 HEAD = re.compile(r"\s{0,16}([A-Za-z0-9_.-]{1,64})\s{0,16}")
 MAX_HEAD_CHARS = 100
@@ -32,7 +34,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
-    """Arguments are written as `**{…}`: an object of JSON."""
+    """Writes arguments as `**{…}`, so that they are a JSON object, which a schema can constrain."""
     tags = [
         {
             "type": "tag",
@@ -57,6 +59,8 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 
 class PythonicParser(CallParser):
+    """Reads a list of calls that is the whole answer."""
+
     def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
         super().__init__(tools, parallel=parallel)
         self._read = self._start
@@ -77,7 +81,7 @@ class PythonicParser(CallParser):
             self._give_up()
 
     def _prose(self, is_end: bool) -> None:
-        """Calls are the whole answer: what follows them is text."""
+        """State: text outside of calls, which is text to the end: calls only begin an answer."""
         self._text(self._rest[self._at :])
         self._at = len(self._rest)
 

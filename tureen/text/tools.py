@@ -1,4 +1,4 @@
-"""Finds the format in which a model writes tool calls. Each file `tool_<name>.py` beside this one is a format."""
+"""Finds the format in which a model writes tool calls. Each module `tool_<name>.py` of this package is a format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "addition
 
 
 class ToolParser(Protocol):
-    """Finds tool calls in a text that comes in pieces. What is no call after all is Content; nothing is lost."""
+    """Finds tool calls in a text that comes in pieces. Text that turns out to be no call is Content; nothing is
+    lost."""
 
     def feed(self, text: str) -> list[Part]: ...
 
@@ -24,20 +25,21 @@ class ToolParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """The functions and constants that a module `tool_<name>.py` offers."""
+    """The functions and constants that each module `tool_<name>.py` has."""
 
-    ORDER: int  # a chat template is asked in this order whose format it teaches; the first is taken where it is none
-    NAMES: tuple[str, ...]  # what --tool-call-parser calls it
-    MARKS: tuple[str, ...]  # a chat template that holds one of these teaches this format
-    SPECIAL: bool  # its marks are special tokens: they must stay in the text
+    ORDER: int  # order in which formats are looked for in a chat template; the first is the default
+    NAMES: tuple[str, ...]  # its names for --tool-call-parser
+    MARKS: tuple[str, ...]  # a chat template that contains one of these teaches this format
+    SPECIAL: bool  # its marks are special tokens, which must stay in the output's text
 
     def parser(self, tools: Sequence[Tool], *, parallel: bool = True) -> ToolParser:
-        """Not `parallel`: the answer ends with its first call."""
+        """Makes the parser of one output; without `parallel` everything after the first call is dropped."""
 
     def structural_tag(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any] | None:
-        """The `format` of calls with these parameters: nothing else, or, if not required, wherever one begins.
+        """Returns the `format` of a structural tag that constrains calls to the tools' schemas. With `required` the
+        output is nothing but calls; without it the constraint holds wherever a call begins.
 
-        None where that cannot be enforced in this format.
+        Returns None when that cannot be enforced in this format.
         """
 
 
@@ -48,7 +50,7 @@ def _find_formats() -> tuple[ToolFormat, ...]:
 
 
 FORMATS: tuple[ToolFormat, ...] = _find_formats()
-PARSERS = {name: one for one in FORMATS for name in one.NAMES}
+PARSERS = {name: form for form in FORMATS for name in form.NAMES}
 
 
 def tool_format(setting: str, template: str) -> ToolFormat | None:
@@ -60,7 +62,7 @@ def tool_format(setting: str, template: str) -> ToolFormat | None:
     if setting == "none":
         return None
     if setting == "auto":
-        return next((one for one in FORMATS if any(mark in template for mark in one.MARKS)), FORMATS[0])
+        return next((form for form in FORMATS if any(mark in template for mark in form.MARKS)), FORMATS[0])
     if setting not in PARSERS:
         raise StartupError(
             f"--tool-call-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(PARSERS)}",
@@ -70,10 +72,10 @@ def tool_format(setting: str, template: str) -> ToolFormat | None:
 
 
 def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> dict[str, Any] | None:
-    """The structural tag that makes the output honour the choice, `strict` and `parallel`; None where any output does,
-    read by the format's parser.
+    """Returns the structural tag that makes outputs honour the tool choice, `strict` and `parallel`; None when none is
+    needed.
 
-    Raises InvalidRequest where none can.
+    Raises InvalidRequest when the format cannot be constrained so.
     """
     if choice.mode == "none" or not tools:
         return None
@@ -109,7 +111,10 @@ def _free(tool: Tool) -> Tool:
 def schema_places(
     tag: Mapping[str, Any], tools: Sequence[Tool], choice: ToolChoice, field: str = "tools[{}].function.parameters"
 ) -> dict[str, str]:
-    """Returns the names that errors of a constraint's grammar have for the tools' schemas -> the client's names."""
+    """Returns the paths of the tools' schemas in `tag`, which errors about its grammar name -> the client's fields.
+
+    `field`: the client's field of a tool's schema, with {} for the tool's index.
+    """
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
     paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called
     return {path: field.format(index) for path, index in zip(paths, called, strict=True)}
@@ -119,7 +124,7 @@ def _schema_paths(layout: Mapping[str, Any], path: str) -> Iterator[str]:
     if layout["type"] == "json_schema":
         yield f"{path}.json_schema"
     for name in ("elements", "tags"):
-        for index, one in enumerate(layout.get(name, ())):
-            yield from _schema_paths(one, f"{path}.{name}[{index}]")
+        for index, inner in enumerate(layout.get(name, ())):
+            yield from _schema_paths(inner, f"{path}.{name}[{index}]")
     if isinstance(layout.get("content"), dict):
         yield from _schema_paths(layout["content"], f"{path}.content")

@@ -37,7 +37,7 @@ class ClientCall:
         """Returns a copy of the call whose stream is sent by `send`; both share their work."""
         return replace(self, send_part=send)
 
-    def who(self, scope: Scope) -> ClientId:
+    def client_id(self, scope: Scope) -> ClientId:
         """Returns the identity of the client: its name, without one its IP address."""
         if self.client_name:
             return "name", self.client_name

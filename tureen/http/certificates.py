@@ -22,16 +22,16 @@ OTHER_BLOCK = re.compile(rb"-----BEGIN (?!X509 CRL-----)")
 
 
 @contextlib.contextmanager
-def _fault(flag: str, path: str, what: str) -> Iterator[None]:
+def _fault(flag: str, path: str, problem: str) -> Iterator[None]:
     """Turns errors of parsers inside the block into a StartupError: their own messages say little to an operator.
 
-    `what`: what is wrong with the file `path` of `flag`.
+    `problem`: what is wrong with the file `path` of `flag`.
     """
     try:
         yield
     except (ValueError, TypeError, UnsupportedAlgorithm, OSError) as error:
         reason = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
-        raise StartupError(f"{flag} {path}: {what}{reason}") from None
+        raise StartupError(f"{flag} {path}: {problem}{reason}") from None
 
 
 @contextlib.contextmanager
@@ -58,20 +58,20 @@ def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_pa
         raise StartupError(
             f"--tls-key {key_path}: it is not the key of the first certificate in --tls-cert {cert_path}"
         )
-    what = f"TLS does not take it with --tls-key {key_path}"
-    with _fault("--tls-cert", cert_path, what), _named(cert) as cert_name, _named(key) as key_name:
+    problem = f"TLS does not take it with --tls-key {key_path}"
+    with _fault("--tls-cert", cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
         context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")  # never asks a terminal
 
 
 def _public_key(path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
-    what = "there is no PEM private key in it"
+    problem = "there is no PEM private key in it"
     if b"ENCRYPTED" in content:
-        what = f"the password in --tls-key-password-file {password_path} does not open it"
+        problem = f"the password in --tls-key-password-file {password_path} does not open it"
         if password is None:
-            what = "it is encrypted; give the file with its password as --tls-key-password-file"
+            problem = "it is encrypted; give the file with its password as --tls-key-password-file"
     elif password is not None:
-        what += f", or it is not encrypted and --tls-key-password-file {password_path} is to be left out"
-    with _fault("--tls-key", path, what):
+        problem += f", or it is not encrypted and --tls-key-password-file {password_path} is to be left out"
+    with _fault("--tls-key", path, problem):
         return _encoded(load_pem_private_key(content, password).public_key())
 
 

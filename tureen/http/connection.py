@@ -90,6 +90,8 @@ class Connection(HttpToolsProtocol):
         self._context: ssl.SSLContext | None = None
         self._client_name = ""
 
+    # Callbacks of asyncio's protocol, then of the HTTP parser, as uvicorn's class has them.
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._context = transport.get_extra_info("sslcontext")
@@ -249,8 +251,8 @@ class Connection(HttpToolsProtocol):
 
     def _check_framing(self) -> None:
         if self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes // BODY_BYTES_PER_FRAMING_BYTE:
-            what = "the request line, headers" + (", chunk sizes and trailers" if self._phase is Phase.BODY else "")
-            raise HeadersTooLarge(f"{what} are larger than {MAX_FRAMING_BYTES} bytes")
+            parts = "the request line, headers" + (", chunk sizes and trailers" if self._phase is Phase.BODY else "")
+            raise HeadersTooLarge(f"{parts} are larger than {MAX_FRAMING_BYTES} bytes")
 
     def _await_head(self) -> None:
         self._stop_waiting()
@@ -324,17 +326,17 @@ def _unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIA
 def _refusal(request_id: str, error: TureenError) -> bytes:
     """Returns the bytes of an answer after which the connection is closed."""
     body = msgspec.json.encode(error_object(error))
-    more = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
+    extra_headers = f"retry-after: {error.retry_after_s}\r\n" if isinstance(error, Unavailable) else ""
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{more}connection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n{extra_headers}connection: close\r\n\r\n"
     )
     return head.encode() + body
 
 
-def _too_many(most: int) -> Unavailable:
+def _too_many(limit: int) -> Unavailable:
     return Unavailable(
-        f"{most} connections are open, the most that this server takes: three in four of the files that it may open "
+        f"{limit} connections are open, the most that this server takes: three in four of the files that it may open "
         "(ulimit -n); close some, or try again later",
         code="too_many_connections",
     )

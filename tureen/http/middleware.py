@@ -69,8 +69,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                more = [] if call.work is None else call.work.account.headers()
-                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *more]
+                extra = [] if call.work is None else call.work.account.headers()
+                headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode()), *extra]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -95,7 +95,7 @@ class Gate:
         """Opens the account that a request is charged to; none for routes that are not limited."""
         if not isinstance(route, Entry) or not route.is_limited:
             return contextlib.nullcontext()
-        return self._state.quotas.visit(call.who(scope), call.limits)
+        return self._state.quotas.visit(call.client_id(scope), call.limits)
 
     def _note(self, call: ClientCall, scope: Scope, status: int, seconds: float) -> None:
         is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
@@ -105,12 +105,12 @@ class Gate:
             return
         left_out = self._bad_requests.admit() if 400 <= status < 500 and not is_gone else 0
         if left_out is not None:
-            more = f" ({left_out} like it left out)" if left_out else ""
+            suffix = f" ({left_out} like it left out)" if left_out else ""
             path = scope["path"][:80] if scope["path"].isprintable() else "?"
-            who = f" by {call.client_name}" if call.client_name else ""
+            by_client = f" by {call.client_name}" if call.client_name else ""
             shown = f"client gone after {call.num_tokens} tokens," if is_gone else status
             method, elapsed_ms = scope["method"], seconds * 1e3
-            log.info("%s %s %s %s %.0f ms%s%s", call.request_id, method, path, shown, elapsed_ms, who, more)
+            log.info("%s %s %s %s %.0f ms%s%s", call.request_id, method, path, shown, elapsed_ms, by_client, suffix)
 
 
 class Limiter:

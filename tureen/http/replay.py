@@ -32,7 +32,9 @@ def routes(state: ServerState) -> list[Entry]:
     """Returns the route that resumes a stream."""
 
     async def events(request: Request) -> ASGIApp:
-        recording = state.recordings.stream(call_of(request.scope).who(request.scope), request.path_params["name"])
+        recording = state.recordings.stream(
+            call_of(request.scope).client_id(request.scope), request.path_params["name"]
+        )
         return Listener(recording, recording.after(request.headers.get("last-event-id")))
 
     docs = Docs(
@@ -104,7 +106,7 @@ class Replay:
         """Returns the response to a request: from an earlier recording with the same key, else from a new one. Raises
         Unprocessable, Conflict."""
         call = call_of(scope)
-        owner, identity = call.who(scope), None
+        owner, identity = call.client_id(scope), None
         if key is not None:
             identity = key, _fingerprint(scope, body)
             earlier = self._recordings.repeated(owner, *identity)

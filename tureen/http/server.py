@@ -113,8 +113,8 @@ class Server(uvicorn.Server):
         self._state.metrics.count_response(error.status)
         left_out = self._refusals.admit()
         if left_out is not None:
-            more = f" ({left_out} like it left out)" if left_out else ""
-            log.info("%s refused before it was read: %d %s%s", request_id, error.status, error.code, more)
+            suffix = f" ({left_out} like it left out)" if left_out else ""
+            log.info("%s refused before it was read: %d %s%s", request_id, error.status, error.code, suffix)
 
     def _handle_hang_up(self, _: int, __: FrameType | None) -> None:
         if self._event_loop is not None:

@@ -125,8 +125,8 @@ def _as_invalid_request(message: str, converted: Any, kind: Any, path: Callable[
         problem = "must be " + " or ".join(echo(word) for word in words_at(kind, names))
     too_long = _TOO_LONG.fullmatch(problem)
     if too_long and isinstance(value, list | dict | str) and "..." not in steps:
-        what = "characters" if too_long["kind"] == "str" else "entries"
-        return InvalidRequest(f"{field} takes at most {too_long['most']} {what}, got {len(value)}", field=field)
+        unit = "characters" if too_long["kind"] == "str" else "entries"
+        return InvalidRequest(f"{field} takes at most {too_long['most']} {unit}, got {len(value)}", field=field)
     expected = problem[:MAX_TOLD].replace("`", "").replace("Expected ", "expected ").split(", got ")[0]
     return InvalidRequest(f"{field or 'the body'}: {expected}, got {echo(value)}", field=field or None)
 

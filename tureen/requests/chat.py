@@ -131,9 +131,9 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
     tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
     if tag is None:
         return ToolSetup(chat.tools, form, sampling, chat.names)
-    taken = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
-    if taken is not None:
-        field = chat.names.path(taken)
+    conflicting = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
+    if conflicting is not None:
+        field = chat.names.path(conflicting)
         raise InvalidRequest(
             f"{field} cannot go with tools that must be called a certain way (tool_choice, strict, or "
             "parallel_tool_calls: false): both say what the output is; send one",

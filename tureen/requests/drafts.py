@@ -81,9 +81,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reading: Reading = PLAIN
 
 
-def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **more: Any) -> Draft:
-    """Makes the draft of a body with one prompt; `more`: further fields of Draft."""
-    return Draft(prompts=(prompt,), names=(name,), samplings=(sampling,), options=(options,), **more)
+def one_prompt(prompt: Prompt, name: str, sampling: Sampling, options: Options, **further: Any) -> Draft:
+    """Makes the draft of a body with one prompt; `further`: further fields of Draft."""
+    return Draft(prompts=(prompt,), names=(name,), samplings=(sampling,), options=(options,), **further)
 
 
 def plan_of(draft: Draft, state: ServerState) -> Plan:
@@ -180,19 +180,19 @@ def cache_namespace(owner: str, salt: str = "") -> str:
 def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, context: Context) -> int:
     """Returns how many tokens the output may have: the default ends with the context. Raises InvalidRequest."""
     room = context.capacity - num_prompt
-    asked = sampling.params.max_new_tokens
-    if room < (0 if asked == 0 else 1):
+    requested = sampling.params.max_new_tokens
+    if room < (0 if requested == 0 else 1):
         raise too_long(num_prompt, prompt_name, context)
     field = sampling.names.path("max_new_tokens")
-    if asked is not None and asked > room and sampling.origins.get("max_new_tokens") == "request":
+    if requested is not None and requested > room and sampling.origins.get("max_new_tokens") == "request":
         raise InvalidRequest(
-            f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {asked} make {num_prompt + asked}, "
-            f"more than the context length of {context.capacity}; lower it to at most {room}"
+            f"{field}: the prompt's {num_prompt} tokens and {field.split('.')[-1]} {requested} make "
+            f"{num_prompt + requested}, more than the context length of {context.capacity}; lower it to at most {room}"
             + (", or send null for up to the context end" if field.endswith("max_new_tokens") else ""),
             field=field,
             code="context_exceeded",
         )
-    resolved = room if asked is None else min(asked, room)
+    resolved = room if requested is None else min(requested, room)
     if sampling.params.min_new_tokens > resolved:
         field = sampling.names.path("min_new_tokens")
         raise InvalidRequest(

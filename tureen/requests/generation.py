@@ -218,9 +218,9 @@ class Run:
     def _holding(self) -> Iterator[None]:
         """Reserves the most tokens that the outputs may use in the client's quota, until they end. Raises
         TooManyRequests."""
-        most = [most_tokens(output.request, output.index) for output in self.outputs]
-        self._work.begin(sum(most))
-        self._holds = [self._work.share(num_tokens) for num_tokens in most]
+        max_tokens = [most_tokens(output.request, output.index) for output in self.outputs]
+        self._work.begin(sum(max_tokens))
+        self._holds = [self._work.share(num_tokens) for num_tokens in max_tokens]
         try:
             yield
         finally:

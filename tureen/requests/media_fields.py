@@ -37,10 +37,12 @@ class PromptMedia(NamedTuple):
 
     @property
     def num_videos(self) -> int:
+        """How many videos come with the prompt; pictures that are frames make one."""
         return len(self.videos) + (1 if self.modality == "video" and self.pictures else 0)
 
     @property
     def num_pictures(self) -> int:
+        """How many pictures come with the prompt, without frames of a video."""
         return 0 if self.modality == "video" else len(self.pictures)
 
     @property
@@ -64,7 +66,7 @@ def read_media(
     pictures, picture_fields = _per_prompt(image_data, batch, "image_data", is_batch=is_batch)
     videos, video_fields = _per_prompt(video_data, batch, "video_data", is_batch=is_batch)
     if any(videos) and not any(pictures) and modalities is not None and set(modalities) == {"video"}:
-        modalities = None  # says what the other field does
+        modalities = None  # it only repeats that video_data holds videos
     if modalities is not None and not any(pictures):
         raise InvalidRequest("modalities says what image_data holds; send image_data too", field="modalities")
     kinds = _modalities(modalities, [len(refs) for refs in pictures], is_batch=is_batch)
@@ -135,13 +137,13 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
             field=sent_media.field,
             code="image_placeholder_mismatch",
         )
-    has = f"{num_pictures} {family.placeholder}"
+    placeholders = f"{num_pictures} {family.placeholder}"
     sent = f"{sent_media.num_pictures} pictures"
     if family.video_placeholder is not None:
-        has += f" and {num_videos} {family.video_placeholder}"
+        placeholders += f" and {num_videos} {family.video_placeholder}"
         sent += f" and {sent_media.num_videos} videos"
     raise InvalidRequest(
-        f"{name} has {has}, but {sent} came with it; there must be one placeholder for each",
+        f"{name} has {placeholders}, but {sent} came with it; there must be one placeholder for each",
         field=sent_media.field,
         code="image_placeholder_mismatch",
     )

@@ -68,10 +68,10 @@ class PartLog:
             self._groups.append(group)
             self._forget_recent()
         output = _output(part)
-        like = self._recent.get(output, b"")
-        packed = _coder.encode((output, difference(part, like)))
+        previous = self._recent.get(output, b"")
+        packed = _coder.encode((output, difference(part, previous)))
         self._recent[output] = part
-        self._recent_bytes += len(part) - len(like)
+        self._recent_bytes += len(part) - len(previous)
         group.parts.append(packed)
         group.num_bytes += len(packed) + OVERHEAD
         self._packed_bytes += len(packed) + OVERHEAD
@@ -114,6 +114,7 @@ class Reader:
 
     @property
     def is_at_end(self) -> bool:
+        """Whether all parts so far were read."""
         return self._next == self._track.end
 
     @property
@@ -127,8 +128,8 @@ class Reader:
         if self._next == group.start:
             self._recent.clear()
         output, pieces = _coder.decode(group.parts[self._next - group.start], type=tuple[bytes, list[Piece]])
-        like = self._recent.get(output, b"")
-        part = b"".join(piece if isinstance(piece, bytes) else like[piece[0] : piece[1]] for piece in pieces)
+        previous = self._recent.get(output, b"")
+        part = b"".join(piece if isinstance(piece, bytes) else previous[piece[0] : piece[1]] for piece in pieces)
         self._recent[output] = part
         self._next += 1
         return part
@@ -144,7 +145,7 @@ def _output(part: bytes) -> bytes:
 def difference(new: bytes, old: bytes) -> list[Piece]:
     """Returns `new` as slices of `old`, in order, and bytes that were not found in it."""
     pieces: list[Piece] = []
-    done = follows = 0  # new[done:] is still to be told; old[follows:] is what it may continue with
+    done = follows = 0  # new[done:] is not written yet; old[follows:] is where it may match
     while done < len(new):
         length = num_common(new, done, old, follows)
         if length:

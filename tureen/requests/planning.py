@@ -131,18 +131,18 @@ def name_requests(
     """
     rids = _rids(rid, batch, is_batch)
     names: dict[str, tuple[int, ...]] = {}
-    own: list[str] = []
+    own_names: list[str] = []
     for index, prompt_rid in enumerate(rids):
         indices = tuple(range(index * num_samples, (index + 1) * num_samples))
         names[prompt_rid] = indices
         if num_samples > 1:
             names.update({f"{prompt_rid}_{sample}": (indices[sample],) for sample in range(num_samples)})
-        own += [f"{prompt_rid}_{sample}" if num_samples > 1 else prompt_rid for sample in range(num_samples)]
+        own_names += [f"{prompt_rid}_{sample}" if num_samples > 1 else prompt_rid for sample in range(num_samples)]
     if isinstance(rid, str):
-        names[rid] = tuple(range(len(own)))
-    elif num_samples > 1 and len(names) < len(rids) + len(own):
+        names[rid] = tuple(range(len(own_names)))
+    elif num_samples > 1 and len(names) < len(rids) + len(own_names):
         raise InvalidRequest("rid has an id that is also that of another's sample, such as x and x_0", field="rid")
-    return names, tuple(own)
+    return names, tuple(own_names)
 
 
 def check_rid(rid: str, field: str) -> None:

@@ -47,5 +47,5 @@ def check_processor(value: str, config: Config, field: str) -> str:
     return value.strip()
 
 
-def _malformed(field: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {what}", field=field, code="invalid_custom_logit_processor")
+def _malformed(field: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} {problem}", field=field, code="invalid_custom_logit_processor")

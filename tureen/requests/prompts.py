@@ -44,33 +44,33 @@ def texts(value: str | list[str], field: str) -> Texts:
 
 
 def texts_or_ids(
-    value: Any, field: str, context: Context, *, most: int, may_be_cut: bool = False
+    value: Any, field: str, context: Context, *, max_prompts: int, may_be_cut: bool = False
 ) -> tuple[Texts | list[Prompt], list[str]]:
     """Reads prompts in OpenAI's form: a text, token ids, or a list of texts or of lists of ids. Returns them with what
     errors call each.
 
-    `most`: prompts allowed; `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
+    `max_prompts`: prompts allowed; `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
     """
     if isinstance(value, str):
         prompts = texts(value, field)
         return prompts, prompts.names
     if value and not isinstance(value[0], int):
-        check_batch(len(value), most, field)
+        check_batch(len(value), max_prompts, field)
     kinds = set(map(type, value))
     if kinds == {str}:
         prompts = texts(value, field)
         return prompts, prompts.names
     if str in kinds:
         raise InvalidRequest(f"{field} mixes texts and token ids; send one or the other", field=field)
-    ids = id_lists(value, context, may_be_empty=False, field=field, most=most, may_be_cut=may_be_cut)
+    ids = id_lists(value, context, may_be_empty=False, field=field, max_prompts=max_prompts, may_be_cut=may_be_cut)
     is_batch = isinstance(value[0], list)
     return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
 
 
-def check_batch(count: int, most: int, field: str) -> None:
+def check_batch(count: int, max_prompts: int, field: str) -> None:
     """Raises InvalidRequest for more prompts than one body may have."""
-    if count > most:
-        raise InvalidRequest(f"{field} is a batch of at most {most} prompts, got {count}", field=field)
+    if count > max_prompts:
+        raise InvalidRequest(f"{field} is a batch of at most {max_prompts} prompts, got {count}", field=field)
 
 
 def id_lists(
@@ -79,16 +79,16 @@ def id_lists(
     *,
     may_be_empty: bool,
     field: str = "input_ids",
-    most: int = MAX_PROMPTS,
+    max_prompts: int = MAX_PROMPTS,
     may_be_cut: bool = False,
 ) -> list[Prompt]:
-    """Reads prompts as token ids: one list, or a batch of at most `most` lists.
+    """Reads prompts as token ids: one list, or a batch of at most `max_prompts` lists.
 
     `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
     """
     is_batch = bool(value) and isinstance(value[0], list)
     lists = value if is_batch else [value]
-    check_batch(len(lists), most, field)
+    check_batch(len(lists), max_prompts, field)
     for index, ids in enumerate(lists):
         where = f"{field}[{index}]" if is_batch else field
         if not isinstance(ids, list):
@@ -169,5 +169,5 @@ def _bad_embeds(message: str, field: str) -> InvalidRequest:
     return InvalidRequest(message, field=field, code="invalid_input_embeds")
 
 
-def _mixed(field: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} mixes {what} and lists of them; send one or the other", field=field)
+def _mixed(field: str, elements: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} mixes {elements} and lists of them; send one or the other", field=field)

@@ -58,20 +58,20 @@ class Account:
         if per_minute is None:
             return
         self._regain()
-        left = per_minute - self._used - self._num_held
-        if left >= (min(num_tokens, per_minute) if self._num_held else 0):
+        remaining = per_minute - self._used - self._num_held
+        if remaining >= (min(num_tokens, per_minute) if self._num_held else 0):
             return
         debt = math.ceil(self._used) - per_minute
         wait_s = math.ceil((self._used - per_minute) / per_minute * MINUTE_S)
         if self._num_held:
             wait_s = max(wait_s, self._turn_s())
-        what = (
-            f"has {max(0, math.floor(left))} of its {per_minute} tokens a minute left beside what its running requests "
-            f"may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, in about"
+        reason = (
+            f"has {max(0, math.floor(remaining))} of its {per_minute} tokens a minute left beside what its running "
+            f"requests may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, in about"
             if self._num_held
             else f"has used its {per_minute} tokens a minute and {debt} more; send the request again in"
         )
-        raise TooManyRequests(f"this client {what} {wait_s} s", code="tokens_per_minute", retry_after_s=wait_s)
+        raise TooManyRequests(f"this client {reason} {wait_s} s", code="tokens_per_minute", retry_after_s=wait_s)
 
     def charge(self, num_tokens: int) -> None:
         """Takes used tokens out of the bucket."""
@@ -111,10 +111,10 @@ class Account:
     def running(self) -> Iterator[None]:
         """Counts a running request while the block runs. Raises TooManyRequests when the client has its most
         already."""
-        most = self._limits.max_requests
-        if most is not None and self._num_running >= most:
+        max_requests = self._limits.max_requests
+        if max_requests is not None and self._num_running >= max_requests:
             raise TooManyRequests(
-                f"this client has {most} requests running, the most it may; wait until one has ended",
+                f"this client has {max_requests} requests running, the most it may; wait until one has ended",
                 retry_after_s=self._turn_s(),
             )
         self._num_running += 1
@@ -169,14 +169,14 @@ class Quotas:
         return len(self._accounts)
 
     @contextlib.contextmanager
-    def visit(self, who: ClientId, own: Limits) -> Iterator[Account]:
-        """Gives the account of a client while an HTTP request of it is served. `own`: the limits of its API key, which
-        win over the settings'."""
-        most_tokens = own.tokens_per_minute or self._config.client_tokens_per_minute
-        limits = Limits(most_tokens, own.max_requests or self._config.max_client_requests, own.weight)
-        account = self._accounts.get(who)
+    def visit(self, client_id: ClientId, key_limits: Limits) -> Iterator[Account]:
+        """Gives the account of a client while an HTTP request of it is served. `key_limits`: the limits of its API
+        key, which win over the settings'."""
+        most_tokens = key_limits.tokens_per_minute or self._config.client_tokens_per_minute
+        limits = Limits(most_tokens, key_limits.max_requests or self._config.max_client_requests, key_limits.weight)
+        account = self._accounts.get(client_id)
         if account is None:
-            account = self._accounts[who] = Account(limits, self._clock)
+            account = self._accounts[client_id] = Account(limits, self._clock)
         account.limits = limits
         account.num_visitors += 1
         try:
@@ -186,8 +186,8 @@ class Quotas:
 
     def sweep(self) -> None:
         """Forgets the accounts that are unused."""
-        for who in [who for who, account in self._accounts.items() if account.is_unused]:
-            del self._accounts[who]
+        for client_id in [client_id for client_id, account in self._accounts.items() if account.is_unused]:
+            del self._accounts[client_id]
 
 
 class ClientWork:

@@ -49,9 +49,9 @@ class Recording:
         *,
         key: tuple[str, bytes] | None,
         grace_s: float,
-        grown: Callable[[int], None],
+        on_growth: Callable[[int], None],
     ) -> None:
-        """`grown` is called with each change of the bytes kept."""
+        """`on_growth` is called with each change of the bytes kept."""
         self.request_id = request_id
         self.owner = owner
         self.key = key  # Idempotency-Key, and the fingerprint of the request that had it
@@ -62,7 +62,7 @@ class Recording:
         self.is_abandoned = asyncio.Event()
         self.ended_s: float | None = None
         self._grace_s = grace_s
-        self._grown = grown
+        self._on_growth = on_growth
         self._making: asyncio.Task[None] | None = None
         self._num_listeners = 0
         self._leaving: asyncio.TimerHandle | None = None
@@ -83,6 +83,7 @@ class Recording:
 
     @property
     def is_stream(self) -> bool:
+        """Whether the answer is a stream of server-sent events."""
         headers = dict(self.head["headers"]) if self.head is not None else {}
         return bool(headers.get(b"content-type", b"").startswith(b"text/event-stream"))
 
@@ -191,7 +192,7 @@ class Recording:
     def _change(self, change: Callable[[], None]) -> None:
         before = self.track.num_bytes
         change()
-        self._grown(self.track.num_bytes - before)
+        self._on_growth(self.track.num_bytes - before)
 
     def _check(self) -> None:
         """Raises what the app raised."""
@@ -248,7 +249,8 @@ class Recordings:
         return recording
 
     def new(self, request_id: str, owner: ClientId, work: ClientWork, key: tuple[str, bytes] | None) -> Recording:
-        recording = Recording(request_id, owner, work, key=key, grace_s=self._grace_s, grown=self._grown)
+        """Begins a recording. `key`: the Idempotency-Key and the fingerprint of its request, None = without one."""
+        recording = Recording(request_id, owner, work, key=key, grace_s=self._grace_s, on_growth=self._grown)
         self._running[recording] = self._uncut[recording] = None
         if key is not None:
             self._by_key[owner, key[0]] = recording

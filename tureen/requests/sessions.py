@@ -67,6 +67,7 @@ class SessionRequest:
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the whole prompt."""
         return self.base + len(self.new_ids)
 
     @property
@@ -91,6 +92,7 @@ class Session:
         self.nodes: dict[str, SessionRequest] = {}
 
     def is_expired(self, now_s: float) -> bool:
+        """Returns whether the session was not used for its timeout and has no running request."""
         is_late = now_s - self.used_s >= self.timeout_s
         return is_late and not any(node.is_running for node in self.nodes.values())
 
@@ -319,19 +321,19 @@ class Sessions:
                 code="session_full",
             )
 
-    def _check_room(self, what: str, held: Counter[str], most: int, owner: str) -> None:
-        """Raises Unavailable when the server holds `most` of something, TooManyRequests when a named client holds
+    def _check_room(self, resource: str, held: Counter[str], limit: int, owner: str) -> None:
+        """Raises Unavailable when the server holds `limit` of something, TooManyRequests when a named client holds
         half."""
-        share = max(1, most // 2)
+        share = max(1, limit // 2)
         if owner and held[owner] >= share:
             raise TooManyRequests(
-                f"this client has {held[owner]} {what}, the most it may have is {share}; close a session",
+                f"this client has {held[owner]} {resource}, the most it may have is {share}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(owner),
             )
-        if held.total() >= most:
+        if held.total() >= limit:
             raise Unavailable(
-                f"the server has {held.total()} {what}, the most it may have is {most}; close a session",
+                f"the server has {held.total()} {resource}, the most it may have is {limit}; close a session",
                 code="too_many_sessions",
                 retry_after_s=self._first_expiry_s(None),
             )
@@ -376,9 +378,9 @@ def _base(parent: SessionRequest, params: SessionParams) -> int:
     length = parent.num_prompt + (0 if params.drop_previous_output else len(parent.output_ids))
     offset = params.offset or 0
     if not -length <= offset <= length:
-        what = "tokens in its prompt" if params.drop_previous_output else "tokens, prompt and output together"
+        extent = "tokens in its prompt" if params.drop_previous_output else "tokens, prompt and output together"
         raise InvalidRequest(
-            f"session_params.offset is {echo(offset)}, but request {echo(params.rid)} has {length} {what}; "
+            f"session_params.offset is {echo(offset)}, but request {echo(params.rid)} has {length} {extent}; "
             f"send one in [-{length}, {length}]",
             field="session_params.offset",
         )

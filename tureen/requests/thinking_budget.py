@@ -48,9 +48,9 @@ async def _updates_within(
     yield output
     whole_text, whole_ids = output.text, list(output.token_ids)
     async with contextlib.aclosing(_updates(plan, going_on, state, interval)) as updates:
-        async for more in updates:
-            output.text, output.token_ids = whole_text + more.text, whole_ids + more.token_ids
-            output.elapsed_s, output.finish = more.elapsed_s, more.finish
+        async for update in updates:
+            output.text, output.token_ids = whole_text + update.text, whole_ids + update.token_ids
+            output.elapsed_s, output.finish = update.elapsed_s, update.finish
             yield output
 
 
@@ -85,19 +85,19 @@ def _going_on(output: Output, request: GenerateRequest, plan: Plan, state: Serve
     if not is_thinking and request.grammar is not None:
         return None  # the grammar's output has begun and cannot be resumed
     mark, mark_ids = _mark(plan, state) if is_thinking else ("", [])
-    left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
-    if left < 1:
+    num_left = request.max_new_tokens - len(output.token_ids) - len(mark_ids)
+    if num_left < 1:
         return None
     output.text += mark
     output.token_ids += mark_ids
     output.finish = None
-    least = max(0, request.params.min_new_tokens - len(output.token_ids))
+    min_new_tokens = max(0, request.params.min_new_tokens - len(output.token_ids))
     grammar = request.grammar
     return msgspec.structs.replace(
         request,
         id=state.new_id(output.rid),
         token_ids=(*request.token_ids, *output.token_ids),
-        max_new_tokens=left,
-        params=msgspec.structs.replace(request.params, min_new_tokens=least),
+        max_new_tokens=num_left,
+        params=msgspec.structs.replace(request.params, min_new_tokens=min_new_tokens),
         grammar=None if grammar is None else msgspec.structs.replace(grammar, after=""),
     )

@@ -20,7 +20,7 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
     does as asked. Raises InvalidRequest when it does not and its template has no such variable."""
     templates = context.chat_templates
     if isinstance(templates, str):
-        return {}  # no chat is possible; who makes the prompt says why
+        return {}  # no chat is possible; rendering the prompt raises the reason
     for name in VARIABLES:
         if name in templates.of(tools).variables:
             return {name: enable}
@@ -39,7 +39,7 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
     template has none."""
     templates = context.chat_templates
     if isinstance(templates, str):
-        return {}  # no chat is possible; who makes the prompt says why
+        return {}  # no chat is possible; rendering the prompt raises the reason
     if EFFORT in templates.of(tools).variables:
         return {EFFORT: effort}
     if effort == "none":

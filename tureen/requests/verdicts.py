@@ -21,7 +21,7 @@ class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of `fields.toml` as it is written."""
 
-    told: dict[str, str] = {}
+    told: dict[str, str] = {}  # field -> the difference
     refused: dict[str, str | FieldRefusal] = {}
 
 

@@ -83,20 +83,20 @@ class CallParser:
             self._space.clear()
         self._space.append(text[len(shown) :])
 
-    def _pass(self, length: int, kept: list[str]) -> None:
-        kept.append(self._rest[self._at : self._at + length])
+    def _pass(self, length: int, buffer: list[str]) -> None:
+        buffer.append(self._rest[self._at : self._at + length])
         self._at += length
 
-    def _pass_space(self, kept: list[str]) -> str:
+    def _pass_space(self, buffer: list[str]) -> str:
         """Returns the character that follows; "" where none is there yet."""
         match = SPACE.match(self._rest, self._at)
-        self._pass(match.end() - self._at if match else 0, kept)
+        self._pass(match.end() - self._at if match else 0, buffer)
         return self._rest[self._at : self._at + 1]
 
-    def _pass_mark(self, mark: str, kept: list[str], is_end: bool) -> bool | None:
+    def _pass_mark(self, mark: str, buffer: list[str], is_end: bool) -> bool | None:
         """Returns whether the mark came next, and passes it; None when more text is needed to know."""
         if self._rest.startswith(mark, self._at):
-            self._pass(len(mark), kept)
+            self._pass(len(mark), buffer)
             return True
         is_open = not is_end and mark.startswith(self._rest[self._at : self._at + len(mark)])
         return None if is_open else False

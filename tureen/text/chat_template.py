@@ -307,11 +307,11 @@ def _free_names(tree: nodes.Template) -> set[str]:
     """Returns the variables that a template reads from outside; of those that it also sets, only the ones that it tests
     for being defined."""
     names = list(tree.find_all(nodes.Name))
-    asking = [node for node in tree.find_all(nodes.Test) if node.name in ("defined", "undefined")]
+    tests = [node for node in tree.find_all(nodes.Test) if node.name in ("defined", "undefined")]
     defaults = [node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")]
-    asked = {node.node.name for node in (*asking, *defaults) if isinstance(node.node, nodes.Name)}
+    tested = {node.node.name for node in (*tests, *defaults) if isinstance(node.node, nodes.Name)}
     set_here = {node.name for node in names if node.ctx != "load"}
-    return meta.find_undeclared_variables(tree) - (set_here - asked)
+    return meta.find_undeclared_variables(tree) - (set_here - tested)
 
 
 def _line(error: BaseException) -> str:

@@ -214,7 +214,7 @@ def _encoder(
     entries += [(aliases[text], token_id, plain) for text, token_id in placeholders.items() if text not in known]
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     backend.add_special_tokens(
-        [AddedToken(text, **{flag: getattr(like, flag) for flag in flags}) for text, _, like in entries]
+        [AddedToken(text, **{flag: getattr(token, flag) for flag in flags}) for text, _, token in entries]
     )
     ids = {backend.token_to_id(text): token_id for text, token_id, _ in entries}
     return backend, {own: token_id for own, token_id in ids.items() if own is not None}

@@ -250,6 +250,6 @@ def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
 def _get(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, kind):
-        what = "is missing" if value is None else f"must be a {kind.__name__}"
-        raise StartupError(f"tokenizer.ggml.{key} {what} in the model's metadata")
+        problem = "is missing" if value is None else f"must be a {kind.__name__}"
+        raise StartupError(f"tokenizer.ggml.{key} {problem} in the model's metadata")
     return value

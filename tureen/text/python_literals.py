@@ -45,6 +45,8 @@ def _tokens(text: str) -> list[Token]:
 
 
 class _Reader:
+    """A recursive-descent parser."""
+
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._at = 0

@@ -111,10 +111,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], finalize=_check_tree
         )
         self.concat = _concat  # type: ignore[method-assign]
-        own = {"_each": _each, "_concat": _concat, "tojson": _to_json, "join": _join_filter}
-        own |= {"indent": _indent, "replace": _replace, "format": _format_filter}
-        theirs = {name: function for name, function in self.filters.items() if name not in NO_FILTERS}
-        self.filters = {name: _metered(name, function) for name, function in (theirs | own).items()}
+        own_filters = {"_each": _each, "_concat": _concat, "tojson": _to_json, "join": _join_filter}
+        own_filters |= {"indent": _indent, "replace": _replace, "format": _format_filter}
+        default_filters = {name: function for name, function in self.filters.items() if name not in NO_FILTERS}
+        self.filters = {name: _metered(name, function) for name, function in (default_filters | own_filters).items()}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -135,6 +135,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return template.render(variables)
         finally:
             METER.deadline_s = float("inf")
+
+    # What follows overrides jinja2's hooks, each of which checks the limits before or after it does its work.
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, str):

@@ -20,10 +20,12 @@ SPECIAL = False
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    """Makes the parser of one output."""
     return HermesParser(tools, parallel=parallel)
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains calls, which are tags that may stand anywhere in the text."""
     if required:
         return {
             "type": "tags_with_separator",

@@ -23,10 +23,12 @@ NO_CALL = r"[^\s{<]|<+[^|<]"
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    """Makes the parser of one output."""
     return Llama3Parser(tools, parallel=parallel)
 
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    """Constrains the answer to calls, or without `required` to calls or a text that does not begin like one."""
     tags = [
         {
             "type": "tag",

@@ -25,6 +25,7 @@ MAX_NAMED_CHARS = 200
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    """Makes the parser of one output."""
     return MistralParser(tools, parallel=parallel)
 
 
@@ -74,9 +75,9 @@ class MistralParser(CallParser):
         super()._opening(is_end)
 
     def _named(self, is_end: bool) -> None:
-        most = self._at + MAX_NAMED_CHARS
-        brace = self._rest.find("{", self._at, most)
-        if brace < 0 and len(self._rest) < most and not is_end:
+        limit = self._at + MAX_NAMED_CHARS
+        brace = self._rest.find("{", self._at, limit)
+        if brace < 0 and len(self._rest) < limit and not is_end:
             return
         match = NAMED.match(self._rest, self._at)
         if match is None or match[1] not in self._tools:

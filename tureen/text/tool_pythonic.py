@@ -30,6 +30,7 @@ MAX_HEAD_CHARS = 100
 
 
 def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
+    """Makes the parser of one output."""
     return PythonicParser(tools, parallel=parallel)
 
 

@@ -19,9 +19,11 @@ class ToolParser(Protocol):
     """Finds tool calls in a text that comes in pieces. Text that turns out to be no call is Content; nothing is
     lost."""
 
-    def feed(self, text: str) -> list[Part]: ...
+    def feed(self, text: str) -> list[Part]:
+        """Reads a piece of text and returns the parts that are certain now."""
 
-    def close(self) -> list[Part]: ...
+    def close(self) -> list[Part]:
+        """Returns the rest; the text has ended."""
 
 
 class ToolFormat(Protocol):

@@ -37,21 +37,29 @@ class AnthropicCacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 
 
 class AnthropicBase64Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64"):
+    """A picture in base64."""
+
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
 class AnthropicUrlSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="url"):
+    """A picture at a URL."""
+
     url: str
 
 
 class AnthropicTextBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
+    """A text block."""
+
     text: str
     cache_control: AnthropicCacheControl | None = None
     citations: Annotated[list[Any], Meta(max_length=0)] | None = None  # the server cites nothing
 
 
 class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image"):
+    """A picture."""
+
     source: AnthropicBase64Source | AnthropicUrlSource
     cache_control: AnthropicCacheControl | None = None
 
@@ -64,11 +72,15 @@ class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class AnthropicThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
+    """Reasoning of an answer that the client sends back."""
+
     thinking: str
     signature: str = ""  # this server signs nothing
 
 
 class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_use"):
+    """A tool call of an answer that the client sends back."""
+
     id: str
     name: str
     input: JsonObject
@@ -78,6 +90,8 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class AnthropicToolResultBlock(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tool_result"
 ):
+    """The result of a tool call."""
+
     tool_use_id: str
     content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
     is_error: bool | None = None
@@ -90,6 +104,8 @@ Block = (
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of the conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: str | BlockList[Block]
 
@@ -114,6 +130,8 @@ class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class AnthropicMetadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `metadata`."""
+
     user_id: str | None = None
 
 
@@ -122,15 +140,19 @@ class AnthropicThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=MIN_THINKING)] | None = None
-    display: Literal["omitted"] | None = None  # the answer says that the model thought, and not what
+    display: Literal["omitted"] | None = None  # the answer has thinking blocks, but without their text
 
 
 class AnthropicJsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer that is JSON, valid against `schema`."""
+
     type: Literal["json_schema"]
     schema: JsonObject
 
 
 class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `output_config`."""
+
     format: AnthropicJsonFormat | None = None
 
 

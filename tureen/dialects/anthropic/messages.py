@@ -170,7 +170,7 @@ def chat_of(body: AnthropicBody, payload: dict[str, Any], state: ServerState) ->
         template_kwargs=_thinking(body, state),
         sampling=sampling,
         names=Names("", renamed),
-        clip_max_tokens=True,  # nobody can leave it out; stop_reason says what ended the answer
+        clip_max_tokens=True,  # max_tokens is required, and stop_reason tells when the context ended the answer
         adapter=adapter_of(body.model, state),
     )
 

@@ -175,10 +175,10 @@ def parse(payload: dict[str, Any], context: Context) -> MindieBody:
         raise InvalidRequest(
             f"prompt must have at most {MAX_PROMPT_CHARS} characters, got {len(body.prompt)}", field="prompt"
         )
-    most = context.config.max_iter_times or context.capacity
-    if "max_tokens" in fields and body.max_tokens > most:
+    limit = context.config.max_iter_times or context.capacity
+    if "max_tokens" in fields and body.max_tokens > limit:
         raise InvalidRequest(
-            f"max_tokens must be at most {most}"
+            f"max_tokens must be at most {limit}"
             + (" (--max-iter-times)" if context.config.max_iter_times else ", the context length")
             + f", got {echo(body.max_tokens)}",
             field="max_tokens",

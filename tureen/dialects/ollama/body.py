@@ -74,18 +74,24 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class OllamaFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The function of a call, and its arguments."""
+
     name: str
     arguments: JsonObject = {}
     index: int | None = None
 
 
 class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool call of an answer that the client sends back."""
+
     function: OllamaFunctionCall
     id: str | None = None
     type: Literal["function"] | None = None
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of the conversation."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None

@@ -58,9 +58,9 @@ def head(name: str, kind: str, body: OpenAIBody, context: Context) -> Answer:
     return fields if body.service_tier is None else fields | {"service_tier": "default"}
 
 
-def metadata(body: OpenAIBody, context: Context, **more: str) -> Answer:
-    """Returns `metadata`: the client's own, the version of the weights, and `more`."""
-    return {"metadata": {**(body.metadata or {}), "weight_version": context.config.weight_version, **more}}
+def metadata(body: OpenAIBody, context: Context, **notes: str) -> Answer:
+    """Returns `metadata`: the client's own, the version of the weights, and `notes`."""
+    return {"metadata": {**(body.metadata or {}), "weight_version": context.config.weight_version, **notes}}
 
 
 def ending(output: Output) -> Answer:

@@ -187,16 +187,18 @@ def _template_kwargs(body: ChatBody, tools: Sequence[Tool], state: ServerState) 
     effort: Mapping[str, Any] = (
         {} if body.reasoning_effort is None else effort_kwargs(body.reasoning_effort, field, tools, state.context)
     )
-    taken = next((name for name in effort if name in kwargs), None)
-    if taken is not None:
-        raise InvalidRequest(f"{field} and chat_template_kwargs.{taken} say the same thing; send one", field=field)
+    conflicting = next((name for name in effort if name in kwargs), None)
+    if conflicting is not None:
+        raise InvalidRequest(
+            f"{field} and chat_template_kwargs.{conflicting} say the same thing; send one", field=field
+        )
     return {**kwargs, **effort}
 
 
-def convert_messages(sent: Sequence[MessageField]) -> ChatMessages:
+def convert_messages(messages: Sequence[MessageField]) -> ChatMessages:
     """Converts messages for chat templates. Raises InvalidRequest for a message that its role cannot have."""
     chat_messages = ChatMessages([], [], [])
-    for index, message in enumerate(sent):
+    for index, message in enumerate(messages):
         where = f"messages[{index}]"
         _check_role(message, where)
         converted: Message = {"role": "system" if message.role == "developer" else message.role}

@@ -137,7 +137,7 @@ async def _plan(
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
-    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, most=MAX_PROMPTS)
+    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, max_prompts=MAX_PROMPTS)
     batch = len(prompt_names)
     planning.check_size(batch, [sampling], "prompt")
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)

@@ -27,6 +27,7 @@ EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of all modules of this API."""
     modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
     return [entry for module in modules for entry in module.routes(state)]
 

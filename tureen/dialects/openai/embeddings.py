@@ -107,7 +107,7 @@ async def _outputs(body: EmbeddingsBody, requester: Requester, state: ServerStat
         body.priority,
     )
     inputs, names = prompts.texts_or_ids(
-        body.input, "input", state.context, most=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
+        body.input, "input", state.context, max_prompts=MAX_INPUTS, may_be_cut=body.truncate_prompt_tokens is not None
     )
     waves.check_count(len(names), "input")
     return await embedding.embed(inputs, names, options, requester, state)

@@ -177,10 +177,14 @@ def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
 
 
 class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function"):
+    """A function that may be called; as a tool choice, that must be called."""
+
     name: str
 
 
 class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="allowed_tools"):
+    """A tool choice that allows some of the tools."""
+
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 

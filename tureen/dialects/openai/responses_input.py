@@ -25,6 +25,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponsesInputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_text"):
+    """Text of the user or the system."""
+
     text: str
 
 
@@ -53,6 +55,8 @@ Shown = ResponsesInputText | ResponsesInputImage
 
 
 class ResponsesMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="message"):
+    """A message of the conversation."""
+
     role: Literal["user", "assistant", "system", "developer"]
     content: str | PartList[ResponsesInputText | ResponsesInputImage | ResponsesOutputText | ResponsesRefusal]
     id: str | None = None
@@ -60,6 +64,8 @@ class ResponsesMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class ResponsesFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function_call"):
+    """A function call of an answer that the client sends back."""
+
     call_id: str
     name: str
     arguments: Annotated[str, Meta(description="A JSON object, as text.")]
@@ -70,6 +76,8 @@ class ResponsesFunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class ResponsesCallOutput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function_call_output"
 ):
+    """The result of a function call."""
+
     call_id: str
     output: str | PartList[Shown]
     id: str | None = None
@@ -77,6 +85,8 @@ class ResponsesCallOutput(
 
 
 class ResponsesThought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning_text"):
+    """A piece of reasoning."""
+
     text: str
 
 
@@ -153,9 +163,9 @@ class ResponsesConversation:
             self._turn("tool_calls")
             self._texts += [text] if text else []
         else:
-            self.say("user" if item.role == "user" else "system", self._shown(item, where))
+            self.add_message("user" if item.role == "user" else "system", self._shown(item, where))
 
-    def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
+    def add_message(self, role: str, content: str | list[dict[str, Any]]) -> None:
         """Adds a message. Consecutive system messages become one, because many templates know only one."""
         is_more = role == "system" and bool(self.messages) and self.messages[-1]["role"] == role
         if not is_more:
@@ -227,15 +237,15 @@ class ResponsesConversation:
         return "".join(texts)
 
 
-def conversation_of(sent: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
+def conversation_of(items: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
     """Converts `input` and `instructions` to a conversation. Raises InvalidRequest."""
     conversation = ResponsesConversation()
     if instructions:
-        conversation.say("system", instructions)
-    if isinstance(sent, str):
-        conversation.say("user", sent)
+        conversation.add_message("system", instructions)
+    if isinstance(items, str):
+        conversation.add_message("user", items)
     else:
-        for index, item in enumerate(sent):
+        for index, item in enumerate(items):
             conversation.add(item, f"input[{index}]")
     conversation.close()
     if not conversation.messages:

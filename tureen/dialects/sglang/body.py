@@ -280,12 +280,12 @@ def after(waited_s: float, body: GenerateBody) -> GenerateBody:
 
 def session_params_of(body: GenerateBody, batch: int) -> list[SessionParams | None]:
     """Returns the session that each of `batch` prompts continues, None = none. Raises InvalidRequest."""
-    sent = body.session_params
-    if sent is None:
+    session_params = body.session_params
+    if session_params is None:
         return [None] * batch
     converted: list[SessionParams | None] = []
-    for index, params in enumerate(per_prompt(sent, batch, "session_params")):
-        where = f"session_params[{index}]" if isinstance(sent, list) else "session_params"
+    for index, params in enumerate(per_prompt(session_params, batch, "session_params")):
+        where = f"session_params[{index}]" if isinstance(session_params, list) else "session_params"
         refuse_unknown(params, SessionParams.__struct_fields__, where)
         fields = {name: value for name, value in params.items() if value is not None}
         converted.append(convert(fields, SessionParams, Names(where).path))
@@ -373,11 +373,11 @@ def _options(body: GenerateBody, resolved: Sequence[Prompt], context: Context) -
 
 
 def _processors(body: GenerateBody, batch: int, context: Context) -> list[str]:
-    sent: Any = body.custom_logit_processor
-    values: list[str | None] = per_prompt(sent, batch, "custom_logit_processor")
+    processors_sent: Any = body.custom_logit_processor
+    values: list[str | None] = per_prompt(processors_sent, batch, "custom_logit_processor")
     checked = []
     for index, value in enumerate(values):
-        field = f"custom_logit_processor[{index}]" if isinstance(sent, list) else "custom_logit_processor"
+        field = f"custom_logit_processor[{index}]" if isinstance(processors_sent, list) else "custom_logit_processor"
         checked.append("" if value is None else check_processor(value, context.config, field))
     return checked
 
@@ -400,9 +400,9 @@ def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None
         )
 
 
-def _logprob_starts(sent: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
+def _logprob_starts(logprob_start_len: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
     """Returns logprob_start_len of each prompt. Raises InvalidRequest for a position outside of the prompt."""
-    starts = per_prompt(sent, len(prompts), "logprob_start_len")
+    starts = per_prompt(logprob_start_len, len(prompts), "logprob_start_len")
     for start, token_ids in zip(starts, prompts, strict=True):
         if not -1 <= start <= len(token_ids):
             raise InvalidRequest(
@@ -419,9 +419,9 @@ def _logprob_starts(sent: int | list[int], prompts: Sequence[Sequence[int]]) -> 
     return starts
 
 
-def _logprob_tops(sent: int | list[int], batch: int, vocab_size: int) -> list[int]:
+def _logprob_tops(top_logprobs_num: int | list[int], batch: int, vocab_size: int) -> list[int]:
     """Returns top_logprobs_num of each prompt. Raises InvalidRequest."""
-    tops = per_prompt(sent, batch, "top_logprobs_num")
+    tops = per_prompt(top_logprobs_num, batch, "top_logprobs_num")
     for top in tops:
         if not 0 <= top <= min(MAX_TOP_LOGPROBS, vocab_size):
             raise InvalidRequest(
@@ -430,19 +430,21 @@ def _logprob_tops(sent: int | list[int], batch: int, vocab_size: int) -> list[in
     return tops
 
 
-def _logprob_ids(sent: list[int | list[int] | None] | None, batch: int, vocab_size: int) -> list[tuple[int, ...]]:
+def _logprob_ids(
+    token_ids_logprob: list[int | list[int] | None] | None, batch: int, vocab_size: int
+) -> list[tuple[int, ...]]:
     """Returns token_ids_logprob of each prompt. Raises InvalidRequest."""
     lists: list[list[Any]]
-    if not sent:
+    if not token_ids_logprob:
         return [()] * batch
-    kinds = set(map(type, sent))
+    kinds = set(map(type, token_ids_logprob))
     if kinds == {int}:
-        lists = [sent]
+        lists = [token_ids_logprob]
     elif int in kinds:
         raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
     else:
-        check_batch(len(sent), MAX_PROMPTS, "token_ids_logprob")
-        nested: list[Any] = per_prompt(list(sent), batch, "token_ids_logprob")
+        check_batch(len(token_ids_logprob), MAX_PROMPTS, "token_ids_logprob")
+        nested: list[Any] = per_prompt(list(token_ids_logprob), batch, "token_ids_logprob")
         lists = [ids or [] for ids in nested]
     for ids in lists:
         if len(ids) > MAX_LOGPROB_IDS:

@@ -16,6 +16,7 @@ EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 
 def routes(state: ServerState) -> list[Entry]:
+    """Returns the routes of all modules of this API."""
     return sglang.routes(state) + score_routes.routes(state)
 
 

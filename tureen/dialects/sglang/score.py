@@ -167,7 +167,7 @@ def _joined(body: ScoreBody, context: Context) -> tuple[Texts | list[Prompt], li
             field="query",
         )
     wholes = [item + query if body.item_first else query + item for item in items]
-    inputs, _ = prompts.texts_or_ids(wholes, "items", context, most=MAX_INPUTS)
+    inputs, _ = prompts.texts_or_ids(wholes, "items", context, max_prompts=MAX_INPUTS)
     return inputs, [f"items[{index}]" for index in range(len(items))]
 
 

@@ -67,7 +67,8 @@ class Account:
             wait_s = max(wait_s, self._turn_s())
         reason = (
             f"has {max(0, math.floor(remaining))} of its {per_minute} tokens a minute left beside what its running "
-            f"requests may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, in about"
+            f"requests may use, and this one may use {num_tokens}; ask for fewer, or send it again when one has ended, "
+            "in about"
             if self._num_held
             else f"has used its {per_minute} tokens a minute and {debt} more; send the request again in"
         )

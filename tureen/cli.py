@@ -39,12 +39,12 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
+        options, rest = self.parse_known_args(args, namespace)
         if rest:
             known = [flag for command in _subparsers(self) for flag in command._option_string_actions]
             hints = difflib.get_close_matches(rest[0].split("=")[0], known, n=1)
             self.error(f"unknown argument {rest[0]}" + (f"; did you mean {hints[0]}?" if hints else ""))
-        return found
+        return options
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -96,8 +96,8 @@ def _parser() -> CommandParser:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    commands = [command for action in found for command in action.choices.values()]
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    commands = [command for action in actions for command in action.choices.values()]
     for command in commands:
         command.complete()
     return [parser, *commands]
@@ -164,8 +164,8 @@ def _show(default: object) -> str:
 
 def load_config(options: argparse.Namespace) -> Config:
     names = set(Config.__struct_fields__)
-    given = {name: value for name, value in vars(options).items() if name in names}
-    return load(given, file=options.config)
+    settings = {name: value for name, value in vars(options).items() if name in names}
+    return load(settings, file=options.config)
 
 
 def _params_type() -> Any:
@@ -184,8 +184,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     offline = importlib.import_module("tureen.offline")
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
-    given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
-    params = msgspec.to_builtins(msgspec.convert(given, _params_type(), strict=False))
+    values = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
+    params = msgspec.to_builtins(msgspec.convert(values, _params_type(), strict=False))
     with offline.OfflineEngine(load_config(options)) as engine:
         shown = 0
         for answer in engine.generate(prompt, params, stream=True):

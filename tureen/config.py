@@ -335,15 +335,15 @@ def _from_file(file: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     names = set(Config.__struct_fields__)
-    found = {
+    values = {
         key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
     }
-    for name in found.keys() - names:
+    for name in values.keys() - names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
         if near:  # others may belong to somebody else
-            wrong, right = (f"{ENV_PREFIX}{one.upper()}" for one in (name, near[0]))
+            wrong, right = (f"{ENV_PREFIX}{setting.upper()}" for setting in (name, near[0]))
             raise StartupError(f"the environment variable {wrong} is no setting; did you mean {right}?")
-    return {name: value for name, value in found.items() if name in names}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
@@ -367,6 +367,6 @@ def _allowed(fault: str) -> str:
             while isinstance(kind, msgspec.inspect.Metadata):
                 kind = kind.type
             kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-            words = [word for one in kinds if isinstance(one, msgspec.inspect.LiteralType) for word in one.values]
+            words = [word for part in kinds if isinstance(part, msgspec.inspect.LiteralType) for word in part.values]
             return f"; it may be {', '.join(map(str, words))}" if words else ""
     return ""

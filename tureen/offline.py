@@ -145,14 +145,14 @@ class OfflineEngine:
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers = sglang.stream(await sglang.prepare(body, self._state), self._state)
         async with contextlib.aclosing(answers):
-            async for one in answers:
-                yield sglang.as_builtins(one)
+            async for answer in answers:
+                yield sglang.as_builtins(answer)
 
     def _iterate(self, body: dict[str, Any]) -> Iterator[Answer]:
         answers: Any = self._stream(body)
         try:
-            while (one := self._wait(anext(answers, None))) is not None:
-                yield one
+            while (answer := self._wait(anext(answers, None))) is not None:
+                yield answer
         finally:
             if not self._is_shut_down:
                 self._wait(answers.aclose())
@@ -160,8 +160,8 @@ class OfflineEngine:
     async def _iterate_async(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers: Any = self._stream(body)
         try:
-            while (one := await self._hand_over(anext(answers, None))) is not None:
-                yield one
+            while (answer := await self._hand_over(anext(answers, None))) is not None:
+                yield answer
         finally:
             if not self._is_shut_down:
                 await self._hand_over(answers.aclose())

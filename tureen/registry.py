@@ -72,8 +72,8 @@ def declaring(package: str, constant: str, name: object) -> str | None:
     """The module that `declared` has for a name, or None. Parses the files that mention the name, and no other."""
     if not isinstance(name, str):
         return None
-    found = (module for module, text in _sources(package) if f'"{name}"' in text and name in _constant(text, constant))
-    return next(found, None)
+    names = (module for module, text in _sources(package) if f'"{name}"' in text and name in _constant(text, constant))
+    return next(names, None)
 
 
 def _sources(package: str) -> Iterator[tuple[str, str]]:

@@ -86,9 +86,9 @@ class Generate:
 
     async def prepare(self, connection: ClientConnection) -> int | None:
         for path in ("/model_info", "/get_model_info"):
-            found = (await _get(connection, path)).get("vocab_size")
-            if isinstance(found, int):
-                return found
+            vocab_size = (await _get(connection, path)).get("vocab_size")
+            if isinstance(vocab_size, int):
+                return vocab_size
         return None
 
 
@@ -225,10 +225,10 @@ async def _get(connection: ClientConnection, path: str) -> dict[str, Any]:
     """The JSON object at `path`; empty when there is none."""
     status, body = await connection.request("GET", path)
     try:
-        found = msgspec.json.decode(body) if status == 200 else {}
+        answer = msgspec.json.decode(body) if status == 200 else {}
     except msgspec.DecodeError:
         raise BenchError(f"{connection.address.url}{path}: the answer is not JSON; is --backend right?") from None
-    return found if isinstance(found, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 async def _first_model(connection: ClientConnection) -> dict[str, Any]:
@@ -237,5 +237,5 @@ async def _first_model(connection: ClientConnection) -> dict[str, Any]:
 
 
 def _vocab_in_model_list(entry: dict[str, Any]) -> int | None:
-    found = (entry.get("meta") or {}).get("n_vocab")  # llama.cpp's addition to the list
-    return found if isinstance(found, int) else None
+    vocab_size = (entry.get("meta") or {}).get("n_vocab")  # llama.cpp's addition to the list
+    return vocab_size if isinstance(vocab_size, int) else None

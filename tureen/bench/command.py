@@ -142,9 +142,9 @@ def _offline(options: argparse.Namespace) -> dict[str, Any]:
         quick=options.quick,
         requests=options.requests,
     )
-    found = [msgspec.to_builtins(result) for result in results]
-    _show(json.dumps(found, indent=1))
-    return {"offline": found}
+    results_json = [msgspec.to_builtins(result) for result in results]
+    _show(json.dumps(results_json, indent=1))
+    return {"offline": results_json}
 
 
 def _servers(options: argparse.Namespace) -> dict[str, Any]:
@@ -163,15 +163,15 @@ def _servers(options: argparse.Namespace) -> dict[str, Any]:
         _show("\n" + report.ratios(outcome.results, [target.name for target in targets]))
     if outcome.cold_starts:
         _show("\n" + report.cold_starts(outcome.cold_starts))
-    found: dict[str, Any] = msgspec.to_builtins(outcome)
-    return found
+    outcome_json: dict[str, Any] = msgspec.to_builtins(outcome)
+    return outcome_json
 
 
 def _starts(options: argparse.Namespace) -> dict[str, Any]:
     starts = importlib.import_module("tureen.bench.starts")
-    found = starts.run_starts(_plan(options), options.cold, _say)
-    _show(starts.table(found))
-    return {"cold": options.cold, "starts": msgspec.to_builtins(found)}
+    starts_made = starts.run_starts(_plan(options), options.cold, _say)
+    _show(starts.table(starts_made))
+    return {"cold": options.cold, "starts": msgspec.to_builtins(starts_made)}
 
 
 def _plan(options: argparse.Namespace) -> Any:

@@ -65,27 +65,27 @@ class Allowed(msgspec.Struct, frozen=True):
 
 def measure(kernels: ModuleType, threads: int) -> list[Measured]:
     """With one thread, and with all. A few tenths of a second."""
-    found = []
+    measurements = []
     for count in sorted({1, threads}):
         read = kernels.read_bandwidth(count, READ_BYTES, READINGS)
-        found.append(Measured(count, read, kernels.peak(count, PEAK_SECONDS)))
-    return found
+        measurements.append(Measured(count, read, kernels.peak(count, PEAK_SECONDS)))
+    return measurements
 
 
 def allowed(work: Work, measured: list[Measured]) -> Allowed:
     """Returns the limits by the best measurement, whichever number of threads it had."""
-    gb_s = max(one.read_gb_s for one in measured)
-    gops = max(one.int8_gops for one in measured)
+    gb_s = max(measurement.read_gb_s for measurement in measured)
+    gops = max(measurement.int8_gops for measurement in measured)
     return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), gops * 1e9 / work.operations_per_token(PROMPT))
 
 
-def scaling(one: float, all_threads: float) -> str:
+def scaling(single_thread: float, all_threads: float) -> str:
     """Says in words how much more threads bring."""
-    return f"{all_threads / one:.1f} times as much" if all_threads > one else "no more"
+    return f"{all_threads / single_thread:.1f} times as much" if all_threads > single_thread else "no more"
 
 
 def is_like_one_core(measured: list[Measured]) -> bool:
     """Whether several threads compute hardly more than one: CPUs that share a core do, and those that others keep
     busy."""
-    one, most = measured[0], measured[-1]
-    return most.threads > 1 and most.int8_gops < ONE_CORE * one.int8_gops
+    single, most = measured[0], measured[-1]
+    return most.threads > 1 and most.int8_gops < ONE_CORE * single.int8_gops

@@ -59,11 +59,11 @@ def main() -> None:
     for text in options.settings:
         settings = dict(pair.split("=", 1) for pair in text.split(","))
         with tureen.Engine(model_path=options.model_path, **settings) as engine:
-            found = token_logprobs(engine, token_ids)
-        first = first or found
-        differences = math.fsum(abs(one - other) for one, other in zip(found, first, strict=True)) / len(found)
-        ratio = perplexity(found) / perplexity(first)
-        lines.append((text, str(len(found)), f"{perplexity(found):.4f}", f"{ratio:.5f}", f"{differences:.5f}"))
+            logprobs = token_logprobs(engine, token_ids)
+        first = first or logprobs
+        differences = math.fsum(abs(a - b) for a, b in zip(logprobs, first, strict=True)) / len(logprobs)
+        ratio = perplexity(logprobs) / perplexity(first)
+        lines.append((text, str(len(logprobs)), f"{perplexity(logprobs):.4f}", f"{ratio:.5f}", f"{differences:.5f}"))
     print(lay_out(lines))  # noqa: T201 - what the command is for
 
 

@@ -46,8 +46,8 @@ def listener(port: int) -> int | None:
         if (fields := line.split())[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port
     }
     names = {f"socket:[{inode}]" for inode in sockets}
-    found = {pid for pid in _all_pids() if names and names & _open_files(pid)}
-    roots = [pid for pid in found if (stat := read_stat(pid)) is None or stat.parent not in found]
+    pids = {pid for pid in _all_pids() if names and names & _open_files(pid)}
+    roots = [pid for pid in pids if (stat := read_stat(pid)) is None or stat.parent not in pids]
     return min(roots, default=None)
 
 
@@ -57,10 +57,10 @@ def family(root: int) -> list[int]:
     for pid in _all_pids():
         if (stat := read_stat(pid)) is not None:
             children.setdefault(stat.parent, []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def cpu_seconds(root: int | None) -> float | None:
@@ -106,16 +106,16 @@ def _all_pids() -> list[int]:
 
 
 def _open_files(pid: int) -> set[str]:
-    found = set()
+    targets = set()
     try:
         for entry in os.scandir(f"/proc/{pid}/fd"):
             try:
-                found.add(os.readlink(entry.path))
+                targets.add(os.readlink(entry.path))
             except OSError:
                 continue
     except OSError:
         return set()
-    return found
+    return targets
 
 
 class StartedServer:

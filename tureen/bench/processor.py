@@ -49,7 +49,7 @@ def this_processor() -> ProcessorFeatures:
 
 def better(processor: ProcessorFeatures, kernels: ModuleType) -> list[str]:
     """For each instruction set that is better than the one in use, best first: why it is not, and what to do."""
-    built = {isa.name: isa for isa in (Isa(*found) for found in kernels.isas())}
+    built = {isa.name: isa for isa in (Isa(*fields) for fields in kernels.isas())}
     lines = []
     for name, needs in kernels.needs_of_isas():
         if name == kernels.isa():

@@ -184,10 +184,10 @@ def _line(result: Result) -> tuple[str, ...]:
     )
 
 
-def cold_starts(found: Mapping[str, ColdStart]) -> str:
+def cold_starts(starts: Mapping[str, ColdStart]) -> str:
     """One line a server that was started here."""
     lines: list[tuple[str, ...]] = [("cold start", "", "ready s", "first token s", "MiB at rest", "of that private")]
-    for target, cold in found.items():
+    for target, cold in starts.items():
         rest = cold.memory_at_rest
         sizes = (in_short(rest.resident), in_short(rest.private)) if rest else ("–", "–")
         lines.append((target, "", in_short(cold.ready_s), in_short(cold.first_token_s), *sizes))

@@ -101,10 +101,10 @@ HEADINGS = (
 def table(results: Iterable[Result]) -> str:
     """One line a pass with a schema. `decoded` = tokens less those that were forced, so the steps of each sequence in
     all; `plain/json` = how many times as long as many tokens without a schema took."""
-    found = {(result.workload, result.target, result.round): result for result in results}
+    by_pass = {(result.workload, result.target, result.round): result for result in results}
     lines = [
-        _line(result, found.get((f"{workload}-plain", target, number)))
-        for (workload, target, number), result in found.items()
+        _line(result, by_pass.get((f"{workload}-plain", target, number)))
+        for (workload, target, number), result in by_pass.items()
         if result.valid is not None
     ]
     return lay_out([HEADINGS, *lines])

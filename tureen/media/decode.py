@@ -131,7 +131,7 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    found = 1
+    orientation = 1
     with contextlib.suppress(*UNREADABLE):
-        found = image.getexif().get(ORIENTATION, 1)
-    return found if isinstance(found, int) else 1
+        orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if isinstance(orientation, int) else 1

@@ -70,8 +70,8 @@ def warm_up(family: Family) -> None:
     exif[ORIENTATION] = 6
     for kind, mode in (("PNG", "P"), ("PNG", "LA"), ("JPEG", "RGB"), ("JPEG", "CMYK"), ("GIF", "P"), ("WEBP", "RGBA")):
         file = io.BytesIO()
-        made = picture.convert(mode)
-        made.save(file, kind, exif=exif, **({} if kind == "JPEG" else {"save_all": True, "append_images": [made]}))
+        image = picture.convert(mode)
+        image.save(file, kind, exif=exif, **({} if kind == "JPEG" else {"save_all": True, "append_images": [image]}))
         decode(file.getvalue())
         list(video.frames(file.getvalue()))
     video.warm_up()
@@ -98,14 +98,14 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> Deco
 
 def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
     """Raises At, MemoryError."""
-    found: list[Image.Image] = []
+    pictures: list[Image.Image] = []
     num_pixels = 0
     for index, (source, is_base64) in enumerate(zip(sources, job.are_base64, strict=True)):
         try:
             data = _unwrapped(source) if is_base64 else source
             is_film = job.modality == "video" and len(sources) == 1
             for picture in video.frames(data) if is_film else [decode(data)]:
-                found.append(picture)
+                pictures.append(picture)
                 num_pixels += picture.width * picture.height
                 if num_pixels > MAX_PROMPT_PIXELS:
                     raise Refused(
@@ -114,9 +114,9 @@ def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
                     )
         except Refused as error:
             raise At(str(error), index) from None
-    if not found:
+    if not pictures:
         raise At("holds no pictures", 0)
-    return found
+    return pictures
 
 
 def _unwrapped(source: bytes) -> bytes:
@@ -130,10 +130,10 @@ def _unwrapped(source: bytes) -> bytes:
     return data
 
 
-def _item(one: Prepared) -> Item:
-    tiles, height, width, channels = one.pixels.shape
-    pixels = np.ascontiguousarray(one.pixels, dtype=np.uint8).tobytes()
-    return Item(pixels, (tiles, height, width, channels), one.num_tokens, one.layout)
+def _item(prepared: Prepared) -> Item:
+    tiles, height, width, channels = prepared.pixels.shape
+    pixels = np.ascontiguousarray(prepared.pixels, dtype=np.uint8).tobytes()
+    return Item(pixels, (tiles, height, width, channels), prepared.num_tokens, prepared.layout)
 
 
 def _place(error: BaseException) -> str:

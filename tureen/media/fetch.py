@@ -94,15 +94,15 @@ def check_domains(names: tuple[str, ...]) -> frozenset[str]:
 
 def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
     """Raises Forbidden."""
-    found = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
-    if found is None:
+    match = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
+    if match is None:
         raise Forbidden(
             f"{field} is a URL that is not fetched: it must be http(s)://HOST/PATH on port 80 or 443, without user and "
             f"password, at most {MAX_URL_CHARS} characters, all else than plain ASCII percent-encoded",
             field=field,
             code="media_url_forbidden",
         )
-    scheme, host = found[1].lower(), found[2].lower()
+    scheme, host = match[1].lower(), match[2].lower()
     if host not in domains:
         raise Forbidden(
             f"{field} is a URL of the host {echo(host)}; only hosts named with --allowed-media-domain are fetched "
@@ -110,8 +110,8 @@ def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
             field=field,
             code="media_url_forbidden",
         )
-    path = found[4] or "/"
-    return FetchTarget(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
+    path = match[4] or "/"
+    return FetchTarget(scheme == "https", host, int(match[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
 
 
 def is_public(address: str) -> bool:
@@ -129,8 +129,8 @@ def is_public(address: str) -> bool:
 
 async def look_up(host: str, port: int) -> list[str]:
     """Its addresses. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 async def dial(address: str, port: int, tls: ssl.SSLContext | None, host: str) -> Connection:

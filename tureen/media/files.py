@@ -15,21 +15,21 @@ from tureen.media.references import MAX_BYTES, MAX_NAME_CHARS
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def media_root(given: str | None, host: str) -> Path | None:
+def media_root(setting: str | None, host: str) -> Path | None:
     """The folder below which clients may name files, for the settings `media_path` and `host`; None = they may not.
 
     Without a setting it is the current directory where only this machine reaches the server, unless that is `/`: a
     service that was started nowhere in particular shows nothing. Raises StartupError.
     """
-    if given == "":
+    if setting == "":
         return None
-    if given is None:
+    if setting is None:
         here = Path.cwd()
         return here if is_loopback(host) and here != Path("/") else None
-    folder = Path(given).expanduser().absolute()
+    folder = Path(setting).expanduser().absolute()
     if not folder.is_dir():
         raise StartupError(
-            f"--media-path {given}: there is no such folder; give one with pictures in it, or '' for none"
+            f"--media-path {setting}: there is no such folder; give one with pictures in it, or '' for none"
         )
     return folder
 

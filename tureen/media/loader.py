@@ -86,15 +86,15 @@ class MediaLoader:
         """
         self._check(len(references), modality, field)
         names = [_name(field, len(references), index) for index in range(len(references))]
-        found = [parse_reference(text, name) for text, name in zip(references, names, strict=True)]
-        for one, name in zip(found, names, strict=True):
-            if isinstance(one, Remote):
-                self._fetcher.check(one.url, name)
+        parsed = [parse_reference(text, name) for text, name in zip(references, names, strict=True)]
+        for reference, name in zip(parsed, names, strict=True):
+            if isinstance(reference, Remote):
+                self._fetcher.check(reference.url, name)
         async with contextlib.AsyncExitStack() as held:
-            if not all(isinstance(one, Inline) for one in found):
+            if not all(isinstance(reference, Inline) for reference in parsed):
                 await _enter(self._fetches, field)
                 held.callback(self._fetches.release)
-            sources = await self._gather(found, names, field)
+            sources = await self._gather(parsed, names, field)
             await _enter(self._decodes, field)
             task = asyncio.create_task(self._decode(sources, modality, field))
             self._tasks.add(task)
@@ -125,8 +125,8 @@ class MediaLoader:
         room = MAX_PROMPT_BYTES
         try:
             async with asyncio.timeout(MAX_GATHER_S):
-                for one, name in zip(references, names, strict=True):
-                    source = await self._obtain(one, name)
+                for reference, name in zip(references, names, strict=True):
+                    source = await self._obtain(reference, name)
                     room -= len(source.data) * 3 // 4 if source.is_base64 else len(source.data)
                     if room < 0:
                         raise InvalidRequest(
@@ -156,9 +156,11 @@ class MediaLoader:
 
     async def _decode(self, sources: Sequence[PictureSource], modality: Modality, field: str) -> list[Prepared]:
         job = msgspec.msgpack.encode(
-            DecodeJob(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
+            DecodeJob(
+                modality, tuple(len(source.data) for source in sources), tuple(source.is_base64 for source in sources)
+            )
         )
-        parts = (SIZE.pack(len(job)), job, *(one.data for one in sources))
+        parts = (SIZE.pack(len(job)), job, *(source.data for source in sources))
         ask = partial(self._ask, parts)
         try:
             data = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
@@ -243,8 +245,8 @@ def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> l
     if len(reply.items) != (1 if modality == "video" else num_sources) or not all(map(_is_sound, reply.items)):
         raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
     return [
-        Prepared(np.frombuffer(one.pixels, np.uint8).reshape(one.shape), one.num_tokens, one.layout)
-        for one in reply.items
+        Prepared(np.frombuffer(item.pixels, np.uint8).reshape(item.shape), item.num_tokens, item.layout)
+        for item in reply.items
     ]
 
 

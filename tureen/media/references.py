@@ -74,14 +74,14 @@ def parse_reference(text: str, field: str) -> Reference:
 
 
 def _data_start(head: str, field: str) -> int:
-    found = DATA_URL.match(head)
-    if found is None:
+    match = DATA_URL.match(head)
+    if match is None:
         raise InvalidRequest(
             f"{field} begins {echo(head[:40])}: a data: URL begins data:image/TYPE;base64, or data:video/TYPE;base64,",
             field=field,
             code="invalid_image",
         )
-    return found.end()
+    return match.end()
 
 
 def _inline(text: str, start: int, field: str) -> Inline:
@@ -115,5 +115,5 @@ def _remote(text: str, scheme: str, field: str) -> Remote:
 def _file_name(text: str) -> str:
     """Returns the file name of a file: URL. A name that is too long anyway may be cut off."""
     path = text[: 3 * (MAX_NAME_CHARS + MAX_HEAD_CHARS)]
-    found = FILE_URL.match(path)
-    return unquote(path[found.end() :] if found else path)
+    match = FILE_URL.match(path)
+    return unquote(path[match.end() :] if match else path)

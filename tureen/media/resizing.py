@@ -140,7 +140,7 @@ def _in_proportion(picture: Image, short_side: int) -> tuple[int, int]:
 def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     """Crops the middle; missing edges become black."""
     height, width = size
-    missing = [max(0, wanted - there) for wanted, there in zip(size, pixels.shape, strict=False)]
+    missing = [max(0, target - actual) for target, actual in zip(size, pixels.shape, strict=False)]
     if any(missing):
         edges = [(-(-count // 2), count // 2) for count in missing]
         pixels = np.pad(pixels, (*edges, (0, 0)))
@@ -150,11 +150,11 @@ def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 def _processor(settings: Settings, known: tuple[str, ...]) -> str:
     """Older files call it a feature extractor; suffixes tell its speed."""
-    given = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
-    name = OLD_NAMES.get(given, given).removesuffix("Fast").removesuffix("Pil")
+    declared = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
+    name = OLD_NAMES.get(declared, declared).removesuffix("Fast").removesuffix("Pil")
     if name not in known:
         raise settings.fault(
-            "image_processor_type", f"{echo(given)} is not supported by this model; known: {', '.join(known)}"
+            "image_processor_type", f"{echo(declared)} is not supported by this model; known: {', '.join(known)}"
         )
     return name
 
@@ -167,10 +167,10 @@ def _size(settings: Settings, key: str, defaults: Mapping[str, Any]) -> dict[str
         value = {"shortest_edge": value} if is_edge else {"height": value, "width": value}
     if isinstance(value, Mapping):
         keys = {name for name, number in value.items() if number is not None}
-        for wanted in (("height", "width"), ("shortest_edge",)):
-            if keys == set(wanted) and (len(wanted) == 2 or key == "size"):
+        for size_keys in (("height", "width"), ("shortest_edge",)):
+            if keys == set(size_keys) and (len(size_keys) == 2 or key == "size"):
                 part = Settings(f"{FILE}: {key}", value)
-                return {name: part.integer(name) for name in wanted}
+                return {name: part.integer(name) for name in size_keys}
     raise settings.fault(key, "must give height and width" + (", or shortest_edge" if key == "size" else ""))
 
 

@@ -105,12 +105,12 @@ def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
         if stream.codec_context.codec.canonical_name not in CODECS:
             raise Refused(f"is encoded in a way that is not read; {', '.join(sorted(CODECS))} are")
         count = sum(packet.size > 0 for packet in film.demux(stream))
-        wanted = set(_affordable(count, stream.codec_context.width, stream.codec_context.height))
+        indices = set(_affordable(count, stream.codec_context.width, stream.codec_context.height))
     with av.open(io.BytesIO(data), format=name) as film:
         stream = film.streams.video[0]
         stream.codec_context.thread_count = 1  # the process may start none
         for index, frame in enumerate(film.decode(stream)):
-            if index in wanted:
+            if index in indices:
                 check_size(frame.width, frame.height)
                 yield _upright(frame)
 
@@ -118,5 +118,5 @@ def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
 def _upright(frame: Any) -> Image.Image:
     picture: Image.Image = frame.to_image(threads=1)
     turn = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
-    found = turn.get(frame.rotation % 360)
-    return picture if found is None else picture.transpose(found)
+    transpose = turn.get(frame.rotation % 360)
+    return picture if transpose is None else picture.transpose(transpose)

@@ -57,36 +57,36 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Our names -> shapes, of all weights that are used. A matrix is [outputs, inputs]."""
         hidden = self.hidden_size
         positions = self.num_patches(self.image_size, self.image_size) + self.has_class_token
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "patches.weight": (hidden, 3, self.patch_size, self.patch_size),
             "positions": (positions, hidden),
         }
         if self.has_patch_bias:
-            found["patches.bias"] = (hidden,)
+            shapes["patches.bias"] = (hidden,)
         if self.has_class_token:
-            found["class_token"] = (hidden,)
+            shapes["class_token"] = (hidden,)
         if self.has_input_norm:
-            found |= {"input_norm.weight": (hidden,), "input_norm.bias": (hidden,)}
+            shapes |= {"input_norm.weight": (hidden,), "input_norm.bias": (hidden,)}
         layer = self._layer_weights()
         for index in range(self.num_layers):
-            found |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-        return found
+            shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        return shapes
 
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
         hidden, inner = self.hidden_size, self.mlp_size
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name in ("norm1", "norm2"):
-            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+            shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
         for name in ("q", "k", "v", "out"):
-            found[f"{name}.weight"] = (hidden, hidden)
+            shapes[f"{name}.weight"] = (hidden, hidden)
             if self.has_qkv_bias or name == "out":
-                found[f"{name}.bias"] = (hidden,)
+                shapes[f"{name}.bias"] = (hidden,)
         rows = inner * (2 if self.has_gated_mlp else 1)
-        found |= {"fc1.weight": (rows, hidden), "fc1.bias": (rows,)}
-        found |= {"fc2.weight": (hidden, inner), "fc2.bias": (hidden,)}
+        shapes |= {"fc1.weight": (rows, hidden), "fc1.bias": (rows,)}
+        shapes |= {"fc2.weight": (hidden, inner), "fc2.bias": (hidden,)}
         if self.has_layer_scales:
-            found |= {"scale1": (hidden,), "scale2": (hidden,)}
-        return found
+            shapes |= {"scale1": (hidden,), "scale2": (hidden,)}
+        return shapes
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,15 +105,15 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all weights, like `TowerConfig.weights`; hidden_size: the language model's."""
-        found = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
+        shapes = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
         inputs = self.tower.hidden_size * len(self.feature_layers)
         for name, size in (("projector.fc1", inputs), ("projector.fc2", hidden_size)):
-            found[f"{name}.weight"] = (hidden_size, size)
+            shapes[f"{name}.weight"] = (hidden_size, size)
             if self.projector_bias:
-                found[f"{name}.bias"] = (hidden_size,)
+                shapes[f"{name}.bias"] = (hidden_size,)
         if self.has_newline:
-            found["newline"] = (hidden_size,)
-        return found
+            shapes["newline"] = (hidden_size,)
+        return shapes
 
 
 def parse_vision(
@@ -146,8 +146,8 @@ def tile_side(config: VisionConfig) -> int:
 
 def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ...]:
     """Counted from 0, what the first layer gets, to `depth`, the last one's output."""
-    given = config.get("vision_feature_layer", default)
-    layers = given if isinstance(given, list) and given else [given]
+    value = config.get("vision_feature_layer", default)
+    layers = value if isinstance(value, list) and value else [value]
     for layer in layers:
         if type(layer) is not int or not -depth - 1 <= layer <= depth:
             raise config.fault(

@@ -39,7 +39,7 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Hugging Face name -> shape. A matrix is [outputs, inputs]."""
         hidden = self.hidden_size
         sizes = {"hidden": hidden, "inner": self.intermediate_size}
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "embeddings.word_embeddings.weight": (self.vocab_size, hidden),
             "embeddings.position_embeddings.weight": (self.num_positions, hidden),
             "embeddings.token_type_embeddings.weight": (self.num_token_types, hidden),
@@ -48,10 +48,10 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True):
         for layer in range(self.num_layers):
             prefix = f"encoder.layer.{layer}"
             for part, (outputs, inputs) in LAYER_PARTS.items():
-                found[f"{prefix}.{part}.weight"] = (sizes[outputs], sizes[inputs])
-                found[f"{prefix}.{part}.bias"] = (sizes[outputs],)
+                shapes[f"{prefix}.{part}.weight"] = (sizes[outputs], sizes[inputs])
+                shapes[f"{prefix}.{part}.bias"] = (sizes[outputs],)
             norms += [f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"]
-        return found | {f"{norm}.{part}": (hidden,) for norm in norms for part in ("weight", "bias")}
+        return shapes | {f"{norm}.{part}": (hidden,) for norm in norms for part in ("weight", "bias")}
 
 
 def parse(hf: Mapping[str, Any]) -> BertConfig:

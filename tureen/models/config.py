@@ -79,14 +79,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape, of every weight that the model has. A matrix is [outputs, inputs]."""
-        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         for index in range(self.num_layers):
             layer = self._layer_weights() | self._mlp_weights(self.experts_of(index))
-            found |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-        found["model.norm.weight"] = (self.hidden_size,)
+            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_embeddings:
-            found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
-        return found
+            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        return shapes
 
     def experts_of(self, layer: int) -> Experts | None:
         return self.experts[layer] if self.experts else None
@@ -94,33 +94,33 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
         for name, outputs, inputs, bias in (
             ("self_attn.q_proj", heads, hidden, self.qkv_bias),
             ("self_attn.k_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.v_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.o_proj", hidden, heads, self.out_bias),
         ):
-            found[f"{name}.weight"] = (outputs, inputs)
+            shapes[f"{name}.weight"] = (outputs, inputs)
             if bias:
-                found[f"{name}.bias"] = (outputs,)
+                shapes[f"{name}.bias"] = (outputs,)
         if self.qk_norm:
-            found |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
-        return found
+            shapes |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+        return shapes
 
     def _mlp_weights(self, experts: Experts | None) -> dict[str, tuple[int, ...]]:
         if experts is None:
-            found = self._gated("mlp", self.intermediate_size)
+            shapes = self._gated("mlp", self.intermediate_size)
             if self.mlp_bias:
-                found |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(found.items())}
-            return found
-        found = {"mlp.gate.weight": (experts.count, self.hidden_size)}
+                shapes |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(shapes.items())}
+            return shapes
+        shapes = {"mlp.gate.weight": (experts.count, self.hidden_size)}
         for index in range(experts.count):
-            found |= self._gated(f"mlp.experts.{index}", experts.size)
+            shapes |= self._gated(f"mlp.experts.{index}", experts.size)
         if experts.shared_size:
-            found |= self._gated("mlp.shared_expert", experts.shared_size)
-            found["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
-        return found
+            shapes |= self._gated("mlp.shared_expert", experts.shared_size)
+            shapes["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
+        return shapes
 
     def _gated(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
@@ -193,10 +193,10 @@ def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
 def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the rope's settings, by their newer or their older name; {} where there are none."""
     key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
-    found = hf.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise _fault(key, f"must be an object, got {echo(found)}")
-    return found
+    parameters = hf.get(key) or {}
+    if not isinstance(parameters, Mapping):
+        raise _fault(key, f"must be an object, got {echo(parameters)}")
+    return parameters
 
 
 def checked(experts: Experts) -> Experts:

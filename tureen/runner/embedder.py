@@ -82,10 +82,10 @@ def load_embedder(source: ModelSource, config: Config, progress: Progress) -> Mo
     shape = bert.parse(model_config(source))
     sentence = read_sentence_config(source.path)
     max_tokens = _max_tokens(config, sentence, shape.num_positions)
-    wanted = shape.weights()
+    shapes = shape.weights()
     place = EmbedderPlace(device.name, str(dtype).removeprefix("torch."), device.num_threads)
-    loading.require_memory(sum(map(math.prod, wanted.values())) * dtype.itemsize, place.dtype, device)
-    weights = {name: tensor.to(place.device, dtype) for name, tensor in _read(source, wanted, progress)}
+    loading.require_memory(sum(map(math.prod, shapes.values())) * dtype.itemsize, place.dtype, device)
+    weights = {name: tensor.to(place.device, dtype) for name, tensor in _read(source, shapes, progress)}
     return ModelEmbedder(TorchBert(shape, weights), shape, sentence.pooling, max_tokens, place)
 
 
@@ -118,10 +118,10 @@ def _refuse_settings(config: Config) -> None:
 
 
 def _read(
-    source: ModelSource, wanted: Mapping[str, tuple[int, ...]], progress: Progress
+    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], progress: Progress
 ) -> Iterator[tuple[str, Tensor]]:
     """Each weight once. Raises StartupError for those that are missing, unknown or misshapen."""
-    missing = dict(wanted)
+    missing = dict(shapes)
     for stored in iter_plain(source, lambda name: not name.removeprefix(PREFIX).startswith(bert.UNUSED)):
         name = stored.name.removeprefix(PREFIX)
         shape = missing.pop(name, None)
@@ -131,6 +131,6 @@ def _read(
                 f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
             )
         yield name, as_tensor(stored)
-        progress("load weights", len(wanted) - len(missing), len(wanted))
+        progress("load weights", len(shapes) - len(missing), len(shapes))
     if missing:
         raise StartupError(f"the model lacks {len(missing)} weights, such as {min(missing)}")

@@ -137,26 +137,26 @@ def _load(
     from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
 
     if load_format == "dummy":
-        found = loading.random_weights(shapes)
+        tensors = loading.random_weights(shapes)
     else:
-        found = _renamed(iter_vision(source), vision.tower.num_layers)
-    wanted = dict(shapes)
-    for stored in found:
-        shape = wanted.pop(stored.name, None)
+        tensors = _renamed(iter_vision(source), vision.tower.num_layers)
+    missing = dict(shapes)
+    for stored in tensors:
+        shape = missing.pop(stored.name, None)
         if shape is None or stored.shape[-len(shape) :] != shape or math.prod(stored.shape) != math.prod(shape):
             raise StartupError(
                 f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
                 f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
             )
         yield stored.name, as_tensor(stored).reshape(shape)
-        progress("load vision weights", len(shapes) - len(wanted), len(shapes))
-    if wanted:
-        raise StartupError(f"the model lacks {len(wanted)} weights of the part that sees, such as {min(wanted)}")
+        progress("load vision weights", len(shapes) - len(missing), len(shapes))
+    if missing:
+        raise StartupError(f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}")
 
 
-def _renamed(found: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
+def _renamed(tensors: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
     """The weights that are used, by our names."""
-    for stored in found:
+    for stored in tensors:
         try:
             name = local_name(stored.name, num_layers)
         except KeyError:

@@ -122,12 +122,12 @@ class FakeRunner:
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
         """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""
-        found = b""
+        embeddings = b""
         for index in range(item.num_tokens):
             yield None
             numbers, count = digest(item.digest.encode(), index), self._capacity.hidden_size
-            found += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))
-        yield found
+            embeddings += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))
+        yield embeddings
 
     def call(self, op: str, **args: object) -> object:
         if op == "device":
@@ -228,10 +228,10 @@ class FakeRunner:
         banned = state.end_token_ids if len(outputs) < state.params.min_new_tokens else ()
         size = self._capacity.vocab_size
         after = (token_id, *((token_id + step) % size for step in range(1, size)))
-        found = next((one for one in after if one not in banned and _allows(mask, one)), None)
-        if found is not None:
-            outputs.append(found)
-        return found
+        allowed = next((candidate for candidate in after if candidate not in banned and _allows(mask, candidate)), None)
+        if allowed is not None:
+            outputs.append(allowed)
+        return allowed
 
     def _at(self, row: Row, position: int) -> slice:
         page, offset = divmod(position, self._capacity.page_size)

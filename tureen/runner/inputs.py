@@ -36,9 +36,9 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
     values: list[np.ndarray] = []
     for row, span in zip(batch.rows, spans, strict=True):
         if row.embeds:
-            given = np.flatnonzero(np.array(row.token_ids) == NO_TOKEN)
-            places.append(span.first + given)
-            values.append(np.frombuffer(row.embeds, np.float32).reshape(len(given), -1))
+            offsets = np.flatnonzero(np.array(row.token_ids) == NO_TOKEN)
+            places.append(span.first + offsets)
+            values.append(np.frombuffer(row.embeds, np.float32).reshape(len(offsets), -1))
     if not places:
         return None
     return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)

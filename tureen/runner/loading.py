@@ -73,16 +73,16 @@ def weights(
     return wanted_weights(config, _renamed(iter_stored(source, hf), hf), progress)
 
 
-def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
+def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
     """Yields the weights that the config needs, each once; values of norms are the factors themselves.
 
     Raises StartupError naming weights that are missing, unknown or misshapen: the missing ones after the last.
     """
-    wanted = config.weights()
-    total = len(wanted)
-    shapes = dict(wanted)
-    for stored in _unstacked(found, shapes):
-        shape = wanted.pop(stored.name, None)
+    unread = config.weights()
+    total = len(unread)
+    shapes = dict(unread)
+    for stored in _unstacked(tensors, shapes):
+        shape = unread.pop(stored.name, None)
         if shape is None:
             if config.tie_embeddings and stored.name == "lm_head.weight":
                 continue
@@ -98,16 +98,16 @@ def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progr
             )
         is_less_one = config.unit_offset_norm and stored.name.endswith("norm.weight")
         yield stored._replace(offset=stored.offset + 1) if is_less_one else stored
-        progress("load weights", total - len(wanted), total)
-    if wanted:
-        missing = ", ".join(list(wanted)[:3])
-        raise StartupError(f"the model lacks {len(wanted)} weights: {missing}{', …' if len(wanted) > 3 else ''}")
+        progress("load weights", total - len(unread), total)
+    if unread:
+        missing = ", ".join(list(unread)[:3])
+        raise StartupError(f"the model lacks {len(unread)} weights: {missing}{', …' if len(unread) > 3 else ''}")
 
 
-def _renamed(found: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
+def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
     """The same weights by the names that `ModelConfig.weights` has for them."""
     renames = _renames(hf)
-    for stored in found:
+    for stored in tensors:
         name = _replaced(stored.name, renames)
         yield stored if name == stored.name else stored._replace(name=name)
 
@@ -129,9 +129,9 @@ def _replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
     return name
 
 
-def _unstacked(found: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
+def _unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
     """The same weights, those that stand in one matrix one by one; `shapes`: of the weights that are wanted."""
-    for stored in found:
+    for stored in tensors:
         *before, module, kind = stored.name.rsplit(".", 2)
         names = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
         if names and all(name in shapes for name in names):

@@ -242,8 +242,8 @@ class ModelRunner:
         self, root: str, folder: str, prefix: str, num_steps: int | None, options: dict[str, Any]
     ) -> str:
         """See Profiler.start."""
-        given = TraceOptions(**options)
-        make = partial(self.forward.start_trace, given)
+        trace_options = TraceOptions(**options)
+        make = partial(self.forward.start_trace, trace_options)
         return self._profiler.start(make, root=root, folder=folder, prefix=prefix, num_steps=num_steps)
 
 

@@ -71,12 +71,12 @@ class NativeKit:
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
         if weights is None:
             hf = model_config(source)
-            found = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
+            tensors = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
             weights = {
                 stored.name: _packed(self._kernels, self._pool, stored, config)
                 if len(stored.shape) == 2
                 else to_float32(stored)
-                for stored in found
+                for stored in tensors
             }
             if copy:
                 copy.write(weights)
@@ -129,7 +129,7 @@ def plan_weights(
     """Every weight as it will be in memory, and the bytes that they take. Raises StartupError, also when there are not
     so many."""
     planned = _plan(source, config, model)
-    weight_bytes = sum(_bytes_of(kernels, one) for one in planned)
+    weight_bytes = sum(_bytes_of(kernels, weight) for weight in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
     return planned, weight_bytes
@@ -159,12 +159,15 @@ def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
 
 def _plan(source: ModelSource, config: Config, model: ModelConfig) -> list[Planned]:
     """Every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
-    found: Iterable[Stored]
+    tensors: Iterable[Stored]
     if config.load_format == "dummy":
-        found = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
+        tensors = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
     else:
-        found = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
-    return [Planned(one.name, one.shape, _format_of(one, config) if len(one.shape) == 2 else "") for one in found]
+        tensors = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
+    return [
+        Planned(tensor.name, tensor.shape, _format_of(tensor, config) if len(tensor.shape) == 2 else "")
+        for tensor in tensors
+    ]
 
 
 def _bytes_of(kernels: ModuleType, planned: Planned) -> int:

@@ -143,7 +143,7 @@ class ForwardParts:
             near = difflib.get_close_matches(name[:256], shapes, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise NotFound(f"name {echo(name)}: the model has no such weight{hint}", field="name")
-        rows = min(truncate_size, sum(shapes[one][0] for one in names))
+        rows = min(truncate_size, sum(shapes[part][0] for part in names))
         num_numbers = rows * (shapes[names[0]][1] if len(shapes[names[0]]) > 1 else 1)
         if num_numbers > MAX_NUMBERS:
             raise InvalidRequest(
@@ -151,10 +151,10 @@ class ForwardParts:
                 "once; lower it",
                 field="truncate_size",
             )
-        found = np.concatenate([self._kit.value(self._weights, one) for one in names])[:truncate_size]
+        numbers = np.concatenate([self._kit.value(self._weights, part) for part in names])[:truncate_size]
         if self._kit.model.unit_offset_norm and names[0].endswith("norm.weight"):
-            found = found - 1
-        values: list[Any] = found.tolist()
+            numbers = numbers - 1
+        values: list[Any] = numbers.tolist()
         return values
 
 
@@ -165,17 +165,17 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
         return ["model.embed_tokens.weight"]
     *before, module, kind = ["", *name.rsplit(".", 2)][-3:]
     stacked = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
-    return [one for one in (stacked or [name]) if one in shapes]
+    return [candidate for candidate in (stacked or [name]) if candidate in shapes]
 
 
 def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
     """The model's, not read; none where they cannot be looked at."""
     try:
         files = sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]
-        found = [(one.name, one.stat()) for one in files if one.is_file()]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
     except OSError:
         return ()
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
 
 
 def _check_same(served: ModelConfig, other: ModelConfig) -> None:

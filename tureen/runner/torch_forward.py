@@ -108,10 +108,10 @@ class TorchKit:
         place = torch.device(self._device.name)
         with place:
             model = DecoderModel(self.model, self._dtype)
-        found = loading.weights(
+        tensors = loading.weights(
             source, model_config(source), self.model, load_format=config.load_format, progress=self._progress
         )
-        model.load(found)
+        model.load(tensors)
         model.finish(self._capacity.context_len, place)
         return model
 

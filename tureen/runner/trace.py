@@ -50,8 +50,8 @@ class StepTrace:
         """native_s: seconds spent in native code so far. Raises InvalidRequest for what only torch can record."""
         if "GPU" in options.activities:
             raise no_gpu()
-        for name, wanted in (("with_stack", options.with_stack), ("record_shapes", options.record_shapes)):
-            if wanted:
+        for name, is_set in (("with_stack", options.with_stack), ("record_shapes", options.record_shapes)):
+            if is_set:
                 raise InvalidRequest(
                     f"{name} true: the native kernels have no operations of torch to tell of; leave it out, or start "
                     "the server with --kernels torch",
@@ -181,8 +181,8 @@ def open_below(root: Path, folder: str, name: str) -> BinaryIO:
             f"output_dir {echo(folder)}: nothing can be written there; the server's log says why", field="output_dir"
         ) from None
     finally:
-        for one in opened:
-            os.close(one)
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _relative(root: Path, folder: str) -> PurePosixPath:

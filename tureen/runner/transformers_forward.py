@@ -63,21 +63,21 @@ class TransformersForward:
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
 
-    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **given: Any) -> tuple[Tensor, None]:
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **arguments: Any) -> tuple[Tensor, None]:
         """transformers' attention: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
         layer = module.layer_idx
         if self.attention is None:
-            scale = given.get("scaling")
+            scale = arguments.get("scaling")
             scale = q.shape[-1] ** -0.5 if scale is None else scale
             shape = LayerShape(
-                q.shape[1], k.shape[1], q.shape[3], scale, given.get("sliding_window"), given.get("softcap")
+                q.shape[1], k.shape[1], q.shape[3], scale, arguments.get("sliding_window"), arguments.get("softcap")
             )
             known = HARMLESS | {"scaling"}
-            is_set = (name for name, value in given.items() if value is not None and value is not False)
+            is_set = (name for name, value in arguments.items() if value is not None and value is not False)
             unknown = tuple(name for name in is_set if name not in known)
             if v.shape != k.shape:
                 unknown += ("values of another size than keys",)
-            if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
                 unknown += ("tokens that see later ones",)
             self.seen[layer] = AttentionCall(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
@@ -193,7 +193,7 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
 def _check_text(text: Any) -> None:
     """Raises StartupError for what cannot be seen in a call of attention."""
     ropes = getattr(text, "rope_parameters", None) or {}
-    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    kinds = {str(rope.get("rope_type")) for rope in (ropes, *ropes.values()) if isinstance(rope, dict)}
     for kind in ("dynamic", "longrope"):
         if kind in kinds:
             raise StartupError(
@@ -216,8 +216,8 @@ def _pack(module: Any, *, is_turned: bool) -> None:
     module.forward = partial(_linear, kernel.pack(weight.T.contiguous() if is_turned else weight, bias), bias)
 
 
-def _route(module: Any, *vectors: Any, **given: Any) -> tuple[Tensor, None]:
-    result: tuple[Tensor, None] = module.tureen_forward.attend(module, *vectors, **given)
+def _route(module: Any, *vectors: Any, **arguments: Any) -> tuple[Tensor, None]:
+    result: tuple[Tensor, None] = module.tureen_forward.attend(module, *vectors, **arguments)
     return result
 
 

@@ -54,8 +54,8 @@ class Module:
             raise self.fault(part, f"has type {info.encoding.name}, not {' or '.join(types)}", file.path)
         fits = info.shape in shapes if shapes else len(info.shape) == 2
         if not fits or 0 in info.shape:
-            wanted = " or ".join(str(list(shape)) for shape in shapes) or "that of a matrix"
-            raise self.fault(part, f"has shape {list(info.shape)}, not {wanted}", file.path)
+            expected = " or ".join(str(list(shape)) for shape in shapes) or "that of a matrix"
+            raise self.fault(part, f"has shape {list(info.shape)}, not {expected}", file.path)
         return file.raw(info).view(DTYPES[info.encoding.name]).reshape(info.shape)
 
     def drop(self, *parts: str) -> None:
@@ -73,13 +73,13 @@ class Module:
 
 def modules(folder: Path) -> Iterator[Module]:
     """Every module that has tensors, in the order of the files. Raises StartupError naming the file and the fault."""
-    found: dict[str, Module] = {}
+    by_name: dict[str, Module] = {}
     for path in weight_files(folder):
         file = SafetensorsFile(path)
         for info in file.tensors.values():
             name, _, part = info.name.rpartition(".")
-            found.setdefault(name, Module(name)).add(part, file, info)
-    yield from found.values()
+            by_name.setdefault(name, Module(name)).add(part, file, info)
+    yield from by_name.values()
 
 
 def to_floats(values: NDArray[Any]) -> NDArray[np.float32]:

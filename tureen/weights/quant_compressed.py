@@ -58,8 +58,8 @@ def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
     groups = quantised.table(settings, "config_groups")
     if not groups:
         raise quantised.unsupported("config_groups", "names no group")
-    found = [_scheme(quantised.table(groups, name), settings) for name in groups]
-    schemes = [scheme for scheme in found if scheme is not None]
+    parsed = [_scheme(quantised.table(groups, name), settings) for name in groups]
+    schemes = [scheme for scheme in parsed if scheme is not None]
     return lambda module: _weight(module, schemes)
 
 

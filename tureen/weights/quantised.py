@@ -39,10 +39,10 @@ def setting(settings: Mapping[str, Any], key: str, *allowed: Any, default: Any =
     """The one of `allowed` that `settings[key]` equals; missing and null are the default. Raises StartupError."""
     value = settings.get(key)
     value = default if value is None else value
-    for one in allowed:
-        if one == value:
-            return one
-    raise unsupported(key, f"{echo(value)} is not supported; known: {', '.join(str(one) for one in allowed)}")
+    for choice in allowed:
+        if choice == value:
+            return choice
+    raise unsupported(key, f"{echo(value)} is not supported; known: {', '.join(str(choice) for choice in allowed)}")
 
 
 def length(settings: Mapping[str, Any], key: str) -> int | None:
@@ -66,7 +66,7 @@ def table(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
 def block(settings: Mapping[str, Any], key: str) -> list[int]:
     """Rows and columns that share a scale. Raises StartupError."""
     value = settings.get(key)
-    if not isinstance(value, list) or len(value) != 2 or not all(_is_count(one) for one in value):
+    if not isinstance(value, list) or len(value) != 2 or not all(_is_count(number) for number in value):
         raise unsupported(key, f"must be two positive integers, got {echo(value)}")
     return value
 
@@ -97,13 +97,13 @@ def groups_of(module: Module, part: str, cols: int, size: int, num_groups: int) 
     Raises StartupError naming the tensor when it names a group that does not exist.
     """
     usual = np.arange(cols) // size
-    found = usual
+    groups = usual
     if part in module.parts:
         path = module.parts[part].file.path
-        found = module.take(part, ("I32",), (cols,)).astype(np.int64)
-        if found.max() >= num_groups:
-            raise module.fault(part, f"names group {found.max()} of {num_groups}", path)
-    return None if np.array_equal(found, usual) and cols == num_groups * size else found
+        groups = module.take(part, ("I32",), (cols,)).astype(np.int64)
+        if groups.max() >= num_groups:
+            raise module.fault(part, f"names group {groups.max()} of {num_groups}", path)
+    return None if np.array_equal(groups, usual) and cols == num_groups * size else groups
 
 
 def from_groups(module: Module, shape: tuple[int, int], read: Callable[[], Grouped]) -> Stored:

@@ -100,10 +100,10 @@ def _indexed(index: Path) -> list[str]:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Raises ValueError for a key that appears twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key appears twice")
-    return found
+    return entries
 
 
 def _are_counts(value: Any) -> bool:

@@ -49,18 +49,18 @@ def read_sentence_config(folder: Path) -> SentenceConfig:
 
 def embedding_sizes(hf: Mapping[str, Any], hidden_size: int) -> tuple[int, ...]:
     """To which sizes an embedding may be cut (arXiv:2205.13147); config.json says it by vLLM's names. () = to none."""
-    given = hf.get("matryoshka_dimensions")
-    if isinstance(given, list):
-        return tuple(size for size in given if isinstance(size, int) and 1 <= size <= hidden_size)
+    sizes = hf.get("matryoshka_dimensions")
+    if isinstance(sizes, list):
+        return tuple(size for size in sizes if isinstance(size, int) and 1 <= size <= hidden_size)
     return tuple(range(1, hidden_size + 1)) if hf.get("is_matryoshka") is True else ()
 
 
 def _pooling(file: Path) -> Pooling:
     settings = _read(file)
-    given: dict[str, Any] = settings if isinstance(settings, dict) else {}
-    modes = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
-    if given.get("pooling_mode") is not None:  # newer files name the one
-        modes = [f"pooling_mode_{given['pooling_mode']}_token{'' if given['pooling_mode'] == 'cls' else 's'}"]
+    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    modes = [name for name, value in known.items() if name.startswith("pooling_mode_") and value is True]
+    if known.get("pooling_mode") is not None:  # newer files name the one
+        modes = [f"pooling_mode_{known['pooling_mode']}_token{'' if known['pooling_mode'] == 'cls' else 's'}"]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise StartupError(
             f"model {file}: it asks for {echo(', '.join(modes) or 'no pooling')}; one of {', '.join(POOLINGS)} can be "

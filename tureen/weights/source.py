@@ -131,11 +131,11 @@ def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progr
     download_dir = cache_dir / "hub"
     for cache in (Path(constants.HF_HUB_CACHE), download_dir):
         try:
-            found = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+            snapshot = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
         except (OSError, ValueError):
             continue
-        if _is_complete(found):
-            return found
+        if _is_complete(snapshot):
+            return snapshot
     phase = f"download {model}"
     progress(phase, 0, 0)
     disable_progress_bars()
@@ -179,11 +179,11 @@ def generation_defaults(source: ModelSource) -> dict[str, float]:
     path = source.path / "generation_config.json"
     if source.format == "gguf" or not path.exists():
         return {}
-    found = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
-    wrong = [name for name, value in found.items() if not isinstance(value, int | float)]
+    defaults = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
+    wrong = [name for name, value in defaults.items() if not isinstance(value, int | float)]
     if wrong:
-        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(found[wrong[0]])}")
-    return found
+        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(defaults[wrong[0]])}")
+    return defaults
 
 
 def model_config(source: ModelSource) -> dict[str, Any]:

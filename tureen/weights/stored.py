@@ -123,10 +123,10 @@ def in_order(stored: Stored) -> NDArray[np.uint8]:
 
 
 def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("quantization_config") or config.get("compression_config") or {}
-    if not isinstance(found, dict):
-        raise StartupError(f"config.json: quantization_config: must be an object, got {echo(found)}")
-    return found
+    settings = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(settings, dict):
+        raise StartupError(f"config.json: quantization_config: must be an object, got {echo(settings)}")
+    return settings
 
 
 def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) -> Iterator[Stored]:

@@ -1,5 +1,7 @@
-"""The engine: add, abort, step, call. A step is schedule, run, commit. No tensors, no sockets; no clock but that of
-encoders.py, which shares out time."""
+"""The engine: add, abort, step, call. A step is schedule, run, commit.
+
+It knows no tensors and no sockets, and no clock but that of encoders.py, which shares out time.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +44,8 @@ log = get_logger("engine")
 
 
 class EngineLimits(NamedTuple):
+    """Bounds on what the engine takes."""
+
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
@@ -95,17 +99,17 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
-        called often."""
+        """Says whether requests wait for a grammar, for a client's code or for a replay; then `prepare` must be called
+        often."""
         return len(self.preparing) > 0
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """See Preparing."""
+        """Names the helper processes that are being replaced; None where there are no helpers. See Preparing."""
         return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
@@ -125,14 +129,14 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """End a request now; its last delta comes with the next step. Idempotent; an unknown id is a no-op."""
+        """Ends a request now; its last delta comes with the next step. Does nothing for an unknown id."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar and code have become ready, and those that have gone through what was sent
-        of them; end those for which one was refused."""
+        """Queues the requests whose grammar and code are ready and whose replay is done; ends those for which one
+        failed."""
         for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
@@ -151,7 +155,10 @@ class Engine:
             self._begin(sequence)
 
     def step(self) -> list[OutputDelta]:
-        """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
+        """Schedules, runs and commits one step. Returns the new pieces of outputs.
+
+        Raises RequestFailed when the runner seems to be broken for good.
+        """
         deltas, self._ended = self._ended, []
         if not self.control.may_step:
             return deltas
@@ -175,7 +182,7 @@ class Engine:
         return deltas
 
     def call(self, op: str, **args: object) -> object:
-        """A control operation: the method named `op`. Raises NotFound for an unknown one."""
+        """Runs a control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
             "prepare_grammars": self.preparing.grammars.prepare,
@@ -188,11 +195,11 @@ class Engine:
         return operations[op](**args)
 
     def close(self) -> None:
-        """Give back what the runner and the compiler hold; nothing may be called afterwards."""
+        """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
         self._rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
-        """Gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
+        """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
         return self._totals.stats(
             self.scheduler,
             self.cache,

@@ -1,4 +1,5 @@
-"""The engine's loop: take messages, enforce deadlines, step, publish. The edge at which the engine's exceptions end."""
+"""The engine's loop: takes messages, enforces deadlines, steps, publishes. No exception of the engine goes beyond
+it."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ from tureen.log import get_logger
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
-"""A paused engine reports so often: it is not hung."""
+"""Seconds between two reports of a paused engine, which show that it does not hang."""
 PREPARE_S = 0.0003
 """Seconds between two looks of an idle engine at whether a grammar is compiled."""
 
 HELPERS_S = 0.25
-"""An idle engine looks as often whether a helper process is being replaced, where it has some."""
+"""Seconds between two looks of an idle engine at whether a helper process is being replaced."""
 
 log = get_logger("engine")
 
@@ -73,9 +74,10 @@ class SteppedEngine(Protocol):
 
 
 class Loop:
-    """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
+    """Drives one engine until Close, or until it fails: then every live request gets an error and EngineFailed is
+    published.
 
-    `take(wait_s)` returns the messages that have come in; it waits so long for the first, None = until there is one.
+    `take(wait_s)` returns the messages that have come in; it waits that long for the first one, None = without a limit.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Loop:
         self._is_closed = False
 
     def run(self) -> None:
-        """Returns after Close or the engine's failure; raises nothing that the engine raised."""
+        """Runs until Close or the engine's failure; raises nothing that the engine raised."""
         try:
             while not self._is_closed:
                 for message in self._take(self._wait_s()):
@@ -232,7 +234,7 @@ class Loop:
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """The times by which a live request must have its first token, and its last; monotonic seconds."""
+    """The times by which a live request must have its first token, and its last, in seconds of the monotonic clock."""
 
     num_prompt: int
     client: str = ""
@@ -242,6 +244,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, request: GenerateRequest, arrived_s: float) -> Deadlines:
+        """Computes the deadlines of a request that arrived at `arrived_s`, from its time-outs."""
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),
@@ -257,8 +260,10 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds. And how
-    often a request ends."""
+    """Measures how fast the engine computes tokens and how often a request ends.
+
+    The speed is that of the best of recent windows, so that estimates made with it are lower bounds.
+    """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
@@ -269,6 +274,7 @@ class Pace:
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
     def add(self, seconds: float, num_tokens: int, num_ended: int = 0) -> None:
+        """Notes a step: its seconds, the tokens computed in it, and the requests that ended."""
         before_s, before = self._ends.pop()
         self._ends.append((before_s + seconds, before + num_ended))
         if before_s + seconds >= WINDOW_S:
@@ -282,7 +288,7 @@ class Pace:
             self._seconds, self._tokens = 0.0, 0
 
     def seconds_for(self, waiting: Iterable[int]) -> float:
-        """Least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
+        """Returns the least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
         num_tokens = sum(waiting)
         if not num_tokens or not self._rates:
             return 0.0

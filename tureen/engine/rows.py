@@ -1,4 +1,4 @@
-"""A step's rows through the runner: where that raises, each by itself, so that only those at fault fail."""
+"""Runs a step's rows; where the runner raises, runs each row by itself, so that only those at fault fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger("engine")
 
 
 class RowRunner:
-    """Runs plans, one a step, with the masks of the rows that have a grammar."""
+    """Runs step plans, with the masks of the rows that have a grammar."""
 
     def __init__(self, runner: Runner, grammars: Grammars, cache: CacheManager) -> None:
         self._runner = runner
@@ -30,7 +30,7 @@ class RowRunner:
         self._num_failed_steps = 0  # in a row
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        """Runs a step and returns the output of each row. Raises RequestFailed when the runner seems to be broken for
+        """Runs a step. Returns the output of each row. Raises RequestFailed when the runner seems to be broken for
         good."""
         try:
             outputs = self._run(plan)
@@ -51,6 +51,7 @@ class RowRunner:
         return outputs
 
     def close(self) -> None:
+        """Closes the runner."""
         self._grammars.close()
         self._runner.close()
 

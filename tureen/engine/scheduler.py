@@ -18,11 +18,11 @@ RESUME_HEADROOM = 64
 
 
 Drafter = Callable[[Sequence, int], tuple[int, ...]]
-"""Guesses which tokens come next of a sequence, at most so many. What it guesses changes no output, only its pace."""
+"""A function that guesses the next tokens of a sequence, at most so many. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
-    """A step: sequences, the row of each at the same index, and those of them that have just taken their slot."""
+    """A step's sequences, the row of each at the same index, and those of them that have just taken their slot."""
 
     sequences: list[Sequence]
     rows: list[Row]
@@ -60,17 +60,17 @@ class Scheduler:
 
     @property
     def num_begun(self) -> int:
-        """Sequences that run, or did before they were preempted."""
+        """The number of sequences that run, or ran before they were preempted."""
         return len(self.running) + sum(sequence.is_resuming for sequence in self.queue.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens that are not computed yet, of all sequences: the work before a new one."""
+        """The number of known tokens of all sequences that are not computed yet: the work before a new sequence."""
         known = (*self.running, *self.queue.waiting)
         return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
     def schedule(self) -> StepPlan:
-        """The next step's rows; none only when nothing waits or runs."""
+        """Plans the next step. The plan has no rows only when nothing waits or runs."""
         plan = StepPlan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
@@ -107,14 +107,14 @@ class Scheduler:
                 budget -= len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        """Take a sequence out, wherever it is: it has ended. See CacheManager.close for `distrust_from`."""
+        """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""
         if sequence.table is None:
             self.queue.remove(sequence)
         else:
             self._stop_running(sequence, distrust_from=distrust_from)
 
     def preempt_all(self) -> None:
-        """Every running sequence gives its pages back and waits."""
+        """Makes every running sequence give its pages back and wait."""
         for sequence in reversed(tuple(self.running)):
             self._preempt(sequence)
 

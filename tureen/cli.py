@@ -24,12 +24,12 @@ from tureen.errors import TureenError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Suggests the nearest flag for a mistyped one. A command's flags are added when it is the one that runs."""
+    """A parser that suggests the nearest flag for a mistyped one. Flags are added only to the command that runs."""
 
     add_flags: Callable[[CommandParser], None] | None = None
 
     def complete(self) -> None:
-        """Add the flags that are still missing."""
+        """Adds the flags that are still missing."""
         if self.add_flags is not None:
             add_flags, self.add_flags = self.add_flags, None
             add_flags(self)
@@ -51,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; the exit status. An error of ours is one line on stderr and status 1."""
+    """Runs a subcommand. Returns the exit status; an error of ours is one line on stderr and status 1."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -116,9 +116,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
-    """One flag per field of Config, grouped; values are checked by `config.load`.
+    """Adds one flag per field of Config, grouped. `config.load` checks the values.
 
-    takes_lists: several values may follow one flag, which would swallow a command's own argument.
+    takes_lists: whether several values may follow one flag, which would swallow a command's own argument.
     """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -131,7 +131,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
-    """One flag per sampling parameter. `--dtype` is the model's."""
+    """Adds one flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
     for field in msgspec.structs.fields(_params_type()):
         if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
@@ -163,6 +163,7 @@ def _show(default: object) -> str:
 
 
 def load_config(options: argparse.Namespace) -> Config:
+    """Merges the flags with environment and file. Raises StartupError."""
     names = set(Config.__struct_fields__)
     settings = {name: value for name, value in vars(options).items() if name in names}
     return load(settings, file=options.config)

@@ -33,7 +33,7 @@ def _meta(group: str, description: str, *, alias: str = "", secret: bool = False
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings as the operator gave them. Never edited: `msgspec.structs.replace` makes a new one."""
+    """The settings as the operator gave them. Never edited: `msgspec.structs.replace` makes a new one."""
 
     model_path: Annotated[
         str,
@@ -292,7 +292,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @cache
 def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Every setting with its type and its words. Worked out once: it takes milliseconds."""
+    """Returns every setting with its type and its words. Computed once: it takes milliseconds."""
     return msgspec.structs.fields(Config)
 
 
@@ -304,9 +304,10 @@ def cache_dir(config: Config) -> Path:
 def load(
     arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> Config:
-    """Merge settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
+    """Merges settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
 
-    Raises StartupError naming the setting that is unknown or out of range, and where it came from.
+    arguments: the command line's, by field name. file: path of the TOML file. Raises StartupError naming the setting
+    that is unknown or out of range, and where it came from.
     """
     merged: dict[str, Any] = {}
     for source, values in (

@@ -1,4 +1,4 @@
-"""`tureen serve`: bind, load, answer, drain.
+"""Runs `tureen serve`: binds, loads, answers, drains.
 
 Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
 Imported by: bench.
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
-"""How long the engine's thread may keep the interpreter from the event loop."""
+"""Seconds for which the engine's thread may keep the interpreter from the event loop."""
 
 IDLE_S = 0.5
-"""Seconds after it is ready at which the server begins work that can wait, where nothing runs."""
+"""Seconds after the server is ready at which it begins work that can wait, where nothing runs."""
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
-"""Left by Docker, by Podman, by systemd."""
+"""Files that Docker, Podman and systemd leave in their containers."""
 
 log = get_logger("http")
 
 
 def serve(config: Config) -> int:
-    """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
+    """Runs the server until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises
+    StartupError."""
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)

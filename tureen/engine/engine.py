@@ -155,10 +155,8 @@ class Engine:
             self._begin(sequence)
 
     def step(self) -> list[OutputDelta]:
-        """Schedules, runs and commits one step. Returns the new pieces of outputs.
-
-        Raises RequestFailed when the runner seems to be broken for good.
-        """
+        """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
+        seems to be broken for good."""
         deltas, self._ended = self._ended, []
         if not self.control.may_step:
             return deltas

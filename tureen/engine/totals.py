@@ -11,7 +11,7 @@ from tureen.engine.scheduler import Scheduler
 
 
 class Totals:
-    """What an engine has counted since it was made."""
+    """The numbers that an engine has counted since it was made."""
 
     def __init__(self) -> None:
         self.requests = 0

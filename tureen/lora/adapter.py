@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as peft writes them: a folder with adapter_config.json and
+"""Reads low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as peft writes them: a folder with adapter_config.json and
 adapter_model.safetensors. No torch.
 
 An adapter adds scale * up · (down · x) to what a linear layer makes of x.
@@ -60,18 +60,18 @@ TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\
 
 
 class Factors(NamedTuple):
-    """The two factors of the matrix that an adapter adds to one linear layer."""
+    """The two factors of the matrix that an adapter adds to one linear layer's."""
 
     down: NDArray[np.float32]  # [rank, inputs]
     up: NDArray[np.float32]  # [outputs, rank], scaled
 
 
 Adapter = Mapping[str, Factors]
-"""Module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj) -> its factors."""
+"""The factors by module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj)."""
 
 
 class ModuleTensors(NamedTuple):
-    """The tensors of one module of the file."""
+    """The tensors of one module in the adapter's file."""
 
     down: TensorInfo
     up: TensorInfo
@@ -80,7 +80,7 @@ class ModuleTensors(NamedTuple):
 
 
 def read_adapter(folder: str, model: ModelConfig) -> Adapter:
-    """Nothing large is read before all is known to fit.
+    """Reads the adapter in `folder` for a model. Nothing large is read before all is known to fit.
 
     Raises InvalidRequest, field lora_path, for what is no adapter, is not supported, or is for another model.
     """

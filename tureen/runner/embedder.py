@@ -1,4 +1,4 @@
-"""A model that makes embeddings, on one device: a text's token ids become one vector. In torch."""
+"""Runs an embedding model on one device, in torch: a text's token ids become one vector."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ from tureen.weights.stored import iter_plain
 from tureen.weights.tensors import as_tensor
 
 PREFIX = "bert."
-"""Before the names in a checkpoint that holds more than the encoder."""
+"""Stands before the encoder's names in a checkpoint that holds more than the encoder."""
 SHARED = 10_000_000_000
 """Floating-point operations of a text from which on the CPU's threads share it: for less, they wait for each other."""
 
 
 class EmbedderPlace(NamedTuple):
+    """The device and the type that an embedding model computes with."""
+
     device: str  # as torch writes it: cpu, cuda:0
     dtype: str
     num_threads: int
 
 
 class ModelEmbedder:
-    """See `engine/embedding.py`. A text is computed alone, so that no number depends on what else is asked for."""
+    """Computes embeddings, one text at a time, so that no number depends on what else is asked for."""
 
     def __init__(
         self, model: TorchBert, config: BertConfig, pooling: Pooling, max_tokens: int, place: EmbedderPlace
@@ -52,7 +54,8 @@ class ModelEmbedder:
 
     @torch.inference_mode()
     def embed(self, token_ids: Sequence[int]) -> bytes:
-        """float32 [hidden_size], not normalised. Raises RequestFailed where that is not of numbers."""
+        """Returns a text's embedding, float32 [hidden_size] as bytes, not normalised. Raises RequestFailed where it is
+        not finite."""
         is_shared = 2 * self._num_layer_weights * len(token_ids) >= SHARED
         ids = torch.tensor(token_ids, device=self.place.device)
         with _threads(self.place.num_threads if is_shared else 1):
@@ -75,7 +78,7 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def load_embedder(source: ModelSource, config: Config, progress: Progress) -> ModelEmbedder:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     _refuse_settings(config)
     device = resolve_device(config.device, config.num_threads)
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)

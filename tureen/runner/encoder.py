@@ -1,6 +1,6 @@
-"""Pictures and videos become embeddings: the part of a model that sees, in torch on any device.
+"""Turns pictures and videos into embeddings: runs a model's vision encoder, in torch on any device.
 
-Models that do not see never import torch for it.
+Models without one never import torch for it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tureen.vision.llava import LlavaVision
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
-"""Floating-point operations between two pauses: a few milliseconds."""
+"""Floating-point operations in a piece of work: a few milliseconds."""
 
 
 class Encoder:
-    """A model's eyes on one device."""
+    """The vision encoder of a model, on one device."""
 
     def __init__(
         self, vision: LlavaVision, settings: PictureSettings, device: torch.device, dtype: torch.dtype, piece: int
@@ -47,7 +47,7 @@ class Encoder:
         self._piece = piece
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """None after each piece of work, and last float32 [num_tokens, hidden_size].
+        """Yields None after each piece of work, and last float32 [num_tokens, hidden_size] as bytes.
 
         Nothing that is done between two pieces changes the numbers. Raises RequestFailed for an item that the model
         cannot have been meant to get.
@@ -90,8 +90,10 @@ class Encoder:
 def load_encoder(
     source: ModelSource, hf: Mapping[str, Any], config: Config, device: DeviceInfo, progress: Progress
 ) -> Encoder | None:
-    """None for models that do not see. Memory is checked before it is taken, and taken from what is free then: load
-    this before the text model, so that the KV cache gets what it leaves. Raises StartupError.
+    """Loads a model's vision encoder; returns None for a model that has none. Raises StartupError.
+
+    Its memory is checked before it is taken, and taken from what is free then: load it before the text model, so that
+    the KV cache gets what it leaves.
     """
     module = find_model(loading.architecture_of(hf))
     if not hasattr(module, "parse_vision"):

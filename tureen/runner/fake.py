@@ -37,7 +37,7 @@ Fault = Literal["raise", "poison"]
 
 
 def digest(*parts: bytes | int) -> bytes:
-    """The hash everything here is made of; integers count as 8 bytes, little-endian, signed."""
+    """Returns the hash that everything here is made of. Integers count as 8 bytes, little-endian, signed."""
     state = blake2b(digest_size=WIDTH)
     for part in parts:
         state.update(part if isinstance(part, bytes) else part.to_bytes(WIDTH, "little", signed=True))
@@ -45,6 +45,7 @@ def digest(*parts: bytes | int) -> bytes:
 
 
 def number(data: bytes) -> int:
+    """Returns a digest as an integer, little-endian."""
     return int.from_bytes(data, "little")
 
 
@@ -59,12 +60,12 @@ def _is_right(row: Row, drawn: list[int]) -> bool:
 
 
 def logprob(data: bytes, token_id: int) -> float:
-    """A finite log-probability in [-10, 0) for one token after the history hashed in `data`."""
+    """Returns a finite log-probability in [-10, 0) for a token after the history hashed in `data`."""
     return -(number(digest(data, token_id)) % 9999 + 1) / 1000
 
 
 class FakeRunner:
-    """Runner over `capacity`. Options:
+    """A Runner that computes hashes in place of a model, over `capacity`. Options:
 
     `fault(call, row)`: "raise" raises before anything is done; "poison" makes the row's K/V NaN. Calls count from 0.
     `choose(token, state, output_ids)`: replaces the drawn token, to script an output.
@@ -121,7 +122,8 @@ class FakeRunner:
         return StepOutput(tuple(self._run_row(row, fault, allowed.get(row.slot, ())) for row, fault in rows))
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""
+        """Yields None once for each token of the picture, then small numbers that depend on the picture and on the
+        token's place in it."""
         embeddings = b""
         for index in range(item.num_tokens):
             yield None

@@ -26,7 +26,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 class TapeForward:
-    """A recorded decoder on the CPU. `dtype`: what most of its weights are stored in."""
+    """A recorded decoder on the CPU: a Forward. `dtype`: the type in which most of its weights are stored."""
 
     device_name = "cpu"
 
@@ -37,7 +37,7 @@ class TapeForward:
 
     @property
     def seconds(self) -> float:
-        """Spent in native code so far."""
+        """Seconds spent in native code so far."""
         spent: float = self._tape.seconds
         return spent
 
@@ -87,7 +87,10 @@ def _embedded(rows: list[Row]) -> Floats:
 
 
 def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[str, Any]) -> None:
-    """Record the decoder that `config` describes. weights: checkpoint name -> packed matrix, or float32 [n]."""
+    """Records the decoder that `config` describes on the tape.
+
+    weights: checkpoint name -> packed matrix, or float32 [n].
+    """
     embedding = weights["model.embed_tokens.weight"]
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
     for layer in range(config.num_layers):

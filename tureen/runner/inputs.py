@@ -1,4 +1,4 @@
-"""Batch (plain integers) -> ModelInput (tensors on the device)."""
+"""Makes the tensors of a step (ModelInput) from its Batch of plain integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tureen.runner.forward import drawn_tokens
 
 
 def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:
-    """Tokens of all rows one after another, in the order of the rows."""
+    """Returns a step's tensors on the device. Tokens of all rows stand one after another, in the order of the rows."""
     spans: list[Span] = []
     first = 0
     for row in batch.rows:

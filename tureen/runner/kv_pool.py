@@ -1,4 +1,4 @@
-"""How many tokens the KV cache can hold, and what follows from it. No torch."""
+"""Computes how many tokens the KV cache can hold, and the bounds that follow from it. No torch."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
 
 
 def architecture_of(hf: Mapping[str, Any]) -> str:
-    """The first of those that config.json names; "" where it names none. Raises StartupError."""
+    """Returns the first architecture that config.json names; "" where it names none. Raises StartupError."""
     names = hf.get("architectures") or [""]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise StartupError(f"config.json: architectures: must be a list of names, got {echo(names)}")
@@ -54,7 +54,8 @@ def architecture_of(hf: Mapping[str, Any]) -> str:
 
 
 def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
-    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: the type they take."""
+    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: their type, for the
+    message."""
     free = device.free_bytes()
     if needed > free:
         raise StartupError(
@@ -67,7 +68,8 @@ def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
 def weights(
     source: ModelSource, hf: Mapping[str, Any], config: ModelConfig, *, load_format: str, progress: Progress
 ) -> Iterator[Stored]:
-    """Each of `config.weights()` once, in any order: from the model's files, or random ones."""
+    """Yields each of `config.weights()` once, in any order: from the model's files, or random for load_format
+    "dummy"."""
     if load_format == "dummy":
         return random_weights(config.weights())
     return wanted_weights(config, _renamed(iter_stored(source, hf), hf), progress)
@@ -113,7 +115,7 @@ def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Store
 
 
 def our_name(name: str, hf: Mapping[str, Any]) -> str:
-    """Returns the name in `ModelConfig.weights` of a checkpoint's weight."""
+    """Returns the name that `ModelConfig.weights` has for a checkpoint's weight."""
     return _replaced(local_name(name), _renames(hf))
 
 
@@ -161,7 +163,7 @@ def _part(rows: Callable[[], NDArray[np.uint8]], first: int, end: int) -> NDArra
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """The same at every start; norms multiply by 1."""
+    """Yields random weights of these shapes, the same at every start; norms multiply by 1."""
     generator = np.random.default_rng(DUMMY_SEED)
     for name, shape in shapes.items():
         values = np.ones(shape, np.float32)

@@ -44,7 +44,7 @@ Scores = tuple[PositionLogprobs, ...]
 
 
 class ModelRunner:
-    """A model with its KV pool and sampler on one device."""
+    """A Runner: a model with its KV pool and sampler on one device."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class ModelRunner:
         model: ModelConfig,
         parts: ForwardParts | None = None,
     ) -> None:
-        """parts: of the forward pass, where they can be exchanged."""
+        """parts: the weights and the cache of the forward pass, where they can be exchanged. forward: None while a part
+        is away."""
         self._forward = forward  # None while a part of it is away
         self._sampler = sampler
         self._capacity = capacity
@@ -78,7 +79,7 @@ class ModelRunner:
 
     @property
     def forward(self) -> Forward:
-        """All of it must be there."""
+        """The forward pass. Weights and cache must be there."""
         assert self._forward is not None
         return self._forward
 
@@ -86,7 +87,8 @@ class ModelRunner:
         return FinishedStep(self.run(batch, masks))
 
     def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
-        """One forward pass and sampling. The sampler hears of tokens only once the forward pass has succeeded."""
+        """Computes one forward pass and samples. The sampler hears of tokens only after the forward pass has
+        succeeded."""
         if self._profiler.trace is None:
             return self._run(batch, masks)
         with self._profiler.step(batch):
@@ -118,23 +120,23 @@ class ModelRunner:
 
     @property
     def processors(self) -> ProcessorPool | None:
-        """The workers of client processors, where clients may send some."""
+        """The workers of client processors; None where clients may not send any."""
         return self._sampler.processors
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """See Runner.encode. Raises RequestFailed."""
+        """Encodes a picture; see Runner.encode. Raises RequestFailed."""
         if self.encoder is None:
             raise RequestFailed("the model does not see")
         return self.encoder.encode(item)
 
     def call(self, op: str, **args: object) -> object:
-        """Operations: `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
+        """Runs a control operation, such as `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
         if op not in self._operations:
             raise NotFound(f"the runner has no operation {op}")
         return self._operations[op](**args)
 
     def close(self) -> None:
-        """End the processes that belong to it; the tensors go with the object."""
+        """Ends the processes that belong to the runner; the tensors are freed with the object."""
         self._sampler.close()
 
     def _are_plain(self, rows: Sequence[Row]) -> bool:
@@ -248,7 +250,7 @@ class ModelRunner:
 
 
 def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sampler:
-    """Raises StartupError for a --logit-processor that cannot be loaded."""
+    """Makes the sampler, with its custom logit processors. Raises StartupError for one that cannot be loaded."""
     registered = load_registered(config.logit_processor)
     pool = ProcessorPool(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
     return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, pool))

@@ -1,4 +1,4 @@
-"""Load a model for the native CPU kernels: weights packed as they are stored, or in fewer bits. No torch."""
+"""Loads a model for the native CPU kernels: weights packed as they are stored, or in fewer bits. No torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tureen.weights.stored import Stored, to_float32
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
-"""Small, and what they decide is not to change."""
+"""Endings of names of weights that are never stored in fewer bits: they are small, and their result must not change."""
 GROUP = 32  # inputs that share a scale
 BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
@@ -54,7 +54,7 @@ class NativeKit:
         progress: Progress,
         first_plan: tuple[list[Planned], int] | None = None,
     ) -> None:
-        """first_plan: what `plan_weights` said of the weights that are loaded first."""
+        """first_plan: what `plan_weights` returned for the weights that are loaded first."""
         self.model = model
         self._first_plan = first_plan
         self._kernels = kernels
@@ -65,7 +65,7 @@ class NativeKit:
         self._progress = progress
 
     def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
-        """See Kit.load. Matrices are packed; vectors are float32."""
+        """Loads a model's weights by name: matrices packed, vectors as float32. See ForwardFactory.load."""
         planned, weight_bytes = self._planned(source, config)
         copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, weight_bytes) else None
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
@@ -103,12 +103,13 @@ class NativeKit:
         return values
 
     def trim(self) -> None:
-        """Weights and cache are mapped, and were the system's at once; what requests left behind is not."""
+        """Gives freed memory back to the system. Weights and cache are mapped and went at once; this is for the
+        rest."""
         trim()
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
@@ -126,8 +127,10 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 def plan_weights(
     kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig, device: DeviceInfo
 ) -> tuple[list[Planned], int]:
-    """Every weight as it will be in memory, and the bytes that they take. Raises StartupError, also when there are not
-    so many."""
+    """Returns every weight as it will be in memory, and the bytes that they take.
+
+    Raises StartupError, also when there is less memory than that.
+    """
     planned = _plan(source, config, model)
     weight_bytes = sum(_bytes_of(kernels, weight) for weight in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype

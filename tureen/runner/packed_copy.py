@@ -1,8 +1,8 @@
-"""Packed weights kept on disk, so that the next start reads them instead of fitting scales again. No torch.
+"""Keeps packed weights on disk, so that the next start reads them instead of fitting scales again. No torch.
 
 A file: MAGIC, the length of the header (8 bytes, little-endian), its CRC-32 (4 bytes), the header (JSON), and from the
-next multiple of ALIGNMENT on the weights' bytes, each from a multiple of it. Whatever is wrong with one is a warning:
-the weights are packed again and the file is replaced.
+next multiple of ALIGNMENT on the weights' bytes, each from a multiple of it. Any fault in a file is a warning: the
+weights are packed again and the file is replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = get_logger("runner")
 
 
 class Planned(NamedTuple):
-    """A weight as it is to be in memory; `format`: of a native matrix, or "" for an array of float32."""
+    """A weight as it will be in memory; `format`: that of a native matrix, or "" for an array of float32."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class PackedCopy:
         self._kernels = kernels
 
     def read(self, num_threads: int, progress: Progress) -> dict[str, Any] | None:
-        """The weights by name, or None when there is no file or it cannot be used."""
+        """Returns the weights by name, or None when there is no file or it cannot be used."""
         try:
             with _open_own(self.path) as file:
                 weights = self._read(file, num_threads, progress)
@@ -86,7 +86,7 @@ class PackedCopy:
         return weights
 
     def write(self, weights: Mapping[str, Any]) -> None:
-        """Keep the weights for the next start; a fault is a warning."""
+        """Writes the weights for the next start; a fault is a warning."""
         folder = self.path.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The forward pass in plain torch: any device, and the reference that every faster one is compared with."""
+"""The forward pass in plain torch, on any device: the reference that every faster one is compared with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tureen.weights.source import ModelSource, model_config
 
 
 class TorchForward:
-    """A model, its attention and the device that they are on."""
+    """A Forward: a model in torch, its attention and the device that they are on."""
 
     def __init__(
         self, model: DecoderModel, attention: AttentionBackend, page_size: int, device: DeviceInfo, dtype: torch.dtype
@@ -84,7 +84,7 @@ class TorchForward:
 
 
 class TorchKit:
-    """Makes the parts of a forward pass by torch: the model, tensors for keys and values."""
+    """Makes the parts of a forward pass by torch: the model, and tensors for keys and values."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TorchKit:
         attention: ModuleType,
         progress: Progress,
     ) -> None:
-        """attention: a file of `tureen.attention` that declares a backend."""
+        """attention: a module of `tureen.attention` that declares a backend."""
         self.model = model
         self._attention = attention
         self._device = device
@@ -137,7 +137,7 @@ class TorchKit:
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     _refuse_native_settings(config, dtype)

@@ -1,7 +1,7 @@
-"""Any decoder that the installed transformers has, through this server's paged attention and scheduler: the slow path.
+"""Runs any decoder that the installed transformers has, with this server's paged attention and scheduler. It is slow.
 
-A step's tokens go through the model as one sequence; only attention looks from one token to another, and that is ours.
-A model with layers that mix tokens by other means is refused.
+A step's tokens go through the model as one sequence; only attention looks from one token to another, and attention is
+ours. A model with layers that mix tokens by other means is refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AttentionCall(NamedTuple):
 
 
 class TransformersForward:
-    """A model of transformers with our attention in its layers."""
+    """A Forward: a model of transformers with our attention in its layers."""
 
     def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
@@ -64,7 +64,8 @@ class TransformersForward:
         self._arithmetic = TorchArithmetic(self._device)
 
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **arguments: Any) -> tuple[Tensor, None]:
-        """transformers' attention: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
+        """Computes attention in place of transformers': [1, heads, tokens, head_dim] each -> [1, tokens, heads,
+        head_dim]."""
         layer = module.layer_idx
         if self.attention is None:
             scale = arguments.get("scaling")
@@ -119,14 +120,14 @@ class TransformersForward:
         )
 
     def unload_adapter(self, number: int) -> None:
-        """None was loaded."""
+        """Does nothing: no adapter can be loaded here."""
 
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     if source.format == "gguf":
         raise StartupError(

@@ -13,9 +13,9 @@ from tureen.grammar import Mask
 
 
 def apply(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:
-    """logits[row] = -inf wherever the row's packed mask has no bit; logits [rows, vocab] float32.
+    """Sets logits[row] to -inf wherever the row's packed mask has no bit; logits are float32 [rows, vocabulary].
 
-    Each byte of a mask is looked up as the eight numbers to be added. (What is not finite in logits may become NaN.)
+    Each byte of a mask is looked up as the eight numbers to be added. A logit that is not finite may become NaN.
     """
     if not rows:
         return

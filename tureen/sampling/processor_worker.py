@@ -1,6 +1,6 @@
 """`python -I -m tureen.sampling.processor_worker`: a fork server whose workers run the code of one client each.
 
-Nowhere else is anything of a client unpickled.
+A client's bytes are unpickled in these workers and nowhere else.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _decoder = msgspec.msgpack.Decoder(messages.ToWorker)
 
 
 class Rejected(Exception):
-    """The payload holds no processor."""
+    """The payload holds no processor that can be run."""
 
 
 class Nowhere(io.TextIOBase):
-    """Takes what a processor prints, and drops it."""
+    """A text stream that drops what a processor prints."""
 
     def write(self, text: str, /) -> int:
         return len(text)
 
 
 def program(setup: bytes) -> Program:
+    """Returns the program of the workers; setup: a LogitsShape as msgpack."""
     shape = msgspec.msgpack.decode(setup, type=messages.LogitsShape)
     _stand_in_for_sglang()
     warm_up()
@@ -71,6 +72,7 @@ class LoadedProcessor:
         self._sequences: dict[int, dict[str, Any]] = {}
 
     def handle(self, data: bytes) -> bytes:
+        """Carries out one message and returns the reply."""
         message = _decoder.decode(data)
         number = message.number if isinstance(message, messages.RunRows) else 0
         try:
@@ -117,7 +119,7 @@ def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[st
 
 
 def warm_up() -> None:
-    """Do once, before any fork, what loads modules or starts threads at its first use: workers open no files."""
+    """Does once, before any fork, what loads modules or starts threads at its first use: workers open no files."""
     torch.set_num_threads(1)
     logits = torch.zeros(2, 8)
     logits[0, :] = -float("inf")

@@ -37,7 +37,7 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class TorchArithmetic:
-    """The arithmetic in torch: it computes all weights of a row's softmax, in float64."""
+    """The sampler's `Arithmetic` in torch: it computes all weights of a row's softmax, in float64."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)

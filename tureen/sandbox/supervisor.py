@@ -1,4 +1,4 @@
-"""Keeps one fork server running: watches it from a thread of its own, and replaces it when it dies or stops."""
+"""Keeps one fork server running: watches it from a thread of its own, and replaces it when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TICK_S = 0.25
 STARTING = Patience(cpu_s=60.0, idle_s=120.0)  # it imports, on a machine that may be busy
 SERVING = Patience()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""Before one is started again that never got ready: at first, and after many."""
+"""Seconds before a fork server that never became ready is started again: at first, and after many attempts."""
 
 CLOSE_TIMEOUT_S = 5.0
 RESERVED_SHARE = 0.25
-"""A share of a worker's limit is reserved where memory has a budget, until it has shown what it takes."""
+"""The share of a worker's memory limit that is reserved at its start, where memory has a budget."""
 
 ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
@@ -41,11 +41,14 @@ Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 log = get_logger("sandbox")
 
 _numbers = itertools.count(1)
-"""The number is one for the workers of all supervisors."""
+"""Numbers the workers of all supervisors."""
 
 
 class Supervisor:
-    """One fork server, whichever process it is at the moment. Any thread may call it; only wait_ready waits."""
+    """Supervises one fork server, whichever process it is at the moment.
+
+    Any thread may call it; only wait_ready waits.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class Supervisor:
         setup: bytes = b"",
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """program: Python's arguments. limits: those of its workers. tick: called often, by the watching thread."""
+        """program: Python's arguments. limits: those of its workers. setup: what the program gets. tick: called often,
+        by the watching thread."""
         self.name = name
         self.num_replaced = 0
         self._program = tuple(program)
@@ -80,12 +84,12 @@ class Supervisor:
 
     @property
     def is_down(self) -> bool:
-        """It was ready once, and is not now: it is being replaced, or does not answer."""
+        """Says whether the fork server was ready once and is not now: it is being replaced, or does not answer."""
         return self._has_been_ready and self._condition in ("starting", "suspect")
 
     @property
     def pid(self) -> int:
-        """The fork server's process; 0 = there is none at the moment."""
+        """The process id of the fork server; 0 = there is none at the moment."""
         server = self._server
         return 0 if server is None else server.process.pid
 
@@ -94,7 +98,8 @@ class Supervisor:
         return list(self._workers)
 
     def start(self) -> None:
-        """Begin, where it has not begun. Where the system has no thread to spare, the next call tries again."""
+        """Starts the watching thread, which starts the fork server. Where the system has no thread to spare, the next
+        call tries again."""
         with self._changed:
             if self._condition != "off":
                 return
@@ -109,20 +114,22 @@ class Supervisor:
             self._thread = thread
 
     def share(self, budget: MemoryBudget) -> None:
-        """Its workers count for this budget from now on."""
+        """Counts the workers' memory for this budget from now on."""
         self._budget = budget
         budget.add(self)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Start it if need be, and wait until it can fork."""
+        """Starts the fork server if need be, and waits until it can fork. Returns False after `timeout_s`."""
         self.start()
         with self._changed:
             self._changed.wait_for(lambda: self._condition in ("ready", "closed", "off"), timeout_s)
             return self._condition == "ready"
 
     def fork(self, descriptors: Sequence[int] = ()) -> Worker:
-        """A new worker, which gets these descriptors. Waits where memory is short. Raises Lost where there is no fork
-        server now."""
+        """Forks a worker, which gets these descriptors. Waits where memory is short.
+
+        Raises Lost where there is no fork server now.
+        """
         budget = self._budget
         if budget is None:
             return self._fork(descriptors)
@@ -159,7 +166,7 @@ class Supervisor:
             return worker
 
     def end(self, worker: Worker) -> None:
-        """Nobody needs it any more, and nobody waits for its reply."""
+        """Ends a worker that nobody needs and whose reply nobody waits for."""
         with self._changed:
             self._workers.pop(worker, None)
             self._stopped.pop(worker, None)
@@ -168,7 +175,7 @@ class Supervisor:
             self._budget.release(worker)
 
     def close(self) -> None:
-        """End the fork server with all its workers. Who waits for a worker is told that it is lost."""
+        """Ends the fork server with all its workers. Who waits for a worker is told that it is lost."""
         with self._changed:
             if self._closing.is_set():
                 return
@@ -270,7 +277,7 @@ class Supervisor:
 
 
 def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
-    """In words, those that are being replaced."""
+    """Returns the names of the helpers that are being replaced, in words."""
     return tuple(each.name for each in supervisors if each is not None and each.is_down)
 
 
@@ -344,7 +351,7 @@ class _Server:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, or a debugger."""
+    """Says whether a process is stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rsplit(b") ", 1)[1][:1] in b"Tt"

@@ -22,13 +22,13 @@ from tureen.sandbox import framing
 from tureen.serving.pixels import Borrower, ToChild
 
 PING = b""
-"""The message that asks whether somebody is there, and the answer to it. All others are msgpack."""
+"""The message that asks whether somebody is there, and the answer to it. All other messages are msgpack."""
 
 log = get_logger("serving")
 
 
 class BuildOrder(msgspec.Struct, frozen=True):
-    """The first frame: which engine to build."""
+    """The first message to the child: which engine to build."""
 
     factory: str  # "module:function", called with (config, progress=…)
     config: Config
@@ -90,7 +90,8 @@ class Link:
 
 
 def main(descriptor: int) -> None:
-    """Build the engine, report, run its loop until Close."""
+    """Builds the engine, reports that it is ready, and runs its loop until Close. descriptor: the child's end of the
+    socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # whose helpers hold the connection is not seen to end

@@ -1,4 +1,4 @@
-"""An engine in a child process: msgpack over a socket pair. The parent imports no torch."""
+"""Runs an engine in a child process: msgpack over a socket pair. The parent imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tureen.serving.watchdog import Sign, processor_s
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0
-"""Seconds for which a process may still be there after its end of the socket is closed."""
+"""Seconds that a process may still be there after its end of the socket is closed."""
 
 STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 
@@ -32,7 +32,8 @@ log = get_logger("serving")
 
 
 class ProcessHost:
-    """Starts the child and talks to it. A thread of the child answers pings, so a long step is no silence. See Host."""
+    """A Host that starts the child and talks to it. A thread of the child answers pings, so a long step is no
+    silence."""
 
     can_be_killed = True
 
@@ -51,7 +52,7 @@ class ProcessHost:
 
     @property
     def pid(self) -> int:
-        """The child's."""
+        """The child's process id."""
         assert self._child is not None
         return self._child.pid
 
@@ -135,7 +136,7 @@ class ProcessHost:
 
 
 class ProcessClient(HealingClient):
-    """The client of an engine in a child process. `factory` is "module:function". See EngineClient."""
+    """An EngineClient whose engine runs in a child process. `factory` is "module:function"."""
 
     def __init__(self, factory: str, config: Config) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:

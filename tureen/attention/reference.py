@@ -29,11 +29,12 @@ LEAST_BUCKET = 256  # rows with at most this many keys share a group
 
 
 def why_unsupported(needs: AttentionNeeds) -> str:
-    """Plain torch has all that it takes, on any device."""
+    """Returns "": plain torch can do all that a model needs, on any device."""
     return ""
 
 
 def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> AttentionBackend:
+    """Makes the backend over these pages; keys, values: see ReferenceAttention."""
     return ReferenceAttention(layers, keys, values)
 
 

@@ -26,35 +26,42 @@ PAIRED = 8  # keys of the probe among which one cancels another
 
 
 class Tiles(NamedTuple):
-    """Sizes that agree, ascending."""
+    """The numbers of queries and of keys for which torch gives a query the same bits, ascending."""
 
     queries: tuple[int, ...]  # of one row and one head of keys; empty = any
     keys: tuple[int, ...]
     block: int  # beyond those, its multiples
 
     def most_queries(self, heads: int) -> int:
-        """Returns the number of queries that fit, if so many heads share the keys."""
+        """Returns the number of queries that fit into a tile, if so many heads share the keys."""
         return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
 
     def padded_queries(self, number: int) -> int:
-        """Returns the padded number of queries. Where more are needed than any size that agrees has, the operator is
-        told."""
+        """Returns the padded number of queries. Tells the operator where more are needed than any size that agrees
+        has."""
         if self.queries and number > self.queries[-1]:
             say_that_nothing_is_promised()
         return next((size for size in self.queries if size >= number), number)
 
     def padded_keys(self, number: int) -> int:
+        """Returns the padded number of keys: the least size that agrees and holds them, else a multiple of the
+        block."""
         return next((size for size in self.keys if size >= number), -(-number // self.block) * self.block)
 
 
 def tiles(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Returns the sizes for this shape, dtype and device; probed once on a CPU."""
     if device.type != "cpu":
         return Tiles((), (), GPU_KEYS)
     return _probed(kv_heads, head_dim, softcap, dtype, torch.get_num_threads())
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys]."""
+    """Computes scaled dot-product attention, [rows, kv heads, queries, head_dim].
+
+    q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys], added
+    to the scores.
+    """
     if softcap is None:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap + mask

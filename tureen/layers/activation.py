@@ -1,7 +1,8 @@
-"""Gated activations: of [tokens, 2 * size], the first half activated times the second. Functions of single numbers.
+"""Gated activations: of [tokens, 2 * size], the first half activated times the second (arXiv:2002.05202).
 
 torch computes what is left over where a vector or a thread's share ends with another exp or tanh than the rest, so that
-a number's last bits depend on its place. `by_rows` keeps to numbers of rows of which it is probed that they do not.
+a number's last bits depend on its place. `by_rows` keeps to numbers of rows for which a probe has shown that they do
+not.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ TRIED = 1 << 16  # numbers among which those are sought that show the difference
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """Computes silu(gate) * up of x [tokens, 2 * size], whose halves are gate and up: [tokens, size]."""
     return by_rows(_silu_and_mul, x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Computes gelu(gate) * up, gelu by its tanh approximation, of x [tokens, 2 * size]: [tokens, size]."""
     return by_rows(_gelu_tanh_and_mul, x)
 
 
@@ -42,7 +45,8 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def by_rows(function: Function, x: Tensor) -> Tensor:
-    """function(x) for x [rows, size]; on a CPU a row's bits do not depend on the others. See kernels/rows.py."""
+    """Computes function(x) for x [rows, size]; on a CPU a row's bits do not depend on the others. See
+    kernels/rows.py."""
     if x.device.type != "cpu":
         return function(x)
     return by_pieces(function, x.contiguous(), _sizes(function, x.shape[1], x.dtype, torch.get_num_threads()))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Base frequency and scaling. `kind`: default, linear (positions divided by factor), llama3 or longrope."""
+    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3 or
+    longrope."""
 
     theta: float
     kind: str = "default"
@@ -25,7 +26,10 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
 
 def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[np.float32]:
-    """float32 [rotated dimensions / 2]: radians per position, in a server whose contexts are that long."""
+    """Returns the rotary frequencies in radians per position, float32 [rotated dimensions / 2].
+
+    context_len: the longest context of this server, on which longrope depends.
+    """
     size = int(head_dim * config.share)
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(config.theta, exponents, dtype=np.float64)

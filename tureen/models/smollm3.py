@@ -15,7 +15,7 @@ THETA = 2_000_000.0
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common({"rope_theta": THETA, "tie_word_embeddings": True, "num_key_value_heads": 4, **hf})
     bias = bool(hf.get("attention_bias", False))
     turns = _turning(hf, config.num_layers)

@@ -1,7 +1,7 @@
 """`python -I -m tureen.media.decode_worker`: a fork server that has Pillow and the model's family in memory.
 
-The pictures of a prompt are decoded by a worker of their own, which has given up all rights before, and ends with its
-reply. So one that breaks its decoder meets no other client's pictures.
+Each prompt's pictures are decoded by a worker of their own. It has given up all rights before, and ends with its reply,
+so one that breaks its decoder meets no other client's pictures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _job = msgspec.msgpack.Decoder(DecodeJob)
 
 
 class At(Exception):
-    """A picture is refused."""
+    """A picture is refused; `index` says which."""
 
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
@@ -43,6 +43,7 @@ class At(Exception):
 
 
 def program(make_family: Callable[[DecoderSetup], Family], setup: bytes) -> Program:
+    """Returns the program of the workers; setup: a DecoderSetup as msgpack."""
     family = make_family(msgspec.msgpack.decode(setup, type=DecoderSetup))
     warm_up(family)
     return Program(LIMITS, lambda _: partial(_handle, family))
@@ -60,11 +61,12 @@ def _handle(family: Family, message: bytes) -> bytes:
 
 
 def family_of(setup: DecoderSetup) -> Family:
+    """Returns the family of models that the setup's configs belong to."""
     return find_family(msgspec.json.decode(setup.hf), msgspec.json.decode(setup.preprocessor))
 
 
 def warm_up(family: Family) -> None:
-    """Meet each format once, so that all they need is loaded."""
+    """Decodes one picture of each format, so that all that workers need is loaded."""
     picture = Image.new("RGB", (64, 48), "red")
     exif = Image.Exif()
     exif[ORIENTATION] = 6
@@ -79,7 +81,7 @@ def warm_up(family: Family) -> None:
 
 
 def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> DecodeReply:
-    """Decode and prepare."""
+    """Decodes and prepares the pictures of a prompt."""
     try:
         modality: Modality = job.modality  # type: ignore[assignment]
         prepared = family.prepare(_pictures(job, sources), modality)

@@ -1,7 +1,7 @@
 """Loads the pictures that `image_data` and `video_data` name, as pixels for the model's encoder.
 
-The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
-(decode_worker.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
+This is the front's side. It opens files and fetches URLs, but never looks into a picture: a worker of its own
+(decode_worker.py) for each prompt does, and its answer is checked here as if it came from the picture's author.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PROMPT_BYTES = 64 << 20
 
 MAX_DECODES = 2
 MAX_FETCHES = 8
-"""Prompts at once that are decoded, and whose pictures the server reads or fetches; the next ones wait."""
+"""Most prompts at once that are decoded, and whose pictures are read or fetched; the next ones wait."""
 
 MAX_WAIT_S = 30.0
 MAX_GATHER_S = 20.0
@@ -49,14 +49,14 @@ _reply = msgspec.msgpack.Decoder(DecodeReply)
 
 
 class PictureSource(NamedTuple):
-    """A picture as it is stored, or that in base64."""
+    """The bytes of a picture's file, or these in base64."""
 
     data: bytes
     is_base64: bool
 
 
 class MediaLoader:
-    """Loads the pictures of one prompt after the other, some at once. Belongs to one event loop."""
+    """Loads the pictures of prompts, several prompts at once. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class MediaLoader:
         media_path: Path | None,
         allowed_domains: tuple[str, ...],
     ) -> None:
-        """config.json and preprocessor_config.json of the model; see files.media_root. Raises StartupError."""
+        """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
+        Raises StartupError."""
         self.family = find_family(hf, preprocessor)
         setup = msgspec.msgpack.encode(DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
         self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)
@@ -79,9 +80,10 @@ class MediaLoader:
         self._is_closed = False
 
     async def load(self, references: Sequence[str], modality: Modality, field: str) -> list[Prepared]:
-        """One Prepared a picture; for a video one in all: of one film, or of pictures that are its frames.
+        """Loads the pictures of a prompt: one Prepared for each; for a video one in all, of a film or of pictures that
+        are its frames.
 
-        `field` is what the client called them. Raises InvalidRequest (400 `invalid_image`, `media_fetch_failed`),
+        `field`: the client's name for them. Raises InvalidRequest (400 `invalid_image`, `media_fetch_failed`),
         Forbidden (403 `local_media_disabled`, `media_url_forbidden`), Unavailable, RequestFailed.
         """
         self._check(len(references), modality, field)
@@ -102,7 +104,7 @@ class MediaLoader:
             return await asyncio.shield(task)  # a client that goes away frees no place before its process has ended
 
     async def close(self) -> None:
-        """End the processes. What is under way fails."""
+        """Ends the processes. Loads that are not done fail."""
         self._is_closed = True
         await asyncio.to_thread(self.supervisor.close)
         if self._tasks:

@@ -20,10 +20,10 @@ from urllib.parse import unquote
 from tureen.errors import Forbidden, InvalidRequest, echo
 
 MAX_BYTES = 20 << 20
-"""Bytes of one picture or film, as it is stored."""
+"""Most bytes of one picture or film, as it is stored."""
 
 MAX_BASE64_CHARS = 28 << 20
-"""Room for MAX_BYTES with line breaks."""
+"""Most characters of base64: room for MAX_BYTES with line breaks."""
 
 MAX_NAME_CHARS = 4096
 JPEG_IN_BASE64 = "/9j/"
@@ -37,12 +37,14 @@ DATA_URL = re.compile(
 
 
 class Inline(NamedTuple):
-    """The picture itself. Whether this is base64 is found out where it is decoded."""
+    """The picture itself. Whether it is in base64 is found out where it is decoded."""
 
     base64: str
 
 
 class Remote(NamedTuple):
+    """A picture at a URL."""
+
     url: str
 
 
@@ -56,7 +58,7 @@ Reference = Inline | Remote | Local
 
 
 def parse_reference(text: str, field: str) -> Reference:
-    """Raises InvalidRequest, Forbidden."""
+    """Classifies a string by the rules above. Raises InvalidRequest, Forbidden, under the client's name `field`."""
     head = text[:MAX_HEAD_CHARS]
     start = head[:5].lower()
     scheme = SCHEME.match(head)

@@ -1,6 +1,6 @@
-"""Pictures to the size that a tower takes, as the image processors of Hugging Face's models do it.
+"""Brings pictures to the size that a vision tower takes, as the image processors of Hugging Face's models do it.
 
-A preprocessor_config.json names one of them; what it leaves out has that one's default.
+A preprocessor_config.json names one of them, whose defaults hold for what it leaves out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUM_FILTERS = 6  # Pillow's
 
 
 class PictureSettings(NamedTuple):
-    """How pictures become tiles of one size, and what of their values the tower gets: (value * scale - mean) / std."""
+    """How pictures become tiles of one size, and what the tower gets of their values: (value * scale - mean) / std."""
 
     size: tuple[int, int] | None  # height, width that they are stretched to
     short_side: int | None  # or that their short side gets, in proportion
@@ -55,7 +55,7 @@ class PictureSettings(NamedTuple):
 
     @property
     def output_size(self) -> tuple[int, int]:
-        """Height and width of what comes out. Raises StartupError when they differ from picture to picture."""
+        """The height and width of the tiles. Raises StartupError when they differ from picture to picture."""
         size = self.crop or self.size
         if size is None:
             raise Settings(FILE, {}).fault(
@@ -65,11 +65,15 @@ class PictureSettings(NamedTuple):
 
     @property
     def background(self) -> tuple[int, ...]:
+        """The colour, R, G and B in 0 … 255, that pictures are padded with: the mean."""
         return tuple(int(value * 255) for value in self.mean)
 
 
 def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSettings:
-    """known: the names of PROCESSORS that the family goes with. Raises StartupError naming the key at fault."""
+    """Reads preprocessor_config.json. Raises StartupError naming the key at fault.
+
+    known: the names of PROCESSORS that the family goes with; the first holds where the file names none.
+    """
     settings = Settings(FILE, preprocessor)
     if not preprocessor:
         raise settings.fault("image_processor_type", "is missing: the model folder needs this file; download it again")
@@ -94,7 +98,7 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
 
 
 def fit(picture: Image, settings: PictureSettings) -> NDArray[np.uint8]:
-    """[height, width, 3] of `settings.output_size`."""
+    """Resizes and crops a picture: uint8 [height, width, 3] of `settings.output_size`."""
     if settings.pads_to_square:
         picture = pad_to_square(picture, settings.background)
     if settings.short_side is not None:
@@ -106,17 +110,18 @@ def fit(picture: Image, settings: PictureSettings) -> NDArray[np.uint8]:
 
 
 def resize(picture: Image, size: tuple[int, int], settings: PictureSettings) -> Image:
-    """size: height, width."""
+    """Resizes a picture to `size`: height, width."""
     return picture.resize(size[::-1], settings.resample)
 
 
 def pad_to_square(picture: Image, background: tuple[int, ...]) -> Image:
+    """Pads a picture's shorter side on both ends, to a square."""
     side = max(picture.size)
     return padded(picture, (side, side), background)
 
 
 def padded(picture: Image, size: tuple[int, int], background: tuple[int, ...] = (0, 0, 0)) -> Image:
-    """The picture in the middle of a larger one of `size`: height, width."""
+    """Puts the picture in the middle of a larger one of `size`: height, width."""
     height, width = size
     left, top = (width - picture.width) // 2, (height - picture.height) // 2
     pixels = np.empty((height, width, 3), np.uint8)

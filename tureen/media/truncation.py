@@ -1,4 +1,4 @@
-"""Whether a picture's file is all there. Pillow shows what it can of a PNG or a GIF whose end is missing."""
+"""Finds out whether a picture's file is complete. Pillow shows what it can of a PNG or a GIF whose end is missing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ EXTENSION, FRAME, TRAILER = b"!,;"
 
 
 def is_whole(kind: str, data: bytes) -> bool:
-    """Whether the file goes to its proper end; what stands behind that does not matter. JPEG and WEBP are left to
-    Pillow, which misses every byte of theirs."""
+    """Says whether the file goes to its proper end; what stands behind that does not matter.
+
+    JPEG and WEBP are left to Pillow, which misses every byte of theirs.
+    """
     try:
         return {"PNG": _is_whole_png, "GIF": _is_whole_gif}.get(kind, bool)(data)
     except IndexError:

@@ -1,4 +1,4 @@
-"""A film's bytes become some of its frames, in RGB. Runs in a process of its own: see decode_worker.py.
+"""Decodes some of a film's frames to RGB. Runs in a process of its own: see decode_worker.py.
 
 Animated GIF, WEBP and PNG are read by Pillow; MP4 and WebM by PyAV, where the operator has installed it.
 """
@@ -20,11 +20,11 @@ except ImportError:  # the extra `video`
     av = None
 
 MAX_FRAMES = 32
-"""The largest number of frames that are taken of a film."""
+"""Most frames that are taken of a film."""
 
 MAX_STORED_FRAMES = 10_000
 MAX_DECODED_PIXELS = 1 << 30
-"""In all frames up to the last one taken: a frame is decoded from those before it."""
+"""Most pixels in all frames up to the last one taken: a frame is decoded from those before it."""
 
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4"})
 
@@ -37,7 +37,7 @@ def sampled(count: int) -> list[int]:
 
 
 def frames(data: bytes) -> Iterator[Image.Image]:
-    """At most MAX_FRAMES. A picture that does not move is a film of one. Raises Refused, MemoryError."""
+    """Yields at most MAX_FRAMES frames. A picture that does not move is a film of one. Raises Refused, MemoryError."""
     container = _container(data)
     if container is None:
         yield from _of_animation(data)
@@ -52,7 +52,7 @@ def frames(data: bytes) -> Iterator[Image.Image]:
 
 
 def warm_up() -> None:
-    """Have PyAV load all that it needs, by writing and reading a film."""
+    """Has PyAV load all that it needs, by writing and reading a film."""
     if av is None:
         return
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The description of a LLaVA's vision side (arXiv:2304.08485), read from config.json: a vision transformer and a
+"""The description of a LLaVA's vision encoder (arXiv:2304.08485), read from config.json: a vision transformer and a
 projector.
 
 It stands here because the number of a picture's tokens follows from it. No torch.
@@ -29,9 +29,10 @@ CLIP_LARGE = {
 
 
 class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision transformer (arXiv:2010.11929): a layer adds attention(norm(x)) to x, then mlp(norm(x)).
+    """The description of a vision transformer (arXiv:2010.11929): a layer adds attention(norm(x)) to x, then
+    mlp(norm(x)).
 
-    `num_layers` are those whose output somebody wants; a checkpoint may have more.
+    `num_layers` counts the layers whose output is used; a checkpoint may have more.
     """
 
     hidden_size: int
@@ -51,10 +52,11 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stretches: bool = False  # positions are interpolated for pictures of another size than image_size
 
     def num_patches(self, height: int, width: int) -> int:
+        """Returns the number of patches of a picture of so many pixels."""
         return (height // self.patch_size) * (width // self.patch_size)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Our names -> shapes, of all weights that are used. A matrix is [outputs, inputs]."""
+        """Returns the shapes of all weights that are used, by the names used here. A matrix is [outputs, inputs]."""
         hidden = self.hidden_size
         positions = self.num_patches(self.image_size, self.image_size) + self.has_class_token
         shapes: dict[str, tuple[int, ...]] = {
@@ -90,7 +92,8 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A tower and the two-layer mlp that takes its features to the language model's embeddings."""
+    """The description of a tower and of the two-layer mlp that turns its features into the language model's
+    embeddings."""
 
     tower: TowerConfig
     feature_layers: tuple[int, ...]  # whose outputs are joined to a feature; 0 = what the first layer gets
@@ -134,7 +137,8 @@ def parse_vision(
 
 
 def tile_side(config: VisionConfig) -> int:
-    """Patches along a side of a tile of the tower's size, where each patch is a feature. Raises StartupError."""
+    """Returns the patches along a side of a tile of the tower's size, where each patch is a feature. Raises
+    StartupError."""
     size = config.tower.image_size
     if config.num_features(size, size) != config.tower.num_patches(size, size):
         raise Settings("config.json", {}).fault(

@@ -1,4 +1,4 @@
-"""A Hugging Face style configuration from the metadata of a GGUF file."""
+"""Makes a configuration in Hugging Face's form from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
 
 
 def llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns the divisors of the head_dim/2 rotary frequencies: 1 for short waves, `factor` for long ones."""
+    """Returns the divisors of the head_dim/2 rotary frequencies (Llama 3.1): 1 for short waves, `factor` for long
+    ones."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = (scaling["original_max_position_embeddings"] / wavelength - low) / (high - low)

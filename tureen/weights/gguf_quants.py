@@ -1,4 +1,4 @@
-"""Block formats of GGUF tensors -> float32, bit for bit as ggml computes them. NumPy only.
+"""Converts block formats of GGUF tensors to float32, bit for bit as ggml computes them. NumPy only.
 
 A block holds 32 or 256 consecutive values: small integers `q`, a float16 scale `d` and, in some formats, an offset `m`.
 """
@@ -31,7 +31,7 @@ Q6_K: Final = np.dtype([("ql", "u1", (2, 2, 32)), ("qh", "u1", (2, 32)), ("scale
 
 
 def dequantize(raw: Bytes, encoding: TensorEncoding, out: Floats) -> None:
-    """Write the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
+    """Writes the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
     convert = CONVERTERS.get(encoding.name)
     if convert is None:
         raise StartupError(f"tensors of type {echo(encoding.name)} cannot be read; these can: {', '.join(CONVERTERS)}")

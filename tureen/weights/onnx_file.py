@@ -1,4 +1,4 @@
-"""The weights and the nodes of an ONNX model. No torch, no protobuf library.
+"""Reads the weights and the nodes of an ONNX model. No torch, no protobuf library.
 
 An ONNX file is one protocol-buffers message (onnx/onnx.proto): a sequence of fields, each a number and a wire type
 packed into a varint, then the value. The weights' values are raw little-endian bytes in it, so that it can be mapped.
@@ -33,6 +33,8 @@ MAX_VARINT: Final = 10  # bytes
 
 
 class OnnxNode(NamedTuple):
+    """A node of the graph: its name and its inputs."""
+
     name: str
     inputs: tuple[str, ...]  # names of tensors and of other nodes' outputs
 

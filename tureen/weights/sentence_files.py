@@ -22,15 +22,17 @@ POOLINGS: Final[dict[str, Pooling]] = {"pooling_mode_mean_tokens": "mean", "pool
 
 
 class SentenceConfig(msgspec.Struct, frozen=True):
-    """How a text becomes one vector."""
+    """How an embedding model turns a text into one vector."""
 
     pooling: Pooling = "mean"  # of the tokens' vectors, or the first token's
     max_tokens: int | None = None  # with those that the tokenizer adds; None: as many as there are positions
 
 
 def read_sentence_config(folder: Path) -> SentenceConfig:
-    """Reads the settings; without modules.json it is mean pooling, as sentence-transformers does. Raises StartupError
-    naming the file."""
+    """Reads the settings; without modules.json it is mean pooling, as in sentence-transformers.
+
+    Raises StartupError naming the file.
+    """
     modules = _read(folder / "modules.json")
     pooling: Pooling = "mean"
     for stage in modules if isinstance(modules, list) else []:
@@ -48,7 +50,8 @@ def read_sentence_config(folder: Path) -> SentenceConfig:
 
 
 def embedding_sizes(hf: Mapping[str, Any], hidden_size: int) -> tuple[int, ...]:
-    """To which sizes an embedding may be cut (arXiv:2205.13147); config.json says it by vLLM's names. () = to none."""
+    """Returns the sizes to which an embedding may be cut (arXiv:2205.13147); config.json says it by vLLM's names. () =
+    none."""
     sizes = hf.get("matryoshka_dimensions")
     if isinstance(sizes, list):
         return tuple(size for size in sizes if isinstance(size, int) and 1 <= size <= hidden_size)

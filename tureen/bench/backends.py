@@ -1,4 +1,4 @@
-"""How each kind of server is asked and how its stream is read: one class a kind."""
+"""Says how each kind of server is asked and how its stream is read: one class a kind."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class ServerKind(Protocol):
-    """One kind of server."""
+    """Builds requests for one kind of server, and reads its streams."""
 
     path: str
     text_is_whole: bool  # an event's text is the answer so far; else what is new
 
     def body(self, job: BenchRequest) -> bytes:
-        """The request: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the job's schema."""
+        """Returns the request's body: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the
+        job's schema."""
 
     def read(self, data: bytes) -> Event:
-        """One event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
+        """Reads one event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
 
     async def prepare(self, connection: ClientConnection) -> int | None:
-        """Learn what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
+        """Learns what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
 
 
 class _Meta(msgspec.Struct):
@@ -53,7 +54,7 @@ class _GenerateEvent(msgspec.Struct):
 
 
 class Generate:
-    """`/generate` of tureen and SGLang."""
+    """Asks `/generate` of tureen and SGLang."""
 
     path = "/generate"
     text_is_whole = True
@@ -114,7 +115,7 @@ class _CompletionsEvent(msgspec.Struct):
 
 
 class Completions:
-    """`/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
+    """Asks `/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
 
     path = "/v1/completions"
     text_is_whole = False
@@ -172,7 +173,7 @@ class _LlamaEvent(msgspec.Struct):
 
 
 class LlamaCpp:
-    """llama.cpp's own `/completion`."""
+    """Asks llama.cpp's own `/completion`."""
 
     path = "/completion"
     text_is_whole = False

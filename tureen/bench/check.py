@@ -1,4 +1,4 @@
-"""`tureen check`: versions, the processor, and what it allows. Names no user, host or path."""
+"""Runs `tureen check`: versions, the processor, and the speed that it allows. Names no user, host or path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report() -> Report:
-    """Measures for some tenths of a second."""
+    """Makes the report; measures for some tenths of a second."""
     device = resolve_device("auto")
     return Report(
         tureen=__version__,
@@ -94,7 +94,7 @@ def _kernels() -> tuple[ModuleType | None, str]:
 
 
 def lines_of(report: Report) -> list[str]:
-    """For people."""
+    """Returns the report as lines for people."""
     machine = report.machine
     pairs = [("tureen", report.tureen), ("python", f"{report.python} on {report.system}")]
     pairs += [(name, version or "not installed") for name, version in report.packages.items()]

@@ -1,4 +1,4 @@
-"""`tureen bench`: the command line. What it runs is imported when it runs."""
+"""The command line of `tureen bench`. Each workload is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ DEFAULT_VOCAB = 49152  # of the default model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's flags."""
     server = parser.add_argument_group("what is measured")
     server.add_argument("--backend", choices=BACKENDS, default="tureen", help="kind of server [tureen]")
     server.add_argument("--url", help="where it listens [the usual port of its kind on 127.0.0.1]")
@@ -94,7 +95,8 @@ def _add_own_share(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
+    """Measures and prints; returns the exit status. Raises TureenError when it cannot be done or a server answers
+    wrongly."""
     if options.json is not None and not options.json.parent.is_dir():
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
     if options.cold and options.workload != ["start"]:
@@ -197,7 +199,7 @@ def _say(line: str) -> None:
 
 
 def target_specs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Name, backend, url, start and pid of every server. Raises InvalidRequest naming the flag at fault."""
+    """Returns name, backend, url, start and pid of every server. Raises InvalidRequest naming the flag at fault."""
     if options.target and options.url:
         raise InvalidRequest("--target says the URL already: leave --url out")
     texts = options.target or [f"{options.backend}={options.backend}@{options.url or DEFAULT_URLS[options.backend]}"]

@@ -1,4 +1,4 @@
-"""Send a load to a server and note when every token arrives."""
+"""Sends a load to a server and notes when every token arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S = 600.0
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished request. Times in seconds of one monotonic clock."""
+    """One finished request. Times are in seconds of one monotonic clock."""
 
     started_s: float
     token_times_s: list[float]  # arrival of every event that carried tokens
@@ -33,7 +33,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_load(address: Address, backend: ServerKind, load: OfferedLoad) -> list[FinishedRequest]:
-    """All answers, in the order of the jobs. Raises BenchError as soon as one is not what was asked for."""
+    """Returns all answers, in the order of the jobs. Raises BenchError as soon as one is not what was asked for."""
     if load.arrivals_s is not None:
         return await _open_loop(address, backend, load, load.arrivals_s)
     return await _closed_loop(address, backend, load)
@@ -89,7 +89,10 @@ async def _together(clients: Sequence[Coroutine[Any, Any, None]]) -> None:
 async def ask(
     connection: ClientConnection, backend: ServerKind, job: BenchRequest, *, may_refuse: bool = False
 ) -> FinishedRequest:
-    """Stream one request and check its length. Raises BenchError naming what was wrong with the answer."""
+    """Streams one request and checks its length. Raises BenchError naming what was wrong with the answer.
+
+    may_refuse: whether a 503 counts as a finished request.
+    """
     url = connection.address.url + backend.path
     body = backend.body(job)
     started = time.perf_counter()

@@ -49,19 +49,19 @@ class Address:
 
 
 class ClientConnection:
-    """One keep-alive connection; one request at a time."""
+    """One keep-alive connection, for one request at a time."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and whole body. Raises OSError when there is no connection."""
+        """Sends a request; returns status and whole body. Raises OSError when there is no connection."""
         reader, status, headers = await self._exchange(method, path, body)
         return status, b"".join([piece async for piece in self._pieces(reader, headers)])
 
     async def events(self, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """The data of every event of the answer to a POST. Raises HttpError for a status other than 200."""
+        """Yields the data of every event of the answer to a POST. Raises HttpError for a status other than 200."""
         reader, status, headers = await self._exchange("POST", path, body)
         if status != 200:
             raise HttpError(status, b"".join([piece async for piece in self._pieces(reader, headers)]))

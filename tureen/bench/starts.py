@@ -1,4 +1,5 @@
-"""The workload `start`: servers started in turn, each alone; how long until each answers, and what it took."""
+"""Runs the workload `start`: servers started in turn, each alone; measures how long until each answers, and what it
+took."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Say = Callable[[str], None]
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """One start. Seconds from the command on, the moment between ready and first request left out."""
+    """The figures of one start. Seconds count from the command on, the moment between ready and first request left
+    out."""
 
     target: str
     round: int
@@ -44,7 +46,7 @@ class Start(msgspec.Struct, kw_only=True):
 
 
 def run_starts(plan: BenchPlan, cold: str | None, say: Say) -> list[Start]:
-    """Start every target's command in turn, `plan.rounds` times, after a first time that does not count.
+    """Starts every target's command in turn, `plan.rounds` times, after a first time that does not count.
 
     cold: "evict" takes what the servers read out of the page cache before each start, "drop" takes all that is there.
     Raises BenchError.
@@ -137,7 +139,7 @@ class _Starts:
 
 
 def evict(file: Path) -> None:
-    """Take a file's pages out of the page cache, but those that a running process has mapped."""
+    """Takes a file's pages out of the page cache, but those that a running process has mapped."""
     with contextlib.suppress(OSError), open_regular(file) as opened:  # else gone, not ours to read, or no file
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -177,7 +179,8 @@ def _read_bytes(root: int) -> int:
 
 
 def table(starts: Sequence[Start]) -> str:
-    """The median of each figure, with the least and the most of the times; and the first target's over the others'."""
+    """Formats the median of each figure, with the least and the most of the times; and the first target's over the
+    others'."""
     lines: list[tuple[str, ...]] = [("start", "", "ready s", "least", "most", "first token s", "cpu s", "MiB read")]
     medians: dict[str, float] = {}
     for target in dict.fromkeys(start.target for start in starts):

@@ -197,7 +197,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """For a bug report, and for who wonders how fast this machine could be."""
+    """Prints the report for a bug report, and for whoever wonders how fast this machine could be."""
     check = importlib.import_module("tureen.bench.check")
     report = check.make_report()
     print(msgspec.json.encode(report).decode() if options.json else "\n".join(check.lines_of(report)))

@@ -28,7 +28,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 def _meta(group: str, description: str, *, alias: str = "", secret: bool = False, **bounds: Any) -> Meta:
-    """`secret`: the value is never shown, logged or answered."""
+    """Makes a setting's metadata. `secret`: the value is never shown, logged or answered."""
     return Meta(description=description, extra={"group": group, "alias": alias, "secret": secret}, **bounds)
 
 

@@ -189,7 +189,7 @@ class OfflineEngine:
 
 
 async def _later(call: Callable[[], T]) -> T:
-    """A plain call, for the event loop's thread."""
+    """Makes a plain call, in the event loop's thread."""
     return call()
 
 

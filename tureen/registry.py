@@ -79,7 +79,7 @@ def declaring(package: str, constant: str, name: object) -> str | None:
 
 
 def _sources(package: str) -> Iterator[tuple[str, str]]:
-    """Each module of the package, and its source."""
+    """Yields each module of the package, and its source."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.py")):

@@ -70,13 +70,14 @@ def _check_access(config: Config) -> None:
 
 
 def _is_in_container() -> bool:
-    """There the server must listen on all addresses, and who runs the container says which reach it."""
+    """Says whether this is a container. There the server must listen on all addresses, and who runs the container says
+    which reach it."""
     named = {"container", "KUBERNETES_SERVICE_HOST"} & os.environ.keys()
     return bool(named) or any(mark.exists() for mark in CONTAINER_MARKS)
 
 
 def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where there is one for this platform; None = asyncio's own."""
+    """Returns uvloop's loop where there is one for this platform; None = asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
@@ -118,12 +119,12 @@ async def _serve(config: Config) -> int:
 
 
 def _import_shell() -> tuple[ModuleType, ModuleType]:
-    """The application and what runs it."""
+    """Imports the application and what runs it."""
     return importlib.import_module("tureen.front.app"), importlib.import_module("tureen.http.server")
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Have the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    """Has the engine begin what the first constraint would wait for, once nobody waits for anything else."""
     if client.info.pooling is not None:
         return
     while True:

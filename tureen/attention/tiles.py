@@ -70,7 +70,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: flo
 
 @lru_cache(maxsize=256)
 def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, threads: int) -> Tiles:
-    """`threads`: the number that torch uses now."""
+    """Probes the sizes on a CPU. `threads`: the number that torch uses now."""
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(head_dim)
         queries = torch.randn(3, kv_heads * head_dim, generator=generator).to(dtype)
@@ -100,7 +100,7 @@ def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dt
 def _agree(
     first: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], queries: Tensor, sizes: tuple[int, ...]
 ) -> bool:
-    """Whether they give the same bits for the fewest and for the most queries."""
+    """Says whether both functions give the same bits for the fewest and for the most queries."""
     results = [of_each(function, queries, size) for function in (first, other) for size in {*sizes[:1], *sizes[-1:]}]
     return all(result is not None and results[0] is not None and torch.equal(result, results[0]) for result in results)
 
@@ -108,7 +108,8 @@ def _agree(
 def _attend(
     queries: Tensor, *, k: Tensor, v: Tensor, softcap: float | None, seen: int, width: int, rows: int = 1
 ) -> Tensor:
-    """queries [number, kv_heads * head_dim] -> as many, of which each sees the first `seen` of `width` keys."""
+    """Attends with queries [number, kv_heads * head_dim], of which each sees the first `seen` of `width` keys; same
+    shape."""
     kv_heads, head_dim = k.shape[1], k.shape[3]
     q = queries.view(1, -1, kv_heads, head_dim).transpose(1, 2).expand(rows, -1, -1, -1)
     k, v = (torch.cat((tensor[:, :, :seen], tensor[:, :, :1].expand(-1, -1, width - seen, -1)), 2) for tensor in (k, v))

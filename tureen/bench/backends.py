@@ -223,7 +223,7 @@ def _message(error: object) -> str:
 
 
 async def _get(connection: ClientConnection, path: str) -> dict[str, Any]:
-    """The JSON object at `path`; empty when there is none."""
+    """Returns the JSON object at `path`; an empty one when there is none."""
     status, body = await connection.request("GET", path)
     try:
         answer = msgspec.json.decode(body) if status == 200 else {}

@@ -85,7 +85,7 @@ def _machine() -> Machine:
 
 
 def _kernels() -> tuple[ModuleType | None, str]:
-    """The native kernels, or why they cannot be used."""
+    """Returns the native kernels, or why they cannot be used."""
     try:
         kernels = native.load()
     except (ImportError, RuntimeError) as error:

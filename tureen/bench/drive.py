@@ -77,7 +77,7 @@ async def _open_loop(
 
 
 async def _together(clients: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run until all are done; the first error ends the others and is raised as it is."""
+    """Runs until all are done; the first error ends the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for client in clients:
@@ -149,7 +149,8 @@ async def _stream(connection: ClientConnection, backend: ServerKind, body: bytes
 
 
 def _checked(answer: FinishedRequest, job: BenchRequest, url: str) -> FinishedRequest:
-    """A server that computes another number of tokens is not doing the same work: no figure of it may be shown."""
+    """Returns the answer. Raises BenchError where its length is another than asked for: then the server's work is not
+    the same, and no figure of it may be shown."""
     prompt_tokens = len(job.prompt) if isinstance(job.prompt, list) else max(1, answer.prompt_tokens)
     output_tokens = job.output_len if job.schema is None else max(1, min(answer.output_tokens, job.output_len))
     for what, got, asked in (

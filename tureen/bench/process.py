@@ -97,7 +97,7 @@ def _kib_fields(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> str:
-    """Text of a /proc file; empty when the process has ended or is somebody else's."""
+    """Returns the text of a /proc file; empty when the process has ended or is somebody else's."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

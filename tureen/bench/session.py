@@ -157,7 +157,7 @@ class _Session:
                 await self._pass(target, make_load(shape, dice, rate=plan.rate), number, plan.rate)
 
     async def _mixed(self, targets: list[TargetServer]) -> None:
-        """Capacity first, then arrivals at shares of it; with --rate at that rate only."""
+        """Measures the capacity first, then arrivals at shares of it; with --rate at that rate only."""
         plan = self.plan
         count = plan.requests or MIXED_REQUESTS[plan.quick]
         concurrency = plan.concurrency or MIXED_CONCURRENCY
@@ -230,7 +230,7 @@ class _Session:
         return result
 
     def _turns(self, targets: list[TargetServer]) -> Iterator[tuple[int, TargetServer]]:
-        """A B A B …: what changes with time on the machine then falls on all alike."""
+        """Yields the targets in turn, A B A B …: what changes with time on the machine then falls on all alike."""
         for number in range(self.plan.rounds):
             for target in targets:
                 yield number, target

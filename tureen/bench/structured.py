@@ -133,7 +133,7 @@ def _line(result: Result, plain: Result | None) -> tuple[str, ...]:
 
 
 def _schema(properties: dict[str, Any], choice: str | None) -> str:
-    """With one more choice where the object has an enumeration, if it is given."""
+    """Returns a schema of these properties; `choice`: one more choice where the object has an enumeration."""
     if choice is not None:
         properties = {
             name: value | {"enum": [*value["enum"], choice]} if "enum" in value else value

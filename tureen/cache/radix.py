@@ -134,7 +134,7 @@ class RadixTree:
 
 
 def _walk(top: RadixNode) -> Iterator[RadixNode]:
-    """A node and all below it, parents first."""
+    """Yields a node and all below it, parents first."""
     stack = [top]
     while stack:
         node = stack.pop()

@@ -180,7 +180,7 @@ def check_params(params: SamplingParams, *, vocab_size: int, path: Callable[[str
 
 
 def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Each broken rule as (field, message)."""
+    """Yields each broken rule as (field, message)."""
     for name in FLOAT_FIELDS:
         if not math.isfinite(getattr(params, name)):
             yield name, f"must be a finite number, got {getattr(params, name)}"
@@ -248,7 +248,7 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
 
 
 def _written_out_len(pattern: str) -> int:
-    """Not less than the pattern's length with every {count} written out, which is what compiling it costs."""
+    """Returns at least the pattern's length with every {count} written out, which is what compiling it costs."""
     length = len(pattern)
     for inside in COUNTS.findall(pattern):
         length *= max((int(number) for number in NUMBERS.findall(inside)), default=1) or 1

@@ -55,7 +55,8 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """The folders of the groups, from the innermost to the root. In a container outer ones may not be visible."""
+    """Yields the folders of the groups, from the innermost to the root. In a container outer ones may not be
+    visible."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:

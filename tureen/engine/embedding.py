@@ -75,7 +75,7 @@ class EmbeddingEngine:
     def prepare(self) -> None: ...
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         if request.hidden_states != "pooled" or request.max_new_tokens:
             raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
         if request.embeds:

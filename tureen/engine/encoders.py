@@ -135,7 +135,7 @@ class Encoders:
         return ready
 
     def _advance(self) -> list[EncodedSequence]:
-        """One piece of work."""
+        """Does one piece of work. Returns the sequences that wait no longer because of it."""
         current = self._current = self._current or self._begin()
         try:
             embeddings = self._take_piece(current)
@@ -175,7 +175,8 @@ class Encoders:
         return embeddings
 
     def _complete(self, sequence: Sequence) -> bool:
-        """Give it what is there of the embeddings it lacks. Whether it has all then; its pixels go."""
+        """Gives a sequence the embeddings it lacks, as far as they are there. Returns whether it has all then; its
+        pixels go."""
         embedded = sequence.embedded
         assert embedded is not None
         for key in _keys(sequence)[len(embedded.encoded) :]:

@@ -208,7 +208,7 @@ class Engine:
         )
 
     def _clear(self) -> int:
-        """Forget what is cached and not in use; returns the number of pages freed."""
+        """Forgets what is cached and not in use; returns the number of pages freed."""
         self.preparing.clear()
         return self.cache.flush()
 
@@ -220,22 +220,20 @@ class Engine:
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """It may run, once its client's code is loaded and its pictures are encoded."""
+        """Queues a sequence once its client's code is loaded and its pictures are encoded."""
         if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
     def _encode(self, *, after_step: bool) -> None:
-        """Spend some time on pictures."""
+        """Spends some time on pictures."""
         for sequence, error in self.preparing.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
             self.scheduler.queue.add(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
 
     def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """A row's result becomes the sequence's. Returns what its client gets of it.
-
-        Raises InvalidRequest, RequestFailed.
-        """
+        """Applies a row's result to its sequence. Returns what its client gets. Raises InvalidRequest,
+        RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
             return self._drop(sequence, result.error)
@@ -253,7 +251,7 @@ class Engine:
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        """Appends what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
             if result.logprobs:
                 sequence.scores.add_drawn(result.logprobs[index])
@@ -265,20 +263,20 @@ class Engine:
         sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
-        """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+        """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""
         num_forced = sequence.num_forced
         reason = output.forced(sequence, context_len=self._limits.context_len)
         self._totals.forced_tokens += sequence.num_forced - num_forced
         return reason
 
     def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
-        """End a request whose output could not be taken over."""
+        """Ends a request whose output could not be taken over."""
         if error.status >= 500:
             log.error("request %s failed: %s", sequence.request.id, error)
         return self._drop(sequence, RowError.of(error))
 
     def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
-        """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
+        """Ends a request whose row failed. What it published is forgotten; after wrong numbers, what it reused too:
         they may come from any page that it read."""
         assert sequence.table is not None
         distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
@@ -304,7 +302,7 @@ class Engine:
 
 
 def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
-    """Count the pages of a sequence that are cached."""
+    """Counts the pages of a sequence that are cached."""
     return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 

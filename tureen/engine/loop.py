@@ -109,7 +109,8 @@ class Loop:
             self._engine.close()
 
     def _wait_s(self) -> float | None:
-        """How long nothing need be done. A paused engine has live requests and no work: their deadlines go on."""
+        """Returns how long nothing need be done. A paused engine has live requests and no work: their deadlines go
+        on."""
         if self._engine.has_work:
             return 0.0
         if not self._live:
@@ -118,7 +119,8 @@ class Loop:
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
     def _turn(self) -> None:
-        """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
+        """Aborts what is late, then runs one step and publishes it with the engine's figures. Does nothing once
+        closed."""
         if self._is_closed:
             return
         now = self._clock()
@@ -145,7 +147,7 @@ class Loop:
         self._soonest_s = min((limits.soonest_s for limits in self._live.values()), default=math.inf)
 
     def _fail(self, why: str) -> None:
-        """End every live request with an error; nothing more is done."""
+        """Ends every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
         self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
@@ -219,7 +221,7 @@ class Loop:
         self._is_closed = True
 
     def _note(self, delta: OutputDelta) -> int:
-        """Keep the books on a delta; the number of tokens whose computation it proves."""
+        """Records a delta; returns the number of tokens whose computation it proves."""
         limits = self._live.get(delta.id)
         usage = delta.usage or Usage(0, len(delta.token_ids), 0)
         is_proof = usage.forced_tokens < usage.output_tokens or bool(delta.output_logprobs)

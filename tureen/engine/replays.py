@@ -72,8 +72,10 @@ def check(request: GenerateRequest, vocab_size: int) -> None:
 
 
 def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
-    """Append the output that was sent as it came about, drawn tokens and what the grammar forced behind each. What is
-    forced behind the last comes out as it would have. Raises InvalidRequest, RequestFailed."""
+    """Appends the output that was sent as it came about: drawn tokens, and what the grammar forced after each.
+
+    What is forced after the last comes out as it would have. Raises InvalidRequest, RequestFailed.
+    """
     resumed = sequence.request.resumed
     sequence.ended = output.forced(sequence, context_len=context_len)
     while sequence.num_output < len(resumed):

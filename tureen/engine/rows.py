@@ -56,7 +56,7 @@ class RowRunner:
         self._runner.close()
 
     def _can_compute(self) -> bool:
-        """Whether the runner can compute a token that no client sent; True where there is no page to try it on."""
+        """Says whether the runner can compute a token that no client sent; True where there is no page to try it on."""
         table = self._cache.open(("", ""), [], 1, headroom=0, is_public=False)
         if table is None:
             return True
@@ -89,7 +89,7 @@ class RowRunner:
 
 
 def _explained(outputs: tuple[RowOutput, ...], plan: StepPlan, masks: PendingMasks) -> tuple[RowOutput, ...]:
-    """The same, where a mask could not be computed with the reason."""
+    """Returns the same outputs, with the reason in place of those whose mask could not be computed."""
     if not masks.failures:
         return outputs
     return tuple(

@@ -95,7 +95,7 @@ class Scheduler:
         return plan
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
-        """Spend what is left of the budget on guesses. Nobody is preempted for them."""
+        """Spends what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
             most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
@@ -119,7 +119,8 @@ class Scheduler:
             self._preempt(sequence)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow the table of a running sequence, preempting from the end. False when that took the sequence itself."""
+        """Grows the table of a running sequence, preempting from the end. Returns False when that took the sequence
+        itself."""
         while sequence.table is not None:
             if self._cache.grow(sequence.table, num_tokens):
                 return True
@@ -139,7 +140,8 @@ class Scheduler:
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Waiting sequences in the queue's order, up to the first that does not fit; followers are passed over."""
+        """Admits waiting sequences in the queue's order, up to the first that does not fit; followers are passed
+        over."""
         if not self._free_slots:
             return
         for sequence in self.queue.candidates():
@@ -166,7 +168,7 @@ class Scheduler:
             budget -= num_tokens
 
     def _headroom(self, sequence: Sequence) -> int:
-        """Pages that must stay available after an admission. Nobody is held up when nobody runs.
+        """Returns the pages that must stay available after an admission; 0 when nobody runs, so that nobody is held up.
 
         A preempted sequence waits for more room than a new one: otherwise it would be preempted again at once.
         """
@@ -178,7 +180,8 @@ class Scheduler:
         return len(self.running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
-        """A running sequence that is about to compute the very next page this one needs, and how far they agree."""
+        """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
+        they share."""
         size = self._cache.page_size
         index, last = len(nodes), sequence.max_reused // size
         if index >= last:
@@ -216,7 +219,7 @@ class Scheduler:
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Keep the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
+    """Returns the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
     if sequence.constraint is None:
         return guesses
     try:
@@ -226,7 +229,7 @@ def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _num_common_pages(first: list[int], other: list[int], size: int, known: int, last: int) -> int:
-    """How many full pages two token lists share from the start; `known` of them surely, `last` at most."""
+    """Returns how many full pages two token lists share from the start; `known` of them surely, `last` at most."""
     while known < last and first[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
         known += 1
     return known

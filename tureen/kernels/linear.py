@@ -74,7 +74,7 @@ def _threads() -> int:
 def _sizes(
     inputs: int, outputs: int, dtype: torch.dtype, is_packed: bool, has_bias: bool, threads: int
 ) -> tuple[int, ...]:
-    """See rows.py. `threads`: the number that torch uses now."""
+    """Probes numbers of rows; see rows.py. `threads`: the number that torch uses now."""
     with torch.inference_mode():
         rows, weight = _cancelling(inputs, outputs, dtype)
         weight = _packed(weight) if is_packed else weight.contiguous()
@@ -85,7 +85,7 @@ def _sizes(
 
 
 def _cancelling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows [3, in] and weights [out, in]; of their products' exact sum nothing is left."""
+    """Returns rows [3, in] and weights [out, in]; of their products' exact sum nothing is left."""
     generator = torch.Generator().manual_seed(inputs)
     half = inputs // 2
     order = torch.randperm(half, generator=generator)

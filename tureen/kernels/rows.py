@@ -88,7 +88,7 @@ def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Te
 
 @lru_cache(maxsize=4096)
 def _pieces(rows: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes, in ascending order, whose sum is no less than rows: few of them, and little to fill up."""
+    """Returns sizes, in ascending order, whose sum is no less than rows: few of them, and little to fill up."""
     pieces = []
     while rows > 0:
         above = next((size for size in sizes if size >= rows), sizes[-1])

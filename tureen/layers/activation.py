@@ -64,7 +64,8 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _sizes(function: Function, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
-    """See rows.py. `threads`: the number that torch uses now; rows that they can share evenly are tried too."""
+    """Probes numbers of rows; see rows.py. `threads`: the number that torch uses now; rows that they can share evenly
+    are tried too."""
     with torch.inference_mode():
         tried = sorted({*SIZES, *(threads * rows for rows in SIZES if threads * rows <= SIZES[-1])})
         least = [rows for rows in tried if rows * size <= PROBE_ELEMENTS] or [1]
@@ -72,7 +73,7 @@ def _sizes(function: Function, size: int, dtype: torch.dtype, threads: int) -> t
 
 
 def _telling_rows(function: Function, size: int, dtype: torch.dtype) -> Tensor:
-    """[3, size] of numbers that become others where they stand alone than in a vector, if there are any."""
+    """Returns [3, size] of numbers whose results differ alone and in a vector, if there are any such numbers."""
     generator = torch.Generator().manual_seed(size)
     numbers = torch.randn(TRIED, generator=generator).mul_(4).to(dtype)
     ones = torch.ones_like(numbers)

@@ -149,7 +149,7 @@ def _open(path: Path) -> SafetensorsFile:
 
 
 def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
-    """The file's name of each module -> its factors by letter."""
+    """Returns, by the file's name of each module, its factors by letter."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for info in file.tensors.values():
         match = TENSOR.fullmatch(info.name)
@@ -197,7 +197,7 @@ def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
 
 
 def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: object) -> object:
-    """The value of the first pattern that is the end of the module's name, or matches it."""
+    """Returns the value of the first pattern that is the end of the module's name, or matches it."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise _fault(f"has a {key} that is not an object")
@@ -211,7 +211,7 @@ def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: objec
 
 
 def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The model's own matrices that a module stands for, with their outputs."""
+    """Returns the model's own matrices that a module stands for, with their outputs."""
     *before, last = module.split(".")
     names = [module]
     if f"{module}.weight" not in shapes:
@@ -222,7 +222,7 @@ def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
 
 
 def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """A linear layer of attention, or of an mlp that every token uses."""
+    """Says whether a weight is that of a linear layer of attention, or of an mlp that every token uses."""
     is_routed = ".experts." in name or name.endswith((".mlp.gate", ".shared_expert_gate"))
     return len(shapes.get(f"{name}.weight", ())) == 2 and ".layers." in name and not is_routed
 

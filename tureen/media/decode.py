@@ -111,7 +111,8 @@ def to_rgb(image: ImageFile.ImageFile) -> Image.Image:
 
 
 def _fit_transparency(image: ImageFile.ImageFile) -> None:
-    """Pillow brings a PNG's samples to 8 bits, but leaves the one colour that is transparent as the file has it."""
+    """Scales a PNG's transparent colour to 8 bits. Pillow does so with the samples, but leaves this colour as the file
+    has it."""
     stored, colour = image.tile[0].args if image.tile else None, image.info.get("transparency")
     if stored == "L;2" and isinstance(colour, int):
         image.info["transparency"] = colour % 4 * 85
@@ -122,7 +123,8 @@ def _fit_transparency(image: ImageFile.ImageFile) -> None:
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
-    """Grey. The upper 8 bits, as Pillow takes of colours; its own conversion makes nearly everything white."""
+    """Converts a grey picture: takes the upper 8 bits, as Pillow does of colours. Its own conversion makes nearly
+    everything white."""
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)
     if "transparency" in image.info:

@@ -50,7 +50,7 @@ def program(make_family: Callable[[DecoderSetup], Family], setup: bytes) -> Prog
 
 
 def _handle(family: Family, message: bytes) -> bytes:
-    """A Job with the pictures behind it."""
+    """Answers a message: a DecodeJob with the pictures behind it."""
     start = SIZE.size + SIZE.unpack_from(message)[0]
     job = _job.decode(message[SIZE.size : start])
     sources = []

@@ -189,7 +189,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _dial(self, target: FetchTarget, addresses: list[str]) -> Connection:
-        """The first address that takes the connection. Raises OSError."""
+        """Connects to the first address that takes the connection. Raises OSError."""
         fault = OSError("no address")
         for address in addresses:
             try:

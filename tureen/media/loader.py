@@ -122,7 +122,7 @@ class MediaLoader:
             raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
 
     async def _gather(self, references: Sequence[Reference], names: Sequence[str], field: str) -> list[PictureSource]:
-        """All that a prompt refers to. Raises InvalidRequest, Forbidden."""
+        """Returns the bytes of all that a prompt refers to. Raises InvalidRequest, Forbidden."""
         sources: list[PictureSource] = []
         room = MAX_PROMPT_BYTES
         try:
@@ -188,7 +188,7 @@ class MediaLoader:
         return await asyncio.to_thread(_checked, data, modality, field, len(sources))
 
     def _ask(self, parts: Sequence[bytes]) -> bytes:
-        """The reply of a worker for these pictures alone, not to be trusted. Raises Lost."""
+        """Returns the reply of a worker for these pictures alone, which is not to be trusted. Raises Lost."""
         for attempt in range(MAX_ATTEMPTS):
             if not self.supervisor.wait_ready(START_TIMEOUT_S):
                 break
@@ -224,7 +224,7 @@ async def _enter(semaphore: asyncio.Semaphore, field: str) -> None:
 
 
 def _no_file(name: str, *, has_root: bool) -> str:
-    """The same for whatever is not there and whatever may not be read."""
+    """Returns the same message for whatever is not there and whatever may not be read."""
     if not has_root:
         return (
             f"{name} is taken for a file name, and this server reads no files; send base64 or a data: URL, or have it "

@@ -154,7 +154,7 @@ def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def _processor(settings: Settings, known: tuple[str, ...]) -> str:
-    """Older files call it a feature extractor; suffixes tell its speed."""
+    """Returns the name of the image processor. Older files call it a feature extractor; suffixes tell its speed."""
     declared = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
     name = OLD_NAMES.get(declared, declared).removesuffix("Fast").removesuffix("Pil")
     if name not in known:
@@ -165,7 +165,8 @@ def _processor(settings: Settings, known: tuple[str, ...]) -> str:
 
 
 def _size(settings: Settings, key: str, defaults: Mapping[str, Any]) -> dict[str, int]:
-    """{height, width} or {shortest_edge}. A number is a square, or the shortest edge where that is the default."""
+    """Reads {height, width} or {shortest_edge}. A number is a square, or the shortest edge where that is the
+    default."""
     value = settings.get(key, defaults.get(key))
     if type(value) is int:
         is_edge = key == "size" and not isinstance(defaults["size"], int)

@@ -110,7 +110,7 @@ def plan(size: Size, target: Size, tile: int, side: int, max_tiles: int | None =
 
 
 def _inside(picture: Image, target: Size) -> Size:
-    """The picture's size once it is as large as fits into the target."""
+    """Returns the picture's size once it is as large as fits into the target."""
     by_height, by_width = target[0] / picture.height, target[1] / picture.width
     if by_width < by_height:
         return min(math.ceil(picture.height * by_width), target[0]), target[1]

@@ -21,7 +21,7 @@ def is_whole(kind: str, data: bytes) -> bool:
 
 
 def _is_whole_png(data: bytes) -> bool:
-    """To the chunk IEND, each chunk as its checksum says (PNG specification, 5.3)."""
+    """Says whether a PNG goes to the chunk IEND, each chunk as its checksum says (PNG specification, 5.3)."""
     view, at = memoryview(data), PNG_CHUNKS
     while at + 12 <= len(data):
         end = at + 8 + int.from_bytes(view[at : at + 4])
@@ -34,7 +34,8 @@ def _is_whole_png(data: bytes) -> bool:
 
 
 def _is_whole_gif(data: bytes) -> bool:
-    """To the trailer (GIF89a specification, appendix B). Bytes between blocks that begin none are passed over."""
+    """Says whether a GIF goes to its trailer (GIF89a specification, appendix B). Bytes between blocks that begin none
+    are passed over."""
     at = GIF_BLOCKS + _table_size(data[GIF_BLOCKS - 3])
     while data[at] != TRAILER:
         if data[at] == EXTENSION:

@@ -84,7 +84,7 @@ def _of_animation(data: bytes) -> Iterator[Image.Image]:
 
 
 def _affordable(count: int, width: int, height: int) -> list[int]:
-    """The frames to take. Raises Refused."""
+    """Returns the indices of the frames to take. Raises Refused."""
     check_size(width, height)
     if count > MAX_STORED_FRAMES:
         raise Refused(f"has {count} frames; it may have {MAX_STORED_FRAMES}: make it shorter")
@@ -97,7 +97,7 @@ def _affordable(count: int, width: int, height: int) -> list[int]:
 
 
 def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
-    """Raises whatever PyAV raises, Refused."""
+    """Yields the frames of an MP4 or WebM film. Raises whatever PyAV raises, Refused."""
     with av.open(io.BytesIO(data), format=name) as film:
         if not film.streams.video:
             raise Refused("holds no pictures")

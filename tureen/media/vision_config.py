@@ -149,7 +149,8 @@ def tile_side(config: VisionConfig) -> int:
 
 
 def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ...]:
-    """Counted from 0, what the first layer gets, to `depth`, the last one's output."""
+    """Returns the layers whose output is used, counted from 0, what the first layer gets, to `depth`, the last one's
+    output."""
     value = config.get("vision_feature_layer", default)
     layers = value if isinstance(value, list) and value else [value]
     for layer in layers:
@@ -161,7 +162,7 @@ def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ..
 
 
 def _tower(config: Settings) -> tuple[TowerConfig, int]:
-    """The tower, and how many layers it has."""
+    """Returns the tower, and how many layers it has."""
     kind = config.word("model_type", KINDS, KINDS[0])
     hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
     if hidden % heads:
@@ -196,6 +197,7 @@ def _tower(config: Settings) -> tuple[TowerConfig, int]:
 
 
 def _dinov2_mlp(config: Settings, hidden: int) -> int:
-    """Inner size of its mlp; the gated one is narrower, by two thirds and to a multiple of 8 (arXiv:2002.05202)."""
+    """Returns the inner size of DINOv2's mlp; the gated one is narrower, by two thirds and to a multiple of 8
+    (arXiv:2002.05202)."""
     size = int(hidden * config.number("mlp_ratio", 4))
     return (int(size * 2 / 3) + 7) // 8 * 8 if config.flag("use_swiglu_ffn", False) else size

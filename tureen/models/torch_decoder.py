@@ -71,7 +71,7 @@ class DecoderModel:
         return next(dict(part.weights(prefix))[name] for prefix, part in self._parts() if name.startswith(prefix))
 
     def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
-        """Each with the prefix of its weights' names."""
+        """Yields each part with the prefix of its weights' names."""
         yield "model.embed_tokens", self._embedding
         for index, block in enumerate(self._blocks):
             yield f"model.layers.{index}.", block

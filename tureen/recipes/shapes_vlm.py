@@ -145,7 +145,8 @@ def _values(file: OnnxFile, name: str) -> NDArray[np.float32]:
 
 
 def _is_current(folder: Path, small: Mapping[str, bytes]) -> bool:
-    """A folder appears at once and whole; one that an older version made differs in its small files."""
+    """Says whether a folder is this version's: it appears at once and whole, and an older one differs in its small
+    files."""
     try:
         return all(read_regular(folder / name) == content for name, content in small.items())
     except OSError:
@@ -153,7 +154,7 @@ def _is_current(folder: Path, small: Mapping[str, bytes]) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name, where the disk can do that; else a copy."""
+    """Gives the same file a second name, where the disk can do that; else copies it."""
     try:
         os.link(source, target)
     except OSError:

@@ -34,7 +34,8 @@ def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Ma
 
 
 def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
-    """All rows draw their first token; those that drew what was guessed draw the next one; and so on."""
+    """Draws with guesses: all rows draw their first token; those that drew what was guessed draw the next one; and so
+    on."""
     assert output.logits is not None
     firsts, num_draws = [], 0
     for row in rows:
@@ -55,12 +56,12 @@ def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks:
 
 
 def _is_right(row: Row, place: int, drawn: Draw) -> bool:
-    """Whether there was a guess at this place, and it was drawn."""
+    """Says whether there was a guess at this place, and it was drawn."""
     return place < row.num_drafts and drawn.token_id == row.token_ids[row.num_known + place]
 
 
 def _output(draws: Sequence[Draw]) -> RowOutput:
-    """A failure behind the first token is left to the next step, which meets it first."""
+    """Returns a row's output. A failure after the first token is left to the next step, which meets it first."""
     if draws[0].error is not None:
         return RowOutput(error=draws[0].error)
     token_ids = tuple([drawn.token_id for drawn in draws if drawn.token_id is not None])

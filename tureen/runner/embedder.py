@@ -68,7 +68,7 @@ class ModelEmbedder:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """torch computes with so many, and then as before: they are the process's, not ours alone."""
+    """Has torch compute with so many threads, and then as before: the number is the process's, not ours alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -123,7 +123,7 @@ def _refuse_settings(config: Config) -> None:
 def _read(
     source: ModelSource, shapes: Mapping[str, tuple[int, ...]], progress: Progress
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each weight once. Raises StartupError for those that are missing, unknown or misshapen."""
+    """Yields each weight once. Raises StartupError for those that are missing, unknown or misshapen."""
     missing = dict(shapes)
     for stored in iter_plain(source, lambda name: not name.removeprefix(PREFIX).startswith(bert.UNUSED)):
         name = stored.name.removeprefix(PREFIX)

@@ -71,7 +71,7 @@ class Encoder:
         yield embeddings.tobytes()
 
     def _normalised(self, item: MediaItem) -> torch.Tensor:
-        """[tiles, 3, height, width]."""
+        """Returns the tiles as the tower takes them, [tiles, 3, height, width]."""
         import torch  # noqa: PLC0415 - only for models that see
 
         if (
@@ -117,7 +117,7 @@ def load_encoder(
 
 
 def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
-    """float32 on a CPU: its products are as fast as any there."""
+    """Returns the type to compute in; float32 on a CPU, whose products are as fast as any there."""
     import torch  # noqa: PLC0415 - only for models that see
 
     from tureen.devices.dtypes import default_dtype  # noqa: PLC0415
@@ -135,7 +135,8 @@ def _load(
     load_format: str,
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Our names and the weights, each once. Raises StartupError for those that are missing, unknown or misshapen."""
+    """Yields the names used here and the weights, each once. Raises StartupError for those that are missing, unknown or
+    misshapen."""
     from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
 
     if load_format == "dummy":
@@ -157,7 +158,7 @@ def _load(
 
 
 def _renamed(tensors: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
-    """The weights that are used, by our names."""
+    """Yields the weights that are used, by the names used here."""
     for stored in tensors:
         try:
             name = local_name(stored.name, num_layers)

@@ -54,7 +54,7 @@ def _allows(mask: Mask | None, token_id: int) -> bool:
 
 
 def _is_right(row: Row, drawn: list[int]) -> bool:
-    """Whether the last token that was drawn had been guessed."""
+    """Says whether the last token that was drawn had been guessed."""
     place = len(drawn) - 1
     return place < row.num_drafts and drawn[place] == row.token_ids[row.num_known + place]
 
@@ -193,7 +193,7 @@ class FakeRunner:
         return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error)
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
-        """Small numbers that depend on all tokens before; None where there is poison among these."""
+        """Returns small numbers that depend on all tokens before; None where there is poison among these."""
         if row.hidden_from is None:
             return ()
         count = self._capacity.hidden_size
@@ -206,7 +206,7 @@ class FakeRunner:
         return tuple(states)
 
     def _embed(self, row: Row, index: int) -> bytes:
-        """The embedding given in place of the token at an index of the row; nothing where there is a token."""
+        """Returns the embedding given in place of the token at an index of the row; nothing where there is a token."""
         if row.token_ids[index] != NO_TOKEN:
             return b""
         size = 4 * self._capacity.hidden_size
@@ -214,7 +214,7 @@ class FakeRunner:
         return row.embeds[rank * size : (rank + 1) * size]
 
     def _hear_of(self, row: Row) -> None:
-        """Output tokens of the row that were not drawn here."""
+        """Takes output tokens of the row that were not drawn here."""
         state = self._states.get(row.slot)
         if state is not None:
             outputs = self._outputs[row.slot]
@@ -244,7 +244,7 @@ class FakeRunner:
         return bytes(self._kv[self._at(row, position)])
 
     def _history(self, row: Row, position: int) -> bytes | None:
-        """The hash of all that is stored up to `position`; None when there is poison in it."""
+        """Returns the hash of all that is stored up to `position`; None when there is poison in it."""
         if self._read(row, position) == POISON:
             return None
         size = self._capacity.page_size * WIDTH

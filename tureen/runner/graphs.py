@@ -80,7 +80,8 @@ class TapeForward:
 
 
 def _embedded(rows: list[Row]) -> Floats:
-    """float32 [tokens that are given as embeddings, hidden_size], in the order of the step's tokens."""
+    """Returns the embeddings that stand in place of tokens, float32 [count, hidden_size], in the order of the step's
+    tokens."""
     counts = [sum(token == NO_TOKEN for token in row.token_ids) for row in rows]
     values = [np.frombuffer(row.embeds, np.float32) for row in rows]
     return np.concatenate([value.reshape(count, -1) for value, count in zip(values, counts, strict=True)])
@@ -118,11 +119,11 @@ class _Part:
         return self._weights[self.prefix + name]
 
     def floats(self, *names: str, is_there: bool = True) -> Floats:
-        """Vectors one after another; none where they are not wanted."""
+        """Returns vectors one after another; none where `is_there` is false."""
         return np.concatenate([self[name] for name in names]) if is_there else NOTHING
 
     def gated(self, name: str, config: ModelConfig) -> tuple[Any, ...]:
-        """An mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
+        """Returns an mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
         parts = [f"{name}.{part}_proj" for part in ("gate", "up", "down")]
         pairs = [(self[f"{part}.weight"], self.floats(f"{part}.bias", is_there=config.mlp_bias)) for part in parts]
         return config.activation, *(weight for pair in pairs for weight in pair)

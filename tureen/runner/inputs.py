@@ -45,7 +45,7 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
 
 
 def _kv_slots(row: Row, page_size: int) -> np.ndarray:
-    """int64 [tokens]: where each new token's K/V are stored."""
+    """Returns where each new token's K/V are stored, int64 [tokens]."""
     positions = np.arange(row.start, row.start + len(row.token_ids))
     begin = row.start // page_size
     own = np.array(row.pages[begin : int(positions[-1]) // page_size + 1], dtype=np.int64)

@@ -51,7 +51,7 @@ def _uses_native(config: Config, device: DeviceInfo) -> bool:
 
 
 def _attention_fault(config: Config) -> str:
-    """Say why the native kernels do not go with the attention that is asked for; empty when they do."""
+    """Says why the native kernels do not go with the attention that is asked for; empty when they do."""
     if config.attention_backend in (AUTO, NATIVE):
         return ""
     return (

@@ -32,7 +32,7 @@ def describe(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
-    """The file of the decoder that the model is, or has inside, and the config that it reads."""
+    """Returns the file of the decoder that the model is, or has inside, and the config that it reads."""
     module = find_model(architecture_of(hf))
     if not hasattr(module, "text_config"):
         inner = hf.get("text_config") or {}
@@ -107,7 +107,7 @@ def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Pro
 
 
 def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
-    """The same weights by the names that `ModelConfig.weights` has for them."""
+    """Yields the same weights by the names that `ModelConfig.weights` has for them."""
     renames = _renames(hf)
     for stored in tensors:
         name = _replaced(stored.name, renames)
@@ -132,7 +132,8 @@ def _replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def _unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """The same weights, those that stand in one matrix one by one; `shapes`: of the weights that are wanted."""
+    """Yields the same weights, those that stand in one matrix one by one; `shapes`: those of the weights that are
+    wanted."""
     for stored in tensors:
         *before, module, kind = stored.name.rsplit(".", 2)
         names = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
@@ -143,7 +144,7 @@ def _unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]])
 
 
 def _split(stored: Stored, names: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """Raises StartupError when it does not have the rows of all."""
+    """Yields the parts of a stacked matrix. Raises StartupError when it does not have the rows of all."""
     heights = [shapes[name][0] for name in names]
     if sum(heights) != stored.shape[0]:
         raise StartupError(

@@ -140,11 +140,11 @@ class ModelRunner:
         self._sampler.close()
 
     def _are_plain(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows want their best token and nothing else of their logits."""
+        """Says whether these rows want their best token and nothing else of their logits."""
         return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
 
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
-        """Draw the tokens of the rows that sample."""
+        """Draws the tokens of the rows that sample."""
         if not rows:
             return []
         if output.logits is None:
@@ -152,7 +152,7 @@ class ModelRunner:
         return drawing.draw(self._sampler, rows, output, masks.wait() if masks else {})
 
     def _extras(self, batch: Batch, output: ForwardOutput) -> Iterator[tuple[Scores | None, tuple[bytes, ...] | None]]:
-        """Each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""
+        """Yields each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""
         hidden = iter(output.hidden)
         for row in batch.rows:
             scores = self._score(row, output.scored)
@@ -160,7 +160,8 @@ class ModelRunner:
             yield scores, states
 
     def _score(self, row: Row, pieces: Iterator[Logits]) -> Scores | None:
-        """Log-probabilities of the row's score targets, from its pieces of logits; None when these are not numbers."""
+        """Returns log-probabilities of the row's score targets, from its pieces of logits; None when these are not
+        numbers."""
         scores: list[PositionLogprobs] = []
         num_taken, is_sound = 0, True
         while num_taken < len(row.score_targets):
@@ -204,7 +205,8 @@ class ModelRunner:
         self._assemble(parts)
 
     def _forget(self) -> None:
-        """Nothing that was computed is used again. Where the cache cannot be exchanged its memory stays."""
+        """Empties the KV cache: nothing that was computed is used again. Where it cannot be exchanged its memory
+        stays."""
         if self._parts is not None and self._profiler.trace is None:
             self._forward = None
             self._parts.renew_cache()
@@ -217,7 +219,7 @@ class ModelRunner:
         self._assemble(parts)
 
     def _assemble(self, parts: ForwardParts) -> None:
-        """The forward pass of the parts that are there."""
+        """Makes the forward pass of the parts that are there."""
         forward = parts.assemble()
         if forward is not None:
             for number, adapter in self._adapters.items():
@@ -226,7 +228,7 @@ class ModelRunner:
         parts.trim()
 
     def _weight(self, name: str, truncate_size: int) -> list[Any]:
-        """See ForwardParts.value. The weights must be there."""
+        """Returns a weight's values; see ForwardParts.value. The weights must be there."""
         if self._parts is None:
             raise _cannot("give out weights")
         return self._parts.value(name, truncate_size)
@@ -243,7 +245,7 @@ class ModelRunner:
     def _start_profile(
         self, root: str, folder: str, prefix: str, num_steps: int | None, options: dict[str, Any]
     ) -> str:
-        """See Profiler.start."""
+        """Starts a trace; see Profiler.start."""
         trace_options = TraceOptions(**options)
         make = partial(self.forward.start_trace, trace_options)
         return self._profiler.start(make, root=root, folder=folder, prefix=prefix, num_steps=num_steps)
@@ -265,7 +267,7 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """Hand what was drawn to the rows that sample."""
+    """Hands what was drawn to the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)
@@ -273,7 +275,7 @@ def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...
 
 
 def _packed_states(states: NDArray[np.float32]) -> tuple[bytes, ...] | None:
-    """states [tokens, hidden_size], each as bytes; None where they are not numbers."""
+    """Returns states [tokens, hidden_size], each as bytes; None where they are not finite numbers."""
     return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
 

@@ -161,7 +161,7 @@ def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
 
 
 def _plan(source: ModelSource, config: Config, model: ModelConfig) -> list[Planned]:
-    """Every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
+    """Returns every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
     tensors: Iterable[Stored]
     if config.load_format == "dummy":
         tensors = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
@@ -178,7 +178,8 @@ def _bytes_of(kernels: ModuleType, planned: Planned) -> int:
 
 
 def _is_copied(config: Config, weight_bytes: int) -> bool:
-    """Stored formats are packed nearly as fast as a copy is read: docs/decisions/0022-packed-copy.md."""
+    """Says whether a packed copy is worth keeping. Stored formats are packed nearly as fast as a copy is read:
+    docs/decisions/0022-packed-copy.md."""
     is_made = config.quantization is not None and config.load_format != "dummy"
     return config.packed_cache and is_made and weight_bytes >= LEAST_BYTES
 

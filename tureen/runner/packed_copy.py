@@ -180,7 +180,7 @@ def _open_own(path: Path) -> io.BufferedReader:
 
 
 def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
-    """The header, and where it ends."""
+    """Returns the header, and the offset at which it ends."""
     fixed = file.read(len(MAGIC) + 12)
     if len(fixed) < len(MAGIC) + 12 or not fixed.startswith(MAGIC):
         raise _Unusable("it is not of this version")
@@ -195,7 +195,7 @@ def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
 
 
 def _bytes_of(weight: Any) -> NDArray[np.uint8]:
-    """The memory of a matrix or an array, not copied."""
+    """Returns the memory of a matrix or an array, not copied."""
     data: NDArray[np.uint8] = weight.reshape(-1).view(np.uint8) if isinstance(weight, np.ndarray) else weight.data
     return data
 
@@ -219,7 +219,7 @@ def _read_into(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
 
 
 def _checksum(data: NDArray[np.uint8]) -> int:
-    """The sum of its 64-bit words: as fast as memory, where a CRC takes as long as the reading."""
+    """Returns the sum of the array's 64-bit words: as fast as memory, where a CRC takes as long as the reading."""
     whole = data.nbytes // 8 * 8
     words = int(data[:whole].view(np.uint64).sum(dtype=np.uint64))
     return (words + int.from_bytes(data[whole:].tobytes(), "little")) % (1 << 64)

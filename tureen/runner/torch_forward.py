@@ -153,7 +153,7 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 
 
 def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
-    """See find_backend."""
+    """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
     return find_backend(config.attention_backend, AttentionNeeds(device.type, _name(dtype), layers, config.page_size))
 

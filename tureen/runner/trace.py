@@ -76,7 +76,7 @@ class StepTrace:
         file.write(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}).encode())
 
     def _add(self, name: str, start_s: float, seconds: float, facts: dict[str, int]) -> None:
-        """A complete event; times in microseconds."""
+        """Adds a complete event; its times are in microseconds."""
         self._events.append(
             {
                 "name": name,
@@ -195,7 +195,7 @@ def open_below(root: Path, folder: str, name: str) -> BinaryIO:
 
 
 def _relative(root: Path, folder: str) -> PurePosixPath:
-    """The folder below the root, named from there or absolute. Raises InvalidRequest."""
+    """Returns the folder below the root, named from there or absolute. Raises InvalidRequest."""
     path = PurePosixPath(folder)
     if path.is_absolute() and path.is_relative_to(root):
         path = path.relative_to(root)

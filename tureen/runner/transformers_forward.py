@@ -209,7 +209,7 @@ def _check_text(text: Any) -> None:
 
 
 def _pack(module: Any, *, is_turned: bool) -> None:
-    """Have a linear layer computed by our kernel; `is_turned`: its weight is [inputs, outputs]."""
+    """Has a linear layer computed by our kernel; `is_turned`: its weight is [inputs, outputs]."""
     if not is_turned and type(module) is not torch.nn.Linear:
         return
     weight = module.weight.detach()
@@ -223,13 +223,13 @@ def _route(module: Any, *vectors: Any, **arguments: Any) -> tuple[Tensor, None]:
 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """A row's result does not depend on how many there are; see kernels/linear.py."""
+    """Computes a linear layer so that a row's result does not depend on how many there are; see kernels/linear.py."""
     return kernel.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
 @torch.inference_mode()
 def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> list[LayerShape]:
-    """Each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
+    """Returns each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.tureen_forward = forward

@@ -143,7 +143,7 @@ class CustomProcessors:
             self.pool.close()
 
     def _run(self, arithmetic: Arithmetic, logits: Logits, groups: list[Group]) -> list[Changed | Fault]:
-        """The result of each group; those in workers run at the same time."""
+        """Returns the result of each group; those in workers run at the same time."""
         batches = [
             ProcessorBatch(
                 code,

@@ -44,7 +44,7 @@ def draw_filtered(
 
 
 def _draw(ranking: Ranking, kept: Ids, uniforms: Values) -> Ids:
-    """[r]: from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
+    """Draws tokens [r] from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
     width = int(kept.max())
     token_ids, is_kept = ranking.token_ids[:, :width], np.arange(width) < kept[:, None]
     rows, order = np.arange(len(kept)), np.argsort(token_ids, axis=1)

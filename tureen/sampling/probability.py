@@ -104,7 +104,8 @@ def draw(weights: Weights, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Index [r, 1] of the first place with weight > 0 and running sum above target, else of the last with weight > 0.
+    """Returns the index [r, 1] of the first place with weight > 0 and running sum above target, else of the last with
+    weight > 0.
 
     Rounding may leave the last running sum at the target, or one running sum a hair below its predecessor.
     """
@@ -115,19 +116,19 @@ def _first_above(ends: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def _first(places: Tensor) -> Tensor:
-    """Index [r, 1] of the first True in each row; 0 where there is none."""
+    """Returns the index [r, 1] of the first True in each row; 0 where there is none."""
     return places.byte().argmax(dim=1, keepdim=True)
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """values [r, w] as [r, num_blocks, BLOCK], zero beyond w"""
+    """Returns values [r, w] as [r, num_blocks, BLOCK], zero beyond w."""
     missing = -values.shape[1] % BLOCK
     padded = torch.nn.functional.pad(values, (0, missing)) if missing else values
     return padded.reshape(len(values), -1, BLOCK)
 
 
 def _doubling_sums(values: Tensor) -> Tensor:
-    """Inclusive prefix sums along the last dimension (Hillis, Steele: "Data parallel algorithms", 1986)."""
+    """Returns inclusive prefix sums along the last dimension (Hillis, Steele: "Data parallel algorithms", 1986)."""
     shift = 1
     while shift < values.shape[-1]:
         values = torch.cat((values[..., :shift], values[..., shift:] + values[..., :-shift]), dim=-1)

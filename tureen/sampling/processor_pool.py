@@ -301,7 +301,7 @@ class ProcessorPool:
     def _noting(
         self, key: WorkerKey, results: dict[WorkerKey, Rows | ProcessorError], begun_s: float
     ) -> Iterator[None]:
-        """An error becomes the result, and the wait the client's. A worker that is lost ends."""
+        """Makes an error the result of a key, and charges the wait to its client. Ends a worker that is lost."""
         try:
             yield
         except ProcessorError as error:
@@ -327,7 +327,7 @@ class ProcessorPool:
                 self._leases[key] = lease  # who still needs it is told
 
     def _begin_load(self, lease: Lease) -> None:
-        """Raises Unavailable."""
+        """Starts a thread that loads the processor. Raises Unavailable."""
         try:
             self._threads.submit(self._load, lease)
         except RuntimeError:  # what the pool could not begin it keeps: `_load` sees that the place is gone
@@ -339,7 +339,7 @@ class ProcessorPool:
             ) from None
 
     def _load(self, lease: Lease) -> None:
-        """In a thread."""
+        """Loads a processor; runs in a thread of its own."""
         try:
             try:
                 lease.processor = self._loaded(lease)
@@ -391,7 +391,7 @@ class ProcessorPool:
         return RemoteProcessor(worker, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
 
     def _can_seal(self) -> bool:
-        """Whether this kernel holds a worker: one that could not be sealed ends before it answers."""
+        """Says whether this kernel can confine a worker: one that could not be sealed ends before it answers."""
         with contextlib.suppress(ProcessorError, Lost, OSError):
             processor = self._start_worker()
             try:
@@ -402,7 +402,7 @@ class ProcessorPool:
         return False
 
     def _make_room(self) -> None:
-        """For one more worker. Raises Unavailable when requests need all that there are."""
+        """Ends an idle worker for one more. Raises Unavailable when requests need all that there are."""
         held = [lease for lease in self._leases.values() if lease.error is None]
         if len(held) < MAX_WORKERS:
             return
@@ -423,7 +423,7 @@ class ProcessorPool:
 
 
 def _has_lost_worker(lease: Lease) -> bool:
-    """Whether it was ended while nobody needed it, for want of memory or from outside."""
+    """Says whether a worker was ended while nobody needed it, for want of memory or from outside."""
     worker = None if lease.processor is None else lease.processor.worker
     return worker is not None and (worker.is_killed or not worker.is_alive)
 

@@ -136,7 +136,7 @@ def warm_up() -> None:
 
 
 def _stand_in_for_sglang() -> None:
-    """A class that was pickled by SGLang's client names its base there."""
+    """Makes the modules in which a class that was pickled by SGLang's client has its base."""
     parts = SGLANG_NAME.split(".")
     for length in range(1, len(parts) + 1):
         name = ".".join(parts[:length])

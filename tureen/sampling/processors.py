@@ -220,7 +220,7 @@ def num_kept(weights: Values, totals: Values, params: Sequence[SamplingParams]) 
 
 
 def _num_before(reached: NDArray[np.bool_]) -> Ids:
-    """[r]: number of places before the first True; all of them where there is none."""
+    """Returns the number of places before the first True, [r]; all of them where there is none."""
     first: Ids = np.where(reached.any(axis=1), reached.argmax(axis=1), reached.shape[1])
     return first
 

@@ -156,7 +156,7 @@ class Sampler:
         positions: Sequence[int],
         masks: Mapping[int, Mask],
     ) -> tuple[Peaks, dict[int, RowError]]:
-        """All stages before temperature. The rows that failed may have any logits then."""
+        """Runs all stages before temperature. The rows that failed may have any logits then."""
         peaks = peaks or self._arithmetic.peaks(logits)
         sound = np.isfinite(peaks.values)
         num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
@@ -176,7 +176,7 @@ class Sampler:
     def _draw(
         self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], positions: Sequence[int], rows: Sequence[int]
     ) -> dict[int, int]:
-        """The token of each of `rows`."""
+        """Returns the token of each of `rows`."""
         drawing = [row for row in rows if not batch[row].params.is_greedy]
         tokens = {row: int(peaks.token_ids[row]) for row in rows if batch[row].params.is_greedy}
         cut = [row for row in drawing if processors.uses_cut(batch[row].params)]
@@ -197,7 +197,8 @@ class Sampler:
     def _reports(
         self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], tokens: Mapping[int, int]
     ) -> dict[int, PositionLogprobs]:
-        """Log-probabilities of the distributions that tokens were drawn from, of the rows that ask for these."""
+        """Returns log-probabilities of the distributions that tokens were drawn from, of the rows that ask for
+        these."""
         asking = [row for row in sorted(tokens) if _mode(batch[row]) == "processed"]
         if not asking:
             return {}

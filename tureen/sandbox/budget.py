@@ -116,11 +116,11 @@ class MemoryBudget:
             total -= sizes[worker]
 
     def _sizes(self) -> dict[Worker, int]:
-        """Measure what each takes now."""
+        """Measures the bytes that each worker takes now."""
         return {worker: worker.memory_bytes for owner in self._owners for worker in owner.workers}
 
     def _make_room(self, size: int) -> bool:
-        """Whether one more may start. Ends idle workers that are in its way."""
+        """Says whether one more may start. Ends idle workers that are in its way."""
         sizes = {worker: taken for worker, taken in self._sizes().items() if not worker.is_killed}
         total = sum(sizes.values())
         for held in self._reservations:

@@ -104,7 +104,7 @@ def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
 def _work(
     control: socket.socket, program: Program, descriptors: Sequence[int], parent: int, others: Sequence[int]
 ) -> NoReturn:
-    """others: descriptors of other workers' processes."""
+    """Is a worker, from the fork to its end. others: descriptors of other workers' processes."""
     try:
         control.detach()
         for descriptor in others:

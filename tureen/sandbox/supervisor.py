@@ -193,7 +193,8 @@ class Supervisor:
         os.close(self._wake_read)
 
     def _run(self) -> None:
-        """The fork server ends with the thread that started it, so this one does all of it."""
+        """Starts, watches and replaces the fork server. It ends with the thread that started it, so one thread does all
+        of it."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             server = None
@@ -216,7 +217,7 @@ class Supervisor:
                 select.select([self._wake_read], [], [], pause_s)
 
     def _watch(self, server: _Server) -> None:
-        """Returns when it must be replaced, or at close."""
+        """Watches a fork server; returns when it must be replaced, or at close."""
         pulse = Pulse(STARTING)
         asked_s = time.monotonic()
         pulse.ask(asked_s, server.cpu_s)
@@ -248,7 +249,7 @@ class Supervisor:
             self._look_after_workers(now_s)
 
     def _look_after_workers(self, now_s: float) -> None:
-        """End those that are stopped, and those that there is no memory for; then the user's own tick."""
+        """Ends workers that are stopped, and those that there is no memory for; then calls the user's tick."""
         for worker in self.workers:
             if not worker.pid or not is_stopped(worker.pid):
                 self._stopped.pop(worker, None)
@@ -266,7 +267,7 @@ class Supervisor:
             worker.note_end(status)
 
     def _enter(self, condition: Condition) -> Condition:
-        """Returns the one before."""
+        """Sets the condition; returns the one before."""
         with self._changed:
             before = self._condition
             if not self._closing.is_set():
@@ -312,7 +313,8 @@ class _Server:
 
     @property
     def is_alive(self) -> bool:
-        """Its socket closes before its workers are ended, its end shows after that: the first sign counts."""
+        """Says whether the server is alive. Its socket closes before its workers are ended, its end shows after that:
+        the first sign counts."""
         if self.process.returncode is not None or self.control.fileno() < 0:
             return False
         poll = select.poll()
@@ -326,7 +328,7 @@ class _Server:
         return 0.0
 
     def heard(self) -> bytes:
-        """READY, or an ENDED; nothing: it is gone."""
+        """Returns what the server said, READY or an ENDED; nothing where it is gone."""
         with contextlib.suppress(OSError):
             return self.control.recv(ENDED.size)
         return b""
@@ -337,7 +339,7 @@ class _Server:
         return False
 
     def reap(self, *, is_orderly: bool) -> None:
-        """is_orderly: it may end its workers first."""
+        """Ends the server and frees what belongs to it. is_orderly: it may end its workers first."""
         self.control.close()
         try:
             if not is_orderly:

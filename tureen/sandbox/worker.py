@@ -162,7 +162,7 @@ class Worker:
             self._process = -1
 
     def _grant_cpu(self) -> None:
-        """Raise its limit with the messages it gets, so that it cannot compute for long between them."""
+        """Raises the worker's limit with the messages it gets, so that it cannot compute for long between them."""
         with contextlib.suppress(OSError):  # it is gone: the message will tell
             allowed_s = math.ceil(self.cpu_s + self.limits.cpu_s)
             resource.prlimit(self.pid, resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
@@ -179,13 +179,14 @@ class Worker:
             raise self._ended("its process is gone", until_s) from None
 
     def _ended(self, why: str, until_s: float) -> Lost:
-        """Its end of the connection is closed."""
+        """Returns the error for a worker whose end of the connection is closed."""
         if self._was_ended_by_others(until_s):
             return Lost("its process was ended from outside", has_begun=self.has_begun, is_outside=True)
         return Lost(why, has_begun=self.has_begun, is_blameless=self._is_orphan())
 
     def _was_ended_by_others(self, until_s: float) -> bool:
-        """Nothing here sends SIGKILL without noting it, no limit does, and no worker that is sealed can."""
+        """Says whether SIGKILL came from outside: nothing here sends it without noting it, no limit does, and no sealed
+        worker can."""
         if self.was_stopped or self.is_killed or self._is_orphan():
             return self.was_stopped
         timeout_s = max(0.0, min(STATUS_TIMEOUT_S, until_s - time.monotonic()))
@@ -195,7 +196,7 @@ class Worker:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file backs; 0 when it has ended."""
+    """Returns the memory of a process that no file backs; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             sizes = dict(line.split(b":", 1) for line in file if line.startswith((b"RssAnon", b"RssShmem")))

@@ -169,7 +169,7 @@ class HealingClient:
             self._streams.fail(lambda: errors.Unavailable("the engine was closed", code="engine_dead"))
 
     async def _launch(self) -> EngineInfo:
-        """The next engine, in the state of the one before. Raises StartupError."""
+        """Starts the next engine, in the state of the one before. Raises StartupError."""
         began_s = self._loop.time()
         self._due_s = began_s + self._start_s
         self._ready = self._loop.create_future()
@@ -191,7 +191,7 @@ class HealingClient:
         return info
 
     def _open(self) -> None:
-        """Requests go to the engine from now on."""
+        """Sends requests to the engine from now on."""
         assert self._host is not None
         self._due_s = self._loop.time()
         self._watchdog.begin(self._host.sign())
@@ -214,7 +214,7 @@ class HealingClient:
                     self._open()  # a thread that had hung
 
     def _lose(self, epoch: int, reason: str) -> None:
-        """The engine of that epoch is lost, by itself."""
+        """Hears that the engine of that epoch is lost, by itself."""
         if epoch != self._epoch or self._is_closed:
             return
         if self._is_starting:
@@ -225,7 +225,7 @@ class HealingClient:
             self._replace(reason, is_suspicious=True)
 
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
-        """Give the engine up and start another one."""
+        """Gives the engine up and starts another one."""
         self._epoch += 1  # the old one is not heard any more
         has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.has_use
         self._num_failures = 0 if has_worked else self._num_failures + 1
@@ -258,7 +258,7 @@ class HealingClient:
             return
 
     async def _delay(self) -> None:
-        """Longer after each start that failed."""
+        """Waits before a start, longer after each start that failed."""
         if self._num_failures:
             delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._num_failures - 1))
             self._due_s = self._loop.time() + delay_s + self._start_s
@@ -270,7 +270,7 @@ class HealingClient:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """Nobody waits any longer."""
+        """Ends the streams that wait: nobody waits any longer."""
         self._turn("down", reason)
 
         def refuse() -> errors.TureenError:
@@ -314,7 +314,7 @@ class HealingClient:
             self._give_up(f"{verdict.reason}; one in a thread cannot be replaced: the server must be restarted")
 
     def _turn(self, state: State, reason: str = "") -> None:
-        """Note how the engine is, and say so where that is news."""
+        """Notes the state of the engine, and logs it where that is news."""
         before = self._health
         if (state, reason) == (before.state, before.reason):
             return

@@ -88,7 +88,8 @@ class ThreadHost:
         Loop(engine, self._take, self._publish).run()
 
     def _report(self, phase: str, done: int, total: int) -> None:
-        """Not every weight: each report takes the interpreter from the thread that loads them."""
+        """Reports progress, but not of every weight: each report takes the interpreter from the thread that loads
+        them."""
         now = time.monotonic()
         if phase == self._phase and done < total and now - self._reported_s < REPORT_S:
             return
@@ -105,7 +106,8 @@ class ThreadHost:
         return messages
 
     def _publish(self, message: FromEngine) -> None:
-        """Called in the engine's thread: one wake-up of the event loop for all that has gathered."""
+        """Passes a message to the event loop, with one wake-up for all that has gathered. Called in the engine's
+        thread."""
         self._outbox.append(message)
         if len(self._outbox) == 1:
             try:

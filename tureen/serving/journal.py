@@ -63,7 +63,7 @@ class Journal:
             await do(op, **args)
 
     async def _replay_adapters(self, do: Do, there: Mapping[str, str]) -> None:
-        """One that cannot be loaded is missed by those that ask for it, not by all."""
+        """Loads the adapters again. One that cannot be loaded is missed by those that ask for it, not by all."""
         adapters = there if self._adapters is None else self._adapters
         for name in there.keys() - adapters.keys():
             await do("unload_adapter", name=name)

@@ -109,7 +109,7 @@ class ProcessHost:
             self._writer.write(framed(payload))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """All that the child sends. The end of the stream is the child's death, noticed at once."""
+        """Reads all that the child sends. The end of the stream is the child's death, noticed at once."""
         assert self._child is not None
         try:
             while True:
@@ -129,7 +129,7 @@ class ProcessHost:
             self._lose(f"the engine process was not understood: {type(error).__name__}")
 
     def _take_back(self, report: StepReport) -> None:
-        """The pictures of requests that have ended."""
+        """Takes back the pictures of requests that have ended."""
         for delta in report.deltas:
             if delta.finish is not None and delta.id in self._lent:
                 self._lender.take_back(self._lent.pop(delta.id))
@@ -156,7 +156,7 @@ def _how_ended(status: int | None) -> str:
 
 
 def _state(pid: int) -> str:
-    """One letter, see proc(5); empty where there is no such process."""
+    """Returns a process's state, one letter, see proc(5); empty where there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
     return ""

@@ -301,7 +301,7 @@ class Streams:
             self._submit(stream)
 
     def _submit(self, stream: _Stream) -> None:
-        """Send a request that the engine does not have and may have."""
+        """Sends a request that the engine does not have and may have."""
         live = stream.live
         if self._send is None or live.is_submitted or stream.has_ended or not self._trials.may_run(live.request.id):
             return
@@ -314,7 +314,7 @@ class Streams:
         self._send(Submit(rest, live.arrived_s))
 
     def _tell_abort(self, live: Live, reason: str) -> bool:
-        """False where no engine has the request."""
+        """Tells the engine to end a request. Returns False where no engine has it."""
         if self._send is None or not live.is_submitted:
             return False
         self._send(Abort(live.request.id, reason))

@@ -61,7 +61,7 @@ class LlavaVision:
 
 
 def _is_possible(layout: Layout, count: int, side: int) -> bool:
-    """Whether it takes nothing but what so many tiles have."""
+    """Says whether a layout takes nothing but what so many tiles have."""
     inside = (
         layout.rows * layout.columns == count
         and 0 <= layout.top <= layout.top + layout.height <= layout.rows * side

@@ -60,5 +60,5 @@ def of_frames(frames: Tensor, pooled: tuple[int, int], newline: Tensor) -> Tenso
 
 
 def _resampled(grids: Tensor, size: tuple[int, int]) -> Tensor:
-    """[grids, height, width, hidden_size], bilinear."""
+    """Resamples grids [grids, height, width, hidden_size] to another size, bilinearly."""
     return functional.interpolate(grids.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)

@@ -91,7 +91,7 @@ class Tower:
             yield len(part) * row_flops
 
     def _attend(self, hidden: Tensor, name: str) -> Work:
-        """Every token sees every other -> [tokens, hidden_size], the heads side by side."""
+        """Attends, every token to every other: returns [tokens, hidden_size], the heads side by side."""
         size, width = hidden.shape
         num_heads = self.config.num_heads
         projected = [torch.empty_like(hidden) for _ in "qkv"]

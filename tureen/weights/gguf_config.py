@@ -170,7 +170,8 @@ def _rope_scaling(facts: _Facts, head_dim: int) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
-    """The file stores a divisor per frequency; Llama 3 models made them by one formula, of which the factor varies."""
+    """Returns Llama 3's rope scaling. The file stores a divisor per frequency, which one formula made; its factor
+    varies."""
     tensor = facts.file.tensors[ROPE_FACTORS]
     if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
         raise facts.fault(f"tensor '{ROPE_FACTORS}' must be {head_dim // 2} float32 numbers")

@@ -70,7 +70,8 @@ class _Short(NamedTuple):
 
     @classmethod
     def find(cls, data: mmap.mmap, at: int, length: int) -> _Short | None:
-        """None where there may be others among them, or so few that they are not worth it."""
+        """Finds short strings; returns None where there may be others among them, or so few that they are not worth
+        it."""
         if length < FEW:
             return None
         places = np.empty(0, np.int64)
@@ -90,7 +91,7 @@ class _Short(NamedTuple):
         return cls(window, places, int(ends[-1]))
 
     def decode(self) -> list[str] | None:
-        """None where one holds a zero byte, or is not UTF-8."""
+        """Returns the strings; None where one holds a zero byte, or is not UTF-8."""
         data = self.data[: self.end].copy()
         data[self.places] = 0
         is_text = np.ones(self.end, bool)

@@ -58,7 +58,7 @@ def preprocessor(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transposed(grid: Any) -> Any:
-    """They are [width, height] there."""
+    """Swaps the sizes of a grid: they are [width, height] there."""
     if not isinstance(grid, list):
         return grid
     return [size[::-1] if isinstance(size, list) else size for size in grid]

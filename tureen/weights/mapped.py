@@ -77,7 +77,7 @@ class MappedFile:
 
 
 def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
-    """Have the system read the file, if it has not got it, while other things are done. Closes the descriptor.
+    """Has the system read the file, if it has not got it, while other things are done. Closes the descriptor.
 
     Nothing is copied. Advice (posix_fadvise) would have to be given piece by piece, each time behind all other threads.
     """

@@ -99,7 +99,7 @@ class OnnxFile(MappedFile):
         return TensorInfo(name, tuple(shape), encoding, raw.start, raw.end - raw.start)
 
     def _counts(self, part: _Field) -> list[int]:
-        """A repeated integer: one value, or several packed into one field."""
+        """Reads a repeated integer: one value, or several packed into one field."""
         if part.start == part.end:
             return [part.value]
         counts, at = [], part.start
@@ -134,7 +134,8 @@ class OnnxFile(MappedFile):
             at += length
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number at byte `at`, seven bits a byte with the lowest first, and where the next thing is."""
+        """Reads the number at byte `at`, seven bits a byte with the lowest first; returns it and where the next thing
+        is."""
         value = 0
         for position, byte in enumerate(self._map[at : min(at + MAX_VARINT, end)]):
             value |= (byte & 127) << 7 * position

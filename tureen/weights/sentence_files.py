@@ -73,7 +73,7 @@ def _pooling(file: Path) -> Pooling:
 
 
 def _read(file: Path) -> Any:
-    """None where there is no such file."""
+    """Reads a JSON file; None where there is no such file."""
     try:
         return json.loads(read_regular(file))
     except FileNotFoundError:

@@ -162,7 +162,8 @@ def _hub_fault(model: str, revision: str | None, error: Exception) -> StartupErr
 
 
 def _is_complete(folder: Path) -> bool:
-    """A snapshot may be the rest of an interrupted download: every file that its index names must be there."""
+    """Says whether a snapshot is whole: it may be the rest of an interrupted download, so every file of its index must
+    be there."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"

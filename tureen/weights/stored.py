@@ -134,7 +134,8 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) -> Iterator[Stored]:
-    """`convert` makes a module's weight of the tensors that it takes; the others are plain."""
+    """Yields a folder's weights. `convert` makes a module's weight of the tensors that it takes; the others are
+    plain."""
     for module in modules(folder):
         if f"{module.name}.".startswith(VISION):
             continue
@@ -193,7 +194,8 @@ def _hf_name(name: str, layer_names: Mapping[str, str]) -> str | None:
 
 
 def _row_order(path: Path, info: TensorInfo, heads: int | None) -> NDArray[np.int64] | None:
-    """llama.cpp interleaves the two halves of each head's rows of q and k; ours are one after the other."""
+    """Returns the order of rows. llama.cpp interleaves the two halves of each head's rows of q and k; ours are one
+    after the other."""
     if heads is None:
         return None
     rows = info.shape[0]

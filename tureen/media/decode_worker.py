@@ -34,7 +34,7 @@ PRELOADED = (JpegImagePlugin, MpoImagePlugin, TiffImagePlugin)
 _job = msgspec.msgpack.Decoder(DecodeJob)
 
 
-class At(Exception):
+class PictureRefused(Exception):
     """A picture is refused; `index` says which."""
 
     def __init__(self, message: str, index: int) -> None:
@@ -86,7 +86,7 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> Deco
         modality: Modality = job.modality  # type: ignore[assignment]
         prepared = family.prepare(_pictures(job, sources), modality)
         return DecodeReply(tuple(map(_item, prepared)))
-    except At as fault:
+    except PictureRefused as fault:
         return DecodeReply(refusal=Refusal(str(fault), fault.index))
     except TureenError as error:
         return DecodeReply(refusal=Refusal(error.message))
@@ -99,7 +99,7 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> Deco
 
 
 def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
-    """Raises At, MemoryError."""
+    """Raises PictureRefused, MemoryError."""
     pictures: list[Image.Image] = []
     num_pixels = 0
     for index, (source, is_base64) in enumerate(zip(sources, job.are_base64, strict=True)):
@@ -115,9 +115,9 @@ def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
                         f"have {MAX_PROMPT_PIXELS} pixels in all; make them smaller"
                     )
         except Refused as error:
-            raise At(str(error), index) from None
+            raise PictureRefused(str(error), index) from None
     if not pictures:
-        raise At("holds no pictures", 0)
+        raise PictureRefused("holds no pictures", 0)
     return pictures
 
 

@@ -40,7 +40,7 @@ NO_BYTES = np.empty(0, np.uint8)
 log = get_logger("runner")
 
 
-class NativeKit:
+class NativeForwardFactory:
     """Makes the parts of a forward pass by native kernels: packed weights by name, the KV cache, the tape."""
 
     def __init__(
@@ -119,7 +119,8 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     plan = plan_weights(kernels, source, config, model, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
-    parts = ForwardParts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
+    factory = NativeForwardFactory(kernels, pool, device, model, capacity, kv_dtype, progress, plan)
+    parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 

@@ -57,20 +57,20 @@ class Served(NamedTuple):
 class ForwardParts:
     """Makes the forward pass of one runner, and makes it again whenever its parts have changed."""
 
-    def __init__(self, kit: ForwardFactory, source: ModelSource, config: Config) -> None:
+    def __init__(self, factory: ForwardFactory, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
-        self._kit = kit
+        self._factory = factory
         self._config = config
         self._served = Served(source, config, files_of(source))
         self._hf = model_config(source)
-        self._weights: Any = kit.load(source, config)
-        self._cache: Any = kit.make_cache()
+        self._weights: Any = factory.load(source, config)
+        self._cache: Any = factory.make_cache()
 
     def assemble(self) -> Forward | None:
         """Returns the forward pass; None while a part is away."""
         if self._weights is None or self._cache is None:
             return None
-        return self._kit.assemble(self._weights, self._cache)
+        return self._factory.assemble(self._weights, self._cache)
 
     def update(self, source: ModelSource, load_format: str | None) -> None:
         """Replaces the weights that are there, or that were given back, by those of `source`.
@@ -84,10 +84,10 @@ class ForwardParts:
         served = Served(source, config, files_of(source))
         try:
             hf = model_config(source)
-            _check_same(self._kit.model, loading.describe(hf))
+            _check_same(self._factory.model, loading.describe(hf))
             if hf["eos_token_id"] != self._hf["eos_token_id"]:
                 raise StartupError("it ends its outputs with other tokens than the model that is served")
-            self._weights = self._kit.load(source, config)
+            self._weights = self._factory.load(source, config)
         except StartupError as error:
             raise _refused(source, error) from None
         except MemoryError:
@@ -113,7 +113,7 @@ class ForwardParts:
         """
         if self._cache is not None:
             self._cache = None
-            self._cache = self._kit.make_cache()
+            self._cache = self._factory.make_cache()
 
     def resume(self, tags: Collection[Tag]) -> None:
         """Makes the parts named by `tags` again; weights come from the files.
@@ -129,15 +129,15 @@ class ForwardParts:
                     code="weights_changed",
                 )
             try:
-                self._weights = self._kit.load(source, config)
+                self._weights = self._factory.load(source, config)
             except StartupError as error:
                 raise _refused(source, error) from None
         if "kv_cache" in tags and self._cache is None:
-            self._cache = self._kit.make_cache()
+            self._cache = self._factory.make_cache()
 
     def trim(self) -> None:
         """Gives the memory of freed parts back to the system."""
-        self._kit.trim()
+        self._factory.trim()
 
     def value(self, name: str, truncate_size: int) -> list[Any]:
         """Returns the first `truncate_size` rows of a weight, by its name in a Hugging Face checkpoint, as lists of
@@ -145,8 +145,8 @@ class ForwardParts:
 
         Raises NotFound for a name that the model does not have, InvalidRequest for more than MAX_NUMBERS.
         """
-        shapes = self._kit.model.weights()
-        names = _parts_of(loading.our_name(name, self._hf), self._kit.model, shapes)
+        shapes = self._factory.model.weights()
+        names = _parts_of(loading.our_name(name, self._hf), self._factory.model, shapes)
         if not names:
             near = difflib.get_close_matches(name[:256], shapes, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -159,8 +159,8 @@ class ForwardParts:
                 "once; lower it",
                 field="truncate_size",
             )
-        numbers = np.concatenate([self._kit.value(self._weights, part) for part in names])[:truncate_size]
-        if self._kit.model.unit_offset_norm and names[0].endswith("norm.weight"):
+        numbers = np.concatenate([self._factory.value(self._weights, part) for part in names])[:truncate_size]
+        if self._factory.model.unit_offset_norm and names[0].endswith("norm.weight"):
             numbers = numbers - 1
         values: list[Any] = numbers.tolist()
         return values

@@ -83,7 +83,7 @@ class TorchForward:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
 
-class TorchKit:
+class TorchForwardFactory:
     """Makes the parts of a forward pass by torch: the model, and tensors for keys and values."""
 
     def __init__(
@@ -146,8 +146,9 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    kit = TorchKit(device, dtype, shape, capacity, _find_attention(config, shape, device, dtype), progress)
-    parts = ForwardParts(kit, source, config)
+    attention = _find_attention(config, shape, device, dtype)
+    factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
+    parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 

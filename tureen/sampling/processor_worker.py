@@ -40,7 +40,7 @@ class Rejected(Exception):
     """The payload holds no processor that can be run."""
 
 
-class Nowhere(io.TextIOBase):
+class NullStream(io.TextIOBase):
     """A text stream that drops what a processor prints."""
 
     def write(self, text: str, /) -> int:
@@ -56,7 +56,7 @@ def program(setup: bytes) -> Program:
     def open_(descriptors: Sequence[int]) -> Handle:
         shared = mmap.mmap(descriptors[0], shape.rows * shape.width * 4)
         logits = torch.frombuffer(shared, dtype=torch.float32).view(shape.rows, shape.width)
-        sys.stdout = sys.stderr = Nowhere()
+        sys.stdout = sys.stderr = NullStream()
         sys.setrecursionlimit(MAX_DEPTH)
         return LoadedProcessor(logits).handle
 

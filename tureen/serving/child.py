@@ -19,7 +19,7 @@ from tureen.engine.loop import Loop
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
-from tureen.serving.pixels import Borrower, ToChild
+from tureen.serving.pixels import PixelReceiver, ToChild
 
 PING = b""
 """The message that asks whether somebody is there, and the answer to it. All other messages are msgpack."""
@@ -42,7 +42,7 @@ class Link:
         self._connection = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToChild)
-        self._borrower = Borrower()
+        self._pixel_receiver = PixelReceiver()
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
@@ -72,7 +72,7 @@ class Link:
             if payload == PING:
                 self._write(PING)
                 continue
-            message = self._borrower.receive(self._decoder.decode(payload))
+            message = self._pixel_receiver.receive(self._decoder.decode(payload))
             if message is not None:
                 self._inbox.put(message)
 

@@ -26,14 +26,14 @@ class Forget(msgspec.Struct, frozen=True, tag="forget", array_like=True):
 ToChild = ToEngine | Keep | Forget
 
 
-class Lender:
+class PixelSender:
     """The front's side: counts the requests that show a picture, and holds no pixels."""
 
     def __init__(self, send: Callable[[ToChild], None]) -> None:
         self._send = send
         self._counts: Counter[str] = Counter()  # requests that show it, by digest
 
-    def lend(self, request: GenerateRequest) -> GenerateRequest:
+    def send_pixels(self, request: GenerateRequest) -> GenerateRequest:
         """Returns the request without its pixels; sends those to the child that it does not have yet."""
         for item in request.media:
             if not self._counts[item.digest]:
@@ -41,7 +41,7 @@ class Lender:
             self._counts[item.digest] += 1
         return _with_pixels(request, lambda _: b"")
 
-    def take_back(self, request: GenerateRequest) -> None:
+    def release(self, request: GenerateRequest) -> None:
         """Notes that a request has ended; tells the child to forget pictures that no other request shows."""
         for item in request.media:
             self._counts[item.digest] -= 1
@@ -50,7 +50,7 @@ class Lender:
                 self._send(Forget(item.digest))
 
 
-class Borrower:
+class PixelReceiver:
     """The child's side: holds the pixels, and puts them back into requests."""
 
     def __init__(self) -> None:

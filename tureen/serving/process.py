@@ -19,7 +19,7 @@ from tureen.log import get_logger
 from tureen.sandbox.framing import HEADER, framed
 from tureen.serving.child import PING, BuildOrder
 from tureen.serving.healing import HealingClient
-from tureen.serving.pixels import Lender, ToChild
+from tureen.serving.pixels import PixelSender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
 
 CLOSE_TIMEOUT_S = 10.0
@@ -41,8 +41,8 @@ class ProcessHost:
         self._order = order
         self._receive = receive
         self._lose = lose
-        self._lender = Lender(self._write_message)
-        self._lent: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
+        self._pixel_sender = PixelSender(self._write_message)
+        self._with_pictures: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._child: subprocess.Popen[bytes] | None = None
@@ -71,8 +71,8 @@ class ProcessHost:
 
     def send(self, message: ToEngine) -> None:
         if isinstance(message, Submit) and message.request.media:
-            self._lent[message.request.id] = lent = self._lender.lend(message.request)
-            message = msgspec.structs.replace(message, request=lent)
+            self._with_pictures[message.request.id] = stripped = self._pixel_sender.send_pixels(message.request)
+            message = msgspec.structs.replace(message, request=stripped)
         self._write_message(message)
 
     def sign(self) -> Sign:
@@ -117,8 +117,8 @@ class ProcessHost:
                 self._has_answered = True
                 if size:
                     message = self._decoder.decode(await reader.readexactly(size))
-                    if self._lent and isinstance(message, StepReport):
-                        self._take_back(message)
+                    if self._with_pictures and isinstance(message, StepReport):
+                        self._release_pixels(message)
                     self._receive(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,11 +128,11 @@ class ProcessHost:
             log.exception("the engine process was not understood")
             self._lose(f"the engine process was not understood: {type(error).__name__}")
 
-    def _take_back(self, report: StepReport) -> None:
+    def _release_pixels(self, report: StepReport) -> None:
         """Takes back the pictures of requests that have ended."""
         for delta in report.deltas:
-            if delta.finish is not None and delta.id in self._lent:
-                self._lender.take_back(self._lent.pop(delta.id))
+            if delta.finish is not None and delta.id in self._with_pictures:
+                self._pixel_sender.release(self._with_pictures.pop(delta.id))
 
 
 class ProcessClient(HealingClient):

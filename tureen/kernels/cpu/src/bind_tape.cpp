@@ -190,7 +190,8 @@ void bind_tape(nb::module_& m) {
                 tape.run(std::move(step));
             },
             nb::arg("rows"), nb::arg("embedded") = nb::none(),
-            "rows: with token_ids, start, pages, sample, as contract.runner.Row has them. embedded: float32 [tokens with "
+            "rows: with token_ids, start, pages, sample, as contract.runner.Row has them. embedded: float32 [tokens "
+            "with "
             "id -1, hidden].")
         .def(
             "best", [](const Tape& tape) { return tape.best().token_ids; },

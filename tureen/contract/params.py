@@ -36,9 +36,9 @@ LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one request is sampled and when it ends.
+    """The sampling parameters of one request: how its tokens are drawn and when it ends.
 
-    Types and bounds are checked where it is decoded or converted (msgspec), the rest by `check_params`.
+    msgspec checks types and bounds where it decodes or converts them; `check_params` checks the rest.
     """
 
     max_new_tokens: Annotated[
@@ -171,13 +171,16 @@ FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if i
 
 
 def check_params(params: SamplingParams, *, vocab_size: int, path: Callable[[str], str] = str) -> None:
-    """The rules that types and single bounds cannot say. Raises InvalidRequest; `path` says what it calls a field."""
+    """Checks the rules that types and single bounds cannot say.
+
+    path: returns the name that the client has for a field. Raises InvalidRequest naming the field.
+    """
     for name, message in _faults(params, vocab_size):
         raise InvalidRequest(f"{path(name)} {message}", field=path(name))
 
 
 def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Each broken rule as (field, message)."""
+    """Yields each broken rule as (field, message)."""
     for name in FLOAT_FIELDS:
         if not math.isfinite(getattr(params, name)):
             yield name, f"must be a finite number, got {getattr(params, name)}"
@@ -245,7 +248,7 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
 
 
 def _written_out_len(pattern: str) -> int:
-    """Not less than the pattern's length with every {count} written out, which is what compiling it costs."""
+    """Returns at least the pattern's length with every {count} written out, which is what compiling it costs."""
     length = len(pattern)
     for inside in COUNTS.findall(pattern):
         length *= max((int(number) for number in NUMBERS.findall(inside)), default=1) or 1

@@ -13,13 +13,15 @@ log = get_logger("engine")
 
 
 class Constraint:
-    """The grammar of one sequence. EOS is allowed where the grammar accepts; with `avoids_end` only where nothing else
-    is."""
+    """The grammar of one sequence.
+
+    The mask allows EOS where the grammar accepts; with `avoids_end`, only where nothing else is allowed.
+    """
 
     def __init__(
         self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool, field: str = "grammar"
     ) -> None:
-        """`field`: what the client calls it."""
+        """`field`: the name that errors have for the constraint, as the client sent it."""
         self.num_forced = 0  # output tokens that nobody drew
         self._grammar = grammar
         self._eos_token_ids = eos_token_ids
@@ -28,18 +30,19 @@ class Constraint:
 
     @property
     def is_accepting(self) -> bool:
-        """Raises InvalidRequest, RequestFailed."""
+        """Says whether the output may end here. Raises InvalidRequest, RequestFailed."""
         with following(self._field):
             return self._grammar.is_accepting
 
     @property
     def is_done(self) -> bool:
-        """Raises InvalidRequest where it takes too much to tell, RequestFailed."""
+        """Says whether the output can only end here. Raises InvalidRequest where that takes too much to tell,
+        RequestFailed."""
         with following(self._field):
             return self._grammar.is_done
 
     def fill_mask(self, mask: Mask) -> None:
-        """Raises GrammarError."""
+        """Writes the tokens that may come next into `mask`, a bit for each. Raises GrammarError."""
         self._grammar.fill_mask(mask)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
@@ -49,8 +52,10 @@ class Constraint:
                 mask[:] = before
 
     def fill_masks(self, masks: Sequence[Mask], *, guesses: tuple[int, ...] = ()) -> None:
-        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises
-        GrammarError."""
+        """Fills one mask for the next token and one for the token after each guess. The grammar stays where it was.
+
+        The guesses must be among those that `num_followed` counts. Raises GrammarError.
+        """
         self.fill_mask(masks[0])
         for mask, token_id in zip(masks[1:], guesses, strict=True):
             self._grammar.accept(token_id)
@@ -59,8 +64,12 @@ class Constraint:
             self._grammar.rollback(len(guesses))
 
     def num_followed(self, guesses: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, the grammar allows one after the other, with a choice behind
-        each: where it forces what follows, nothing is drawn. Changes nothing. Raises InvalidRequest, RequestFailed."""
+        """Returns how many of these guesses, from the first on, the grammar allows one after the other. Changes
+        nothing.
+
+        A guess counts only where the grammar leaves a choice after it: a token that is forced is not drawn, so nothing
+        could be guessed for it. Raises InvalidRequest, RequestFailed.
+        """
         num_accepted = num_followed = 0
         with following(self._field):
             for token_id in guesses:
@@ -75,7 +84,8 @@ class Constraint:
         return num_followed
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed, InvalidRequest."""
+        """Advances the grammar by a token that was drawn under the mask, or was forced. Raises RequestFailed,
+        InvalidRequest."""
         with following(self._field):
             is_allowed = self._grammar.accept(token_id)
         if not is_allowed:
@@ -84,16 +94,18 @@ class Constraint:
             )
 
     def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest,
-        RequestFailed."""
+        """Returns the tokens that come next whatever the model says. The caller accepts them one by one.
+
+        Raises InvalidRequest, RequestFailed.
+        """
         with following(self._field):
             return self._grammar.forced()
 
 
 @contextlib.contextmanager
 def following(field: str) -> Iterator[None]:
-    """A grammar that is too complex to follow is its client's fault; whatever else a library raises ends this request,
-    not the engine."""
+    """Turns what a grammar raises into an error of this request: InvalidRequest where it is too complex to follow,
+    RequestFailed for whatever else its library raises. The engine goes on."""
     try:
         yield
     except GrammarError as error:

@@ -1,5 +1,7 @@
-"""The engine: add, abort, step, call. A step is schedule, run, commit. No tensors, no sockets; no clock but that of
-encoders.py, which shares out time."""
+"""The engine: add, abort, step, call. A step is schedule, run, commit.
+
+It knows no tensors and no sockets, and no clock but that of encoders.py, which shares out time.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +44,8 @@ log = get_logger("engine")
 
 
 class EngineLimits(NamedTuple):
+    """Bounds on what the engine takes."""
+
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
@@ -95,17 +99,17 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
-        called often."""
+        """Says whether requests wait for a grammar, for a client's code or for a replay; then `prepare` must be called
+        often."""
         return len(self.preparing) > 0
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """See Preparing."""
+        """Names the helper processes that are being replaced; None where there are no helpers. See Preparing."""
         return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
@@ -125,14 +129,14 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """End a request now; its last delta comes with the next step. Idempotent; an unknown id is a no-op."""
+        """Ends a request now; its last delta comes with the next step. Does nothing for an unknown id."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar and code have become ready, and those that have gone through what was sent
-        of them; end those for which one was refused."""
+        """Queues the requests whose grammar and code are ready and whose replay is done; ends those for which one
+        failed."""
         for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
@@ -151,7 +155,8 @@ class Engine:
             self._begin(sequence)
 
     def step(self) -> list[OutputDelta]:
-        """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
+        """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
+        seems to be broken for good."""
         deltas, self._ended = self._ended, []
         if not self.control.may_step:
             return deltas
@@ -175,7 +180,7 @@ class Engine:
         return deltas
 
     def call(self, op: str, **args: object) -> object:
-        """A control operation: the method named `op`. Raises NotFound for an unknown one."""
+        """Runs a control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
             "prepare_grammars": self.preparing.grammars.prepare,
@@ -188,11 +193,11 @@ class Engine:
         return operations[op](**args)
 
     def close(self) -> None:
-        """Give back what the runner and the compiler hold; nothing may be called afterwards."""
+        """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
         self._rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
-        """Gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
+        """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
         return self._totals.stats(
             self.scheduler,
             self.cache,
@@ -203,7 +208,7 @@ class Engine:
         )
 
     def _clear(self) -> int:
-        """Forget what is cached and not in use; returns the number of pages freed."""
+        """Forgets what is cached and not in use; returns the number of pages freed."""
         self.preparing.clear()
         return self.cache.flush()
 
@@ -215,22 +220,20 @@ class Engine:
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """It may run, once its client's code is loaded and its pictures are encoded."""
+        """Queues a sequence once its client's code is loaded and its pictures are encoded."""
         if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
     def _encode(self, *, after_step: bool) -> None:
-        """Spend some time on pictures."""
+        """Spends some time on pictures."""
         for sequence, error in self.preparing.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
             self.scheduler.queue.add(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
 
     def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """A row's result becomes the sequence's. Returns what its client gets of it.
-
-        Raises InvalidRequest, RequestFailed.
-        """
+        """Applies a row's result to its sequence. Returns what its client gets. Raises InvalidRequest,
+        RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
             return self._drop(sequence, result.error)
@@ -248,7 +251,7 @@ class Engine:
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        """Appends what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
             if result.logprobs:
                 sequence.scores.add_drawn(result.logprobs[index])
@@ -260,20 +263,20 @@ class Engine:
         sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
-        """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+        """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""
         num_forced = sequence.num_forced
         reason = output.forced(sequence, context_len=self._limits.context_len)
         self._totals.forced_tokens += sequence.num_forced - num_forced
         return reason
 
     def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
-        """End a request whose output could not be taken over."""
+        """Ends a request whose output could not be taken over."""
         if error.status >= 500:
             log.error("request %s failed: %s", sequence.request.id, error)
         return self._drop(sequence, RowError.of(error))
 
     def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
-        """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
+        """Ends a request whose row failed. What it published is forgotten; after wrong numbers, what it reused too:
         they may come from any page that it read."""
         assert sequence.table is not None
         distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
@@ -299,7 +302,7 @@ class Engine:
 
 
 def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
-    """Count the pages of a sequence that are cached."""
+    """Counts the pages of a sequence that are cached."""
     return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 

@@ -1,4 +1,4 @@
-"""The grammars of an engine's sequences: compiled elsewhere, waited for, their masks filled beside the forward pass."""
+"""The grammars of an engine's sequences: compiled in other processes, their masks filled beside the forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tureen.sandbox.supervisor import Supervisor
 
 
 class Grammars:
-    """Sequences whose grammar is not ready, and the masks of those that run."""
+    """Sequences whose grammar is not compiled yet, and the masks of those that run."""
 
     def __init__(self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...]) -> None:
         self._compiler = compiler
@@ -30,7 +30,7 @@ class Grammars:
         return sequence in self.waiting
 
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
-        """Have its grammar compiled. Raises InvalidRequest."""
+        """Has a sequence's grammar compiled; the sequence waits here until `take_ready`. Raises InvalidRequest."""
         if self._compiler is None:
             field = sequence.request.grammar_field
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
@@ -38,27 +38,27 @@ class Grammars:
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """The one of the processes that compile, once there are some."""
+        """The supervisor of the processes that compile; None before there are some."""
         return None if self._compiler is None else self._compiler.supervisor
 
     def share(self, budget: MemoryBudget) -> None:
-        """These processes count for the budget."""
+        """Counts the memory of the compile workers for this budget."""
         if self._compiler is not None:
             self._compiler.share(budget)
 
     def prepare(self) -> None:
-        """Begin what the first constraint would wait for."""
+        """Begins what the first constraint would otherwise wait for: the start of the compile workers."""
         if self._compiler is not None:
             self._compiler.prepare()
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
+        """Takes out a sequence that waits here and has ended."""
         compilation = self.waiting.pop(sequence)
         if self._compiler is not None:
             self._compiler.release(compilation)
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
-        """Sequences that wait no longer: their constraint is there, or this is why there is none."""
+        """Returns the sequences that wait no longer: None beside those that have their constraint, else the error."""
         if self._compiler is None or not self.waiting:
             return []
         self._compiler.poll()
@@ -70,7 +70,7 @@ class Grammars:
         return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
 
     def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
-        """Begin to fill the masks of those that are constrained and draw a token; None where none does."""
+        """Begins to fill the masks of the rows that are constrained and draw a token; None where no row does."""
         fills, num_masks = {}, {}
         for sequence, row in zip(sequences, rows, strict=True):
             if sequence.constraint is not None and row.sample:
@@ -80,11 +80,12 @@ class Grammars:
         return self._masks.start(fills, num_masks) if fills else None
 
     def clear(self) -> None:
+        """Forgets the compiled grammars that are cached."""
         if self._compiler is not None:
             self._compiler.clear()
 
     def stats(self) -> dict[str, Any]:
-        """The fields of EngineStats that concern grammars."""
+        """Returns the fields of EngineStats that concern grammars."""
         if self._compiler is None:
             return {}
         totals = self._compiler.stats

@@ -1,4 +1,5 @@
-"""The engine's loop: take messages, enforce deadlines, step, publish. The edge at which the engine's exceptions end."""
+"""The engine's loop: takes messages, enforces deadlines, steps, publishes. No exception of the engine goes beyond
+it."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ from tureen.log import get_logger
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
-"""A paused engine reports so often: it is not hung."""
+"""Seconds between two reports of a paused engine, which show that it does not hang."""
 PREPARE_S = 0.0003
 """Seconds between two looks of an idle engine at whether a grammar is compiled."""
 
 HELPERS_S = 0.25
-"""An idle engine looks as often whether a helper process is being replaced, where it has some."""
+"""Seconds between two looks of an idle engine at whether a helper process is being replaced."""
 
 log = get_logger("engine")
 
@@ -73,9 +74,10 @@ class SteppedEngine(Protocol):
 
 
 class Loop:
-    """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
+    """Drives one engine until Close, or until it fails: then every live request gets an error and EngineFailed is
+    published.
 
-    `take(wait_s)` returns the messages that have come in; it waits so long for the first, None = until there is one.
+    `take(wait_s)` returns the messages that have come in; it waits that long for the first one, None = without a limit.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Loop:
         self._is_closed = False
 
     def run(self) -> None:
-        """Returns after Close or the engine's failure; raises nothing that the engine raised."""
+        """Runs until Close or the engine's failure; raises nothing that the engine raised."""
         try:
             while not self._is_closed:
                 for message in self._take(self._wait_s()):
@@ -107,7 +109,8 @@ class Loop:
             self._engine.close()
 
     def _wait_s(self) -> float | None:
-        """How long nothing need be done. A paused engine has live requests and no work: their deadlines go on."""
+        """Returns how long nothing need be done. A paused engine has live requests and no work: their deadlines go
+        on."""
         if self._engine.has_work:
             return 0.0
         if not self._live:
@@ -116,7 +119,8 @@ class Loop:
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
     def _turn(self) -> None:
-        """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
+        """Aborts what is late, then runs one step and publishes it with the engine's figures. Does nothing once
+        closed."""
         if self._is_closed:
             return
         now = self._clock()
@@ -143,7 +147,7 @@ class Loop:
         self._soonest_s = min((limits.soonest_s for limits in self._live.values()), default=math.inf)
 
     def _fail(self, why: str) -> None:
-        """End every live request with an error; nothing more is done."""
+        """Ends every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
         self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
@@ -217,7 +221,7 @@ class Loop:
         self._is_closed = True
 
     def _note(self, delta: OutputDelta) -> int:
-        """Keep the books on a delta; the number of tokens whose computation it proves."""
+        """Records a delta; returns the number of tokens whose computation it proves."""
         limits = self._live.get(delta.id)
         usage = delta.usage or Usage(0, len(delta.token_ids), 0)
         is_proof = usage.forced_tokens < usage.output_tokens or bool(delta.output_logprobs)
@@ -232,7 +236,7 @@ class Loop:
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """The times by which a live request must have its first token, and its last; monotonic seconds."""
+    """The times by which a live request must have its first token, and its last, in seconds of the monotonic clock."""
 
     num_prompt: int
     client: str = ""
@@ -242,6 +246,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, request: GenerateRequest, arrived_s: float) -> Deadlines:
+        """Computes the deadlines of a request that arrived at `arrived_s`, from its time-outs."""
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),
@@ -257,8 +262,10 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds. And how
-    often a request ends."""
+    """Measures how fast the engine computes tokens and how often a request ends.
+
+    The speed is that of the best of recent windows, so that estimates made with it are lower bounds.
+    """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
@@ -269,6 +276,7 @@ class Pace:
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
     def add(self, seconds: float, num_tokens: int, num_ended: int = 0) -> None:
+        """Notes a step: its seconds, the tokens computed in it, and the requests that ended."""
         before_s, before = self._ends.pop()
         self._ends.append((before_s + seconds, before + num_ended))
         if before_s + seconds >= WINDOW_S:
@@ -282,7 +290,7 @@ class Pace:
             self._seconds, self._tokens = 0.0, 0
 
     def seconds_for(self, waiting: Iterable[int]) -> float:
-        """Least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
+        """Returns the least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
         num_tokens = sum(waiting)
         if not num_tokens or not self._rates:
             return 0.0

@@ -1,4 +1,4 @@
-"""How a sequence's output grows, by drawn tokens and by those that its grammar forces, and what is sent of it."""
+"""Grows a sequence's output, by drawn tokens and by those that its grammar forces, and decides what is sent of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tureen.engine.sequence import Sequence
 
 
 def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
-    """One more token. Why the output ends there; None = it goes on. Raises InvalidRequest, RequestFailed."""
+    """Appends one token to the output. Returns why the output ends there; None = it goes on.
+
+    Raises InvalidRequest, RequestFailed.
+    """
     params = sequence.request.params
     stops_allowed = len(sequence.token_ids) - sequence.terms.num_prompt + 1 >= params.min_new_tokens
     is_end = stops_allowed and token_id in sequence.terms.end_token_ids
@@ -25,7 +28,10 @@ def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: boo
 
 
 def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
-    """Append the tokens that the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+    """Appends the tokens that the grammar leaves no choice about. Returns why the output ends there; None = it goes on.
+
+    Raises InvalidRequest, RequestFailed.
+    """
     if sequence.constraint is None or sequence.request.max_new_tokens == 0:
         return None
     if sequence.constraint.is_done:

@@ -1,4 +1,4 @@
-"""Sequence: the only mutable state of a request."""
+"""The state of a running request: `Sequence` is its only mutable object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.text.detokenizer import Detokenizer
 
 
 class SequenceTerms(NamedTuple):
-    """The settings of a sequence that are fixed when it comes."""
+    """The settings of a sequence that are fixed when it arrives."""
 
     number: int  # order of arrival
     num_prompt: int
@@ -73,12 +73,12 @@ class Sequence:
 
     @property
     def is_resuming(self) -> bool:
-        """It ran before and was preempted, here or in another engine."""
+        """Says whether the sequence ran before and was preempted, here or in another engine."""
         return self.table is None and self.num_cached is not None
 
     @property
     def is_following(self) -> bool:
-        """It waits for pages that another sequence is computing, and still will publish."""
+        """Says whether the sequence waits for pages that a running one computes and will publish."""
         if self.leader is None:
             return False
         table, num_pages = self.leader
@@ -86,17 +86,17 @@ class Sequence:
 
     @property
     def is_accepted(self) -> bool:
-        """It has a grammar, and its output may end here."""
+        """Says whether the sequence has a grammar and its output may end here."""
         return self.constraint is not None and self.constraint.is_accepting
 
     @property
     def num_needed(self) -> int:
-        """How many tokens must be computed: of a complete output all but the last, which nothing follows."""
+        """The number of tokens that must be computed: of a complete output all but the last, which nothing follows."""
         return len(self.token_ids) - 1 if self.ended and self.num_output else len(self.token_ids)
 
     @property
     def needs_run(self) -> bool:
-        """Something is still to be drawn, scored or returned."""
+        """Says whether something is still to be drawn, scored or returned."""
         if self.ended is None:
             return True
         is_asked = self.scores.first_needed is not None or self.hidden.is_wanted
@@ -104,18 +104,18 @@ class Sequence:
 
     @property
     def max_reused(self) -> int:
-        """Most tokens whose K/V may come from the cache: logits are needed from there on."""
+        """The most tokens whose K/V may come from the cache; logits are needed from there on."""
         firsts = (self.num_needed - 1, self.scores.first_needed, self.hidden.first_needed())
         return min(first for first in firsts if first is not None)
 
     @property
     def num_forced(self) -> int:
-        """Output tokens that nobody drew."""
+        """The number of output tokens that the grammar forced."""
         return self.constraint.num_forced if self.constraint else 0
 
     @property
     def text_end(self) -> int | None:
-        """The end of the text of the tokens that were sent, if others wait for their log-probabilities."""
+        """The end of the text of the tokens that were sent, if others wait for their log-probabilities; else None."""
         num_sent = self.scores.num_sent
         if not self.scores.is_wanted or num_sent == self.num_output:
             return None
@@ -123,8 +123,8 @@ class Sequence:
 
     @property
     def usage(self) -> Usage:
-        """The token counts of the output that is, or may be, sent: forced tokens that wait for their log-probabilities
-        do not count."""
+        """Returns the token counts of the output that is, or may be, sent. Forced tokens that wait for their
+        log-probabilities do not count."""
         num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
         if self.scores.is_wanted:
             num_held = num_output - self.scores.num_sent
@@ -132,11 +132,11 @@ class Sequence:
         return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
     def takes_guesses(self, row: Row) -> bool:
-        """Whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
+        """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
         return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
 
     def row(self, num_tokens: int, guesses: tuple[int, ...] = ()) -> Row:
-        """This sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
+        """Returns this sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
@@ -177,7 +177,7 @@ class Sequence:
         )
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:
-        """One more output token."""
+        """Appends one output token."""
         if not is_drawn:
             self.scores.ask(len(self.token_ids))
         if self.scores.is_wanted or self.request.resumed:
@@ -185,12 +185,14 @@ class Sequence:
         self.token_ids.append(token_id)
 
     def start_again(self) -> bool:
-        """Another model computes it from its first token on. False where it was sent what the first one computed of
-        its prompt."""
+        """Computes the sequence from its first token on, because the weights have changed.
+
+        Returns False where its client has something that the old weights computed of its prompt.
+        """
         return self.scores.start_again() and self.hidden.start_again()
 
     def advance(self, row: Row, output: RowOutput) -> None:
-        """Take over what a step computed, except the drawn token."""
+        """Takes over what a step computed, except the drawn tokens."""
         self.num_computed += row.num_known
         if row.score_targets:
             self.scores.add(output.scores)

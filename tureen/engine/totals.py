@@ -11,7 +11,7 @@ from tureen.engine.scheduler import Scheduler
 
 
 class Totals:
-    """Since the engine was made."""
+    """The numbers that an engine has counted since it was made."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -29,7 +29,7 @@ class Totals:
         num_held_back: int,
         more: Mapping[str, Any],
     ) -> EngineStats:
-        """more: what grammars and pictures say of themselves."""
+        """Returns the figures of an engine. more: the fields that concern grammars and pictures."""
         return EngineStats(
             num_running=len(scheduler.running),
             num_queued=len(scheduler.queue) + num_held_back,

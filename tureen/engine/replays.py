@@ -81,7 +81,7 @@ def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
     num_prompt = sequence.terms.num_prompt
     if tuple(sequence.token_ids[num_prompt : num_prompt + len(resumed)]) != resumed:
         raise _not_resumable("the grammar does not allow it")
-    sequence.detokenizer.take(sequence.scores.text_ends[len(resumed) - 1])  # was sent with them
+    sequence.detokenizer.take(sequence.text_ends[len(resumed) - 1])  # was sent with them
 
 
 def _not_resumable(why: str) -> RequestFailed:

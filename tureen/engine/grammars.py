@@ -24,10 +24,8 @@ class Grammars:
         self._compiler = compiler
         self._masks = masks
         self._eos_token_ids = eos_token_ids
+        self.has_helpers = compiler is not None
         self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
 
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
         """Have its grammar compiled. Raises InvalidRequest."""
@@ -59,7 +57,7 @@ class Grammars:
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
         """Sequences that wait no longer: their constraint is there, or this is why there is none."""
-        if self._compiler is None or not self.waiting:
+        if self._compiler is None:
             return []
         self._compiler.poll()
         done = [

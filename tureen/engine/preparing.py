@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from tureen.engine.client_code import ClientCode
@@ -21,36 +22,28 @@ class Preparing:
         self.client_code = client_code
         self.replays = Replays()
         self.encoders = encoders
+        self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
+        """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
         self._context_len = context_len
-
-    def __len__(self) -> int:
-        """The number of sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in
-        steps."""
-        return len(self.grammars.waiting) + len(self.client_code.waiting) + len(self.replays.waiting)
 
     @property
     def num_sequences(self) -> int:
         """All of them."""
-        return len(self) + len(self.encoders.waiting)
+        return sum(map(len, self.unready)) + len(self.encoders.waiting)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
         """Helper processes that are being replaced, in words; None = there are no helpers."""
-        supervisors = self.grammars.supervisor, self.client_code.supervisor
+        supervisors = [place.supervisor for place in (self.grammars, self.client_code) if place.has_helpers]
         return helpers_down(*supervisors) if any(supervisors) else None
 
     def begin(self, sequence: Sequence) -> bool:
         """It has arrived. Whether it can be queued. Raises TooManyRequests, Unavailable where its client's code is not
         taken."""
-        request = sequence.request
+        if not sequence.request.processor:
+            return self._begin(sequence)
         with self.client_code.acquired(sequence):
-            if request.grammar is not None:
-                self.grammars.add(sequence, request.grammar)
-                return False
-            if request.resumed:
-                self.replay(sequence)
-                return False
-            return self.may_queue(sequence)
+            return self._begin(sequence)
 
     def replay(self, sequence: Sequence) -> None:
         """Go through what was sent of its output; its grammar, if it has one, is there."""
@@ -58,16 +51,16 @@ class Preparing:
 
     def may_queue(self, sequence: Sequence) -> bool:
         """Whether its client's code is loaded and its pictures are encoded; else it waits for them from now on."""
-        if self.client_code.must_wait(sequence):
+        if sequence.request.processor and self.client_code.must_wait(sequence):
             return False
         return not sequence.request.media or self.encoders.add(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
         """It ends. Whether it was here."""
-        if self.client_code.release(sequence):
+        if sequence.request.processor and self.client_code.release(sequence):
             return True
         for place in (self.grammars, self.replays, self.encoders):
-            if sequence in place:
+            if sequence in place.waiting:
                 place.remove(sequence)
                 return True
         return False
@@ -79,4 +72,19 @@ class Preparing:
 
     def stats(self) -> dict[str, Any]:
         """Its part of EngineStats."""
-        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self.helpers_down or ()}
+        return {
+            **(self.grammars.stats() if self.grammars.has_helpers else {}),
+            "total_pictures": self.encoders.num_pictures,
+            "total_pictures_encoded": self.encoders.num_encoded,
+            "helpers_down": self.helpers_down or (),
+        }
+
+    def _begin(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        if request.grammar is not None:
+            self.grammars.add(sequence, request.grammar)
+            return False
+        if request.resumed:
+            self.replay(sequence)
+            return False
+        return self.may_queue(sequence)

@@ -20,16 +20,15 @@ class ClientCode:
     def __init__(self, scheduler: Scheduler) -> None:
         """No code is taken before `allow`."""
         self._pool: ProcessorPool | None = None
+        self.has_helpers = False
         self._scheduler = scheduler
         self._leases: dict[Sequence, Lease] = {}
         self.waiting: dict[Sequence, None] = {}  # read from outside, changed here only
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def allow(self, pool: ProcessorPool) -> None:
         """Takes requests that use code from now on; the pool's processes run it."""
         self._pool = pool
+        self.has_helpers = True
         self._scheduler.rests = self.rests
 
     @property

@@ -18,7 +18,7 @@ PARTS = ("kv_cache", "weights")
 
 
 class Control:
-    """Carries out the operator's actions, and says whether the engine may step and takes new requests."""
+    """Says whether the engine is paused, and whether it takes new requests."""
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class Control:
         """sequences: a view of all that have not ended. abort: ends one, with a reason. clear: forgets all that is
         cached and not in use; returns the pages freed."""
         self.is_paused = False
-        self._is_held = False
         self._released: set[str] = set()  # parts of the model whose memory was given back
         self._runner = runner
         self._scheduler = scheduler
@@ -56,11 +55,6 @@ class Control:
             "start_profile": partial(self._ask_runner, "start_profile", needs=PARTS),
             "stop_profile": partial(self._runner.call, "stop_profile"),
         }
-
-    @property
-    def may_step(self) -> bool:
-        """Says whether sequences that have not ended may go on."""
-        return not self.is_paused and (not self._is_held or self._scheduler.num_begun > 0)
 
     def check_there(self, parts: Iterable[str] = PARTS) -> None:
         """Raises Unavailable while the memory of one of these parts of the model is given back."""
@@ -94,12 +88,12 @@ class Control:
 
     def hold(self) -> int:
         """Lets no new sequence begin until `let_go`. Returns how many have begun: they go on until they end."""
-        self._is_held = self._scheduler.is_held = True
+        self._scheduler.is_held = True
         return 0 if self.is_paused else self._scheduler.num_begun
 
     def let_go(self) -> None:
         """Ends `hold`: waiting sequences may begin again."""
-        self._is_held = self._scheduler.is_held = False
+        self._scheduler.is_held = False
 
     def flush_cache(self) -> int:
         """Forgets all cached prefixes and gives their memory back to the system. Returns the number of pages freed.

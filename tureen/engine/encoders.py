@@ -67,8 +67,8 @@ class Encoders:
     """
 
     def __init__(self, runner: PictureEncoder, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._num_found = 0  # in prompts, as far as there are embeddings for them
-        self._num_encoded = 0
+        self.num_pictures = 0  # in prompts, as far as there are embeddings for them
+        self.num_encoded = 0
         self._runner = runner
         self._rank = rank
         self._clock = clock
@@ -79,9 +79,6 @@ class Encoders:
         self._current_s = 0.0  # spent on it
         self._credit_s = 0.0
         self._step_began_s = 0.0
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
 
     def add(self, sequence: Sequence) -> bool:
         """Returns whether the sequence has all its embeddings already; otherwise it waits here for them."""
@@ -101,10 +98,6 @@ class Encoders:
         """Forgets the embeddings of earlier pictures."""
         self._kept.clear()
         self._kept_bytes = 0
-
-    def stats(self) -> dict[str, int]:
-        """Returns the fields of EngineStats that concern pictures."""
-        return {"total_pictures": self._num_found, "total_pictures_encoded": self._num_encoded}
 
     def begin_step(self) -> None:
         """Notes the time at which a step begins: the time for encoding is a share of it."""
@@ -147,7 +140,7 @@ class Encoders:
         if embeddings is None:
             return []
         self._current = None
-        self._num_encoded += 1
+        self.num_encoded += 1
         self._keep(current.key, embeddings)
         ready = [sequence for sequence in self.waiting if self._complete(sequence)]
         for sequence in ready:
@@ -185,7 +178,7 @@ class Encoders:
                 return False
             self._kept.move_to_end(key)
             embedded.encoded.append(kept)
-            self._num_found += 1
+            self.num_pictures += 1
         embedded.media = tuple(msgspec.structs.replace(item, pixels=b"") for item in embedded.media)
         sequence.request = msgspec.structs.replace(sequence.request, media=embedded.media)
         return True

@@ -34,7 +34,6 @@ from tureen.engine.queue import (
 from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
@@ -49,6 +48,36 @@ class EngineLimits(NamedTuple):
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
+
+
+class EngineTotals:
+    """Counts since the engine was made."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.steps = 0
+        self.output_tokens = 0
+        self.forced_tokens = 0
+
+    def stats(self, scheduler: Scheduler, preparing: Preparing, *, step_ms: float, is_paused: bool) -> EngineStats:
+        """Returns them with the gauges of the other parts."""
+        cache = scheduler.cache
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_queued=len(scheduler.queue) + preparing.num_sequences - len(preparing.grammars.waiting),
+            num_free_pages=cache.pool.num_free,
+            num_cached_pages=cache.tree.num_evictable,
+            num_pages=cache.pool.num_pages,
+            total_prompt_tokens=scheduler.num_prompt_tokens,
+            total_cached_tokens=scheduler.num_cached_tokens,
+            total_output_tokens=self.output_tokens,
+            total_preemptions=scheduler.num_preemptions,
+            total_steps=self.steps,
+            step_ms=step_ms,
+            is_paused=is_paused,
+            total_forced_tokens=self.forced_tokens,
+            **preparing.stats(),
+        )
 
 
 class Engine:
@@ -89,19 +118,24 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
-        self._totals = Totals()
+        self._totals = EngineTotals()
         sequences = self._sequences.values()
         self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (len(self._sequences) > len(self.preparing) and self.control.may_step)
+        return bool(self._ended) or (self._may_step and len(self._sequences) > sum(map(len, self.preparing.unready)))
 
     @property
     def is_preparing(self) -> bool:
         """Says whether requests wait for a grammar, for a client's code or for a replay; then `prepare` must be called
         often."""
-        return len(self.preparing) > 0
+        return any(self.preparing.unready)
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether sequences that have not ended may go on."""
+        return not self.control.is_paused and (not self.scheduler.is_held or self.scheduler.num_begun > 0)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
@@ -119,7 +153,8 @@ class Engine:
         else:
             num_waiting = len(self.scheduler.queue) + self.preparing.num_sequences
             _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
-        request = share_pixels(request, self._sequences.values())
+        if request.media:
+            request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter) if request.adapter else NO_ADAPTER
         self._totals.requests += 1
@@ -158,7 +193,7 @@ class Engine:
         """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
         seems to be broken for good."""
         deltas, self._ended = self._ended, []
-        if not self.control.may_step:
+        if not self._may_step:
             return deltas
         plan = self.scheduler.schedule()
         if not plan.rows:
@@ -174,7 +209,8 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
-        self.preparing.client_code.charge(self._sequences.values())
+        if self.preparing.client_code.has_helpers:
+            self.preparing.client_code.charge(self._sequences.values())
         if self.preparing.encoders.waiting:
             self._encode(after_step=True)
         return deltas
@@ -198,14 +234,7 @@ class Engine:
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
         """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
-        return self._totals.stats(
-            self.scheduler,
-            self.cache,
-            step_ms=step_ms,
-            is_paused=self.control.is_paused,
-            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars.waiting),
-            more=self.preparing.stats(),
-        )
+        return self._totals.stats(self.scheduler, self.preparing, step_ms=step_ms, is_paused=self.control.is_paused)
 
     def _clear(self) -> int:
         """Forgets what is cached and not in use; returns the number of pages freed."""
@@ -214,7 +243,7 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         """Lets a sequence line up, or end, once everything that it waited for is there."""
-        if sequence not in self.preparing.replays:
+        if sequence not in self.preparing.replays.waiting:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
             self._ended.append(self._end(sequence, sequence.ended))
@@ -253,8 +282,8 @@ class Engine:
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
         """Appends what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
-            if result.logprobs:
-                sequence.scores.add_drawn(result.logprobs[index])
+            if sequence.asked.scores is not None and result.logprobs:
+                sequence.asked.scores.add_drawn(result.logprobs[index])
             sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)
@@ -284,7 +313,8 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        delta = None if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
+        lacks = bool(sequence.request.resumed) and self.preparing.replays.lacks(sequence)
+        delta = None if lacks else self._delta(sequence, reason)
         self._forget(sequence)
         return delta or OutputDelta(sequence.request.id, finish=reason)
 

@@ -24,10 +24,8 @@ class Grammars:
         self._compiler = compiler
         self._masks = masks
         self._eos_token_ids = eos_token_ids
+        self.has_helpers = compiler is not None
         self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
 
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
         """Has a sequence's grammar compiled; the sequence waits here until `take_ready`. Raises InvalidRequest."""
@@ -59,7 +57,7 @@ class Grammars:
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
         """Returns the sequences that wait no longer: None beside those that have their constraint, else the error."""
-        if self._compiler is None or not self.waiting:
+        if self._compiler is None:
             return []
         self._compiler.poll()
         done = [

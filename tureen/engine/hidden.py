@@ -24,10 +24,6 @@ class HiddenStateQueue:
         self._was_taken = num_sent > 0  # some of it was sent
         self._sum: NDArray[np.float64] | np.float64 = np.float64(0)  # over the positions so far, where they are pooled
 
-    @property
-    def is_wanted(self) -> bool:
-        return self._wanted != "none"
-
     def first_needed(self) -> int | None:
         """Returns the position from which on K/V may not come from the cache; None = all of it may."""
         return self._next if self._wanted in ("all", "pooled") else None

@@ -92,16 +92,17 @@ class Loop:
         self._pace = Pace()
         self._step_ms = 0.0
         self._reported_s = -math.inf
-        self._helpers_down: tuple[str, ...] | None = None  # as reported last
+        self._helpers_down: tuple[str, ...] = ()  # as reported last
         self._is_closed = False
 
     def run(self) -> None:
         """Runs until Close or the engine's failure; raises nothing that the engine raised."""
         try:
+            wait_s: float | None = 0.0
             while not self._is_closed:
-                for message in self._take(self._wait_s()):
+                for message in self._take(wait_s):
                     self._handle(message)
-                self._turn()
+                wait_s = self._turn()
         except Exception as error:
             log.exception("the engine failed")
             self._fail(type(error).__name__)
@@ -109,20 +110,19 @@ class Loop:
             self._engine.close()
 
     def _wait_s(self) -> float | None:
-        """Returns how long nothing need be done. A paused engine has live requests and no work: their deadlines go
-        on."""
-        if self._engine.has_work:
-            return 0.0
+        """How long an engine without work may wait. A paused one has live requests, whose deadlines go on."""
         if not self._live:
             return None if self._engine.helpers_down is None else HELPERS_S
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
-    def _turn(self) -> None:
-        """Aborts what is late, then runs one step and publishes it with the engine's figures. Does nothing once
-        closed."""
+    def _turn(self) -> float | None:
+        """Abort what is late, then one step, published with the engine's figures. Nothing once closed.
+
+        Returns for how many seconds the next turn may wait for a message; None = until there is one.
+        """
         if self._is_closed:
-            return
+            return None
         now = self._clock()
         if now >= self._soonest_s:
             self._abort_late(now)
@@ -130,15 +130,16 @@ class Loop:
             self._engine.prepare()
         if not self._engine.has_work:
             is_due = bool(self._live) and now - self._reported_s >= HEARTBEAT_S
-            if is_due or self._engine.helpers_down != self._helpers_down:
+            if is_due or (self._engine.helpers_down or ()) != self._helpers_down:
                 self._report()
-            return
+            return self._wait_s()
         deltas = self._engine.step()
         seconds = self._clock() - now
         num_ended = sum(delta.finish is not None for delta in deltas)
         self._pace.add(seconds, sum(map(self._note, deltas)), num_ended)
         self._step_ms = seconds * 1000
         self._report(*deltas)
+        return 0.0
 
     def _abort_late(self, now: float) -> None:
         for request_id, limits in self._live.items():
@@ -196,8 +197,8 @@ class Loop:
 
     def _report(self, *deltas: OutputDelta) -> None:
         self._reported_s = self._clock()
-        self._helpers_down = self._engine.helpers_down
         stats = self._engine.stats(self._step_ms)
+        self._helpers_down = stats.helpers_down
         stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
         self._publish(StepReport(deltas, stats))
 

@@ -46,7 +46,11 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
 
 def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:
     """Returns the part of the output that may be sent and was not; None where there is none and the output goes on."""
-    token_ids, logprobs = sequence.scores.take_output(sequence.token_ids)
+    start = sequence.terms.num_prompt + sequence.sent.num_tokens
+    logprobs = () if sequence.asked.scores is None else sequence.asked.scores.take_output()
+    end = None if sequence.asked.scores is None else start + len(logprobs)  # all are sent in order, with their scores
+    token_ids = tuple(sequence.token_ids[start:end])
+    sequence.sent.num_tokens += len(token_ids)
     if not token_ids and reason is None:
         return None
     text_end = None if sequence.terms.is_plain else sequence.text_end
@@ -60,7 +64,7 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         text=text,
         usage=sequence.usage,
         output_logprobs=logprobs,
-        prompt_logprobs=sequence.scores.take_prompt(),
+        prompt_logprobs=() if sequence.asked.scores is None else sequence.asked.scores.take_prompt(),
         finish=reason,
-        hidden_states=sequence.hidden.take(is_last=reason is not None),
+        hidden_states=() if sequence.asked.hidden is None else sequence.asked.hidden.take(is_last=reason is not None),
     )

@@ -3,6 +3,7 @@ encoded."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from tureen.engine.client_code import ClientCode
@@ -25,22 +26,19 @@ class Preparing:
         self.client_code = client_code
         self.replays = Replays()
         self.encoders = encoders
+        self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
+        """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
         self._context_len = context_len
-
-    def __len__(self) -> int:
-        """Returns the number of sequences that wait for other processes or for `replays.advance`, not for pictures:
-        these are encoded in steps."""
-        return len(self.grammars.waiting) + len(self.client_code.waiting) + len(self.replays.waiting)
 
     @property
     def num_sequences(self) -> int:
         """The number of all sequences that wait here."""
-        return len(self) + len(self.encoders.waiting)
+        return sum(map(len, self.unready)) + len(self.encoders.waiting)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
         """Names the helper processes that are being replaced; None where there are no helpers."""
-        supervisors = self.grammars.supervisor, self.client_code.supervisor
+        supervisors = [place.supervisor for place in (self.grammars, self.client_code) if place.has_helpers]
         return helpers_down(*supervisors) if any(supervisors) else None
 
     def begin(self, sequence: Sequence) -> bool:
@@ -48,15 +46,10 @@ class Preparing:
 
         Raises TooManyRequests, Unavailable where its client's code is not taken.
         """
-        request = sequence.request
+        if not sequence.request.processor:
+            return self._begin(sequence)
         with self.client_code.acquired(sequence):
-            if request.grammar is not None:
-                self.grammars.add(sequence, request.grammar)
-                return False
-            if request.resumed:
-                self.replay(sequence)
-                return False
-            return self.may_queue(sequence)
+            return self._begin(sequence)
 
     def replay(self, sequence: Sequence) -> None:
         """Begins to replay the output that another engine sent. The sequence's grammar, if it has one, is compiled."""
@@ -65,16 +58,16 @@ class Preparing:
     def may_queue(self, sequence: Sequence) -> bool:
         """Returns whether the client's code is loaded and the pictures are encoded; otherwise the sequence waits here
         for them."""
-        if self.client_code.must_wait(sequence):
+        if sequence.request.processor and self.client_code.must_wait(sequence):
             return False
         return not sequence.request.media or self.encoders.add(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
         """Forgets a sequence that has ended. Returns whether it was here."""
-        if self.client_code.release(sequence):
+        if sequence.request.processor and self.client_code.release(sequence):
             return True
         for place in (self.grammars, self.replays, self.encoders):
-            if sequence in place:
+            if sequence in place.waiting:
                 place.remove(sequence)
                 return True
         return False
@@ -86,4 +79,19 @@ class Preparing:
 
     def stats(self) -> dict[str, Any]:
         """Returns the fields of EngineStats that concern waiting sequences."""
-        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self.helpers_down or ()}
+        return {
+            **(self.grammars.stats() if self.grammars.has_helpers else {}),
+            "total_pictures": self.encoders.num_pictures,
+            "total_pictures_encoded": self.encoders.num_encoded,
+            "helpers_down": self.helpers_down or (),
+        }
+
+    def _begin(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        if request.grammar is not None:
+            self.grammars.add(sequence, request.grammar)
+            return False
+        if request.resumed:
+            self.replay(sequence)
+            return False
+        return self.may_queue(sequence)

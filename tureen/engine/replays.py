@@ -22,9 +22,6 @@ class Replays:
     def __init__(self) -> None:
         self.waiting: dict[Sequence, Iterator[None]] = {}  # read from outside, changed here only
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def add(self, sequence: Sequence, context_len: int) -> None:
         """Begins to replay a sequence's output. Its grammar, if it has one, is compiled."""
         self.waiting[sequence] = _replay(sequence, context_len)
@@ -89,7 +86,7 @@ def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
     num_prompt = sequence.terms.num_prompt
     if tuple(sequence.token_ids[num_prompt : num_prompt + len(resumed)]) != resumed:
         raise _not_resumable("the grammar does not allow it")
-    sequence.detokenizer.take(sequence.scores.text_ends[len(resumed) - 1])  # was sent with them
+    sequence.detokenizer.take(sequence.sent.text_ends[len(resumed) - 1])  # was sent with them
 
 
 def _not_resumable(why: str) -> RequestFailed:

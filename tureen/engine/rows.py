@@ -72,7 +72,9 @@ class RowRunner:
 
     def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
-        masks = self._grammars.fill_masks(plan.sequences, plan.rows)
+        masks = None
+        if any(sequence.constraint is not None for sequence in plan.sequences):
+            masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
             outputs = self._runner.submit(Batch(tuple(plan.rows), new_slots), masks).result().rows
         finally:

@@ -48,7 +48,7 @@ class Scheduler:
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
         self.drafter: Drafter | None = None  # whose guesses steps verify; None: each draws one token a sequence
-        self._cache = cache
+        self.cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
         self._by_priority = by_priority
@@ -102,7 +102,7 @@ class Scheduler:
             if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
                 continue
             guesses = _allowed(sequence, drafter(sequence, most)[:most])
-            if guesses and self._cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
+            if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
 
@@ -122,7 +122,7 @@ class Scheduler:
         """Grows the table of a running sequence, preempting from the end. Returns False when that took the sequence
         itself."""
         while sequence.table is not None:
-            if self._cache.grow(sequence.table, num_tokens):
+            if self.cache.grow(sequence.table, num_tokens):
                 return True
             self._preempt(self.running[-1])
         return False
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _stop_running(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         assert sequence.table is not None
-        self._cache.close(sequence.table, distrust_from=distrust_from)
+        self.cache.close(sequence.table, distrust_from=distrust_from)
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
@@ -149,13 +149,13 @@ class Scheduler:
                 return
             if sequence.is_following or (self.is_held and not sequence.is_resuming):
                 continue
-            nodes = self._cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
+            nodes = self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
             sequence.leader = self._find_leader(sequence, nodes)
             if sequence.leader is not None:
                 continue
             headroom = self._headroom(sequence)
             is_public = not sequence.request.embeds
-            table = self._cache.open(
+            table = self.cache.open(
                 sequence.namespace, nodes, sequence.num_tokens, headroom=headroom, is_public=is_public
             )
             if table is None:
@@ -176,13 +176,13 @@ class Scheduler:
             return 0
         if sequence.is_resuming:
             growth = (s.terms.max_tokens - s.num_tokens for s in (*self.running, sequence))
-            return sum(self._cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
+            return sum(self.cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(self.running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
         """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
         they share."""
-        size = self._cache.page_size
+        size = self.cache.page_size
         index, last = len(nodes), sequence.max_reused // size
         if index >= last:
             return None
@@ -202,7 +202,7 @@ class Scheduler:
         self.queue.remove(sequence)
         sequence.table = table
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = table.num_matched * self._cache.page_size
+        sequence.num_computed = table.num_matched * self.cache.page_size
         if sequence.num_cached is None:
             sequence.num_cached = min(
                 sequence.num_computed, sequence.terms.num_prompt

@@ -14,18 +14,15 @@ class ScoreQueue:
     tokens come with them and only pass through here, so that all are sent in order.
     """
 
-    def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int], num_sent: int = 0) -> None:
+    def __init__(self, spec: LogprobSpec, prompt_ids: Sequence[int], num_sent: int = 0) -> None:
         """num_sent: the number of output tokens that another engine has sent. The prompt's scores were sent before
         them."""
-        self.is_wanted = spec is not None
-        self.num_sent = num_sent  # output tokens the client has got
-        self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
         self._num_prompt = len(prompt_ids)
         self._next = self._num_prompt  # first position whose logits are still asked for
         self._end = self._num_prompt - 1  # the position behind the last of these
         self._prompt: list[PositionLogprobs] = []
         self._output: list[PositionLogprobs] = []  # of output tokens that were not sent yet
-        start = spec.prompt_start if spec else -1
+        start = spec.prompt_start
         if 0 <= start < self._num_prompt:
             self._prompt.append(PositionLogprobs(token=(None, prompt_ids[start])))
             self._next = start
@@ -49,11 +46,10 @@ class ScoreQueue:
         return bool(self._prompt)
 
     def ask(self, position: int) -> None:
-        """Asks for the score of the output token at this position, which was forced."""
-        if self.is_wanted and position >= self._num_prompt + self.num_sent:
-            if self.first_needed is None:
-                self._next = position - 1
-            self._end = position
+        """Asks for the score of a forced token, by its position behind prompt and output so far."""
+        if self.first_needed is None:
+            self._next = position - 1
+        self._end = position
 
     def targets(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, tuple[int, ...]]:
         """Returns, for a row of positions start … end - 1, the index of the first that is scored, and the tokens to be
@@ -73,16 +69,11 @@ class ScoreQueue:
         """Adds the score of a token that was drawn."""
         self._output.append(score)
 
-    def take_output(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
-        """Returns the output tokens that may be sent, each once, with their scores where these are asked for."""
-        start = self._num_prompt + self.num_sent
-        if not self.is_wanted:
-            self.num_sent = len(token_ids) - self._num_prompt
-            return tuple(token_ids[start:]), ()
-        taken, scores = tuple(token_ids[start : start + len(self._output)]), tuple(self._output)
-        self.num_sent += len(taken)
+    def take_output(self) -> tuple[PositionLogprobs, ...]:
+        """Returns the scores of the next output tokens, as far as they are there; each once."""
+        taken = tuple(self._output)
         self._output.clear()
-        return taken, scores
+        return taken
 
     def take_prompt(self) -> tuple[PositionLogprobs, ...]:
         """Returns the scores of the whole prompt, once; nothing before all of them are there."""

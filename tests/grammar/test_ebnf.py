@@ -7,9 +7,10 @@ from random import Random
 import pytest
 from matching import matches
 
-from tureen.grammar.ebnf import MAX_PARTS, MAX_RULES, ebnf
+from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import GrammarError
 from tureen.grammar.rules import calls
+from tureen.grammar.written_rules import MAX_PARTS, MAX_RULES
 
 
 def strings(alphabet, most):

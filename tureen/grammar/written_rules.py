@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from tureen.errors import echo
 from tureen.grammar.expression import Expression, GrammarError, Language, Repeat
-from tureen.grammar.rules import can_be_empty, can_end, cycle, holding, left_calls, parts, simplified
+from tureen.grammar.left_recursion import without_left_recursion
+from tureen.grammar.rules import can_end, holding, parts, simplified
 
 MAX_RULES = 1_000
 MAX_PARTS = 20_000  # of all rules together, those that are repeated {n} times counted n times
@@ -31,10 +32,6 @@ def language_of_rules(grammar: WrittenRules, root: str, define: str) -> Language
     _check_names(grammar, root, define)
     rules = grammar.rules
     _check_size(rules)
-    empty = holding(rules, can_be_empty)
-    names = cycle({name: left_calls(rule, empty) for name, rule in rules.items()})
-    if names is not None:
-        raise GrammarError(_left_recursion(names, grammar))
     endless = rules.keys() - holding(rules, can_end)
     if endless:
         name = next(name for name in rules if name in endless)
@@ -42,7 +39,7 @@ def language_of_rules(grammar: WrittenRules, root: str, define: str) -> Language
             f"rule {echo(name)} (line {grammar.lines[name]}) can never end: every alternative needs a rule that needs "
             f"itself again, or matches nothing; give it an alternative that ends"
         )
-    return simplified(root, rules)
+    return simplified(root, without_left_recursion(rules))
 
 
 def fault(what: str, line: int, fix: str = "") -> GrammarError:
@@ -82,13 +79,3 @@ def _written_out(expression: Expression) -> int:
     if isinstance(expression, Repeat):
         return max(1, expression.least, expression.most or 0) * _written_out(expression.item)
     return 1 + sum(_written_out(part) for part in parts(expression))
-
-
-def _left_recursion(names: list[str], grammar: WrittenRules) -> str:
-    shown = " -> ".join([*names[:8], *(["…"] if len(names) > 8 else []), names[0]])
-    name = names[0]
-    return (
-        f"rule {echo(name)} (line {grammar.lines[name]}) is left-recursive: it can call itself before any character is "
-        f'matched ({shown}); write the repetition out: {name[:64]} ::= item ("," item)* instead of '
-        f'{name[:64]} ::= {name[:64]} "," item | item'
-    )

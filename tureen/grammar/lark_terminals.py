@@ -6,7 +6,8 @@ import re
 
 from tureen.grammar import regex
 from tureen.grammar.expression import Expression, GrammarError
-from tureen.grammar.regex_syntax import ASSERTING, PatternParser
+from tureen.grammar.regex_nodes import ASSERTING
+from tureen.grammar.regex_syntax import PatternParser
 
 INT = "[0-9]+"
 EXPONENT = f"[eE][+-]?{INT}"

@@ -31,7 +31,7 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.regex_classes import Flavour
-from tureen.grammar.regex_syntax import (
+from tureen.grammar.regex_nodes import (
     ASSERTING,
     Alternatives,
     Concatenation,
@@ -39,12 +39,12 @@ from tureen.grammar.regex_syntax import (
     Look,
     Mark,
     Node,
-    PatternParser,
     Times,
     alternatives,
     unmarked,
     without,
 )
+from tureen.grammar.regex_syntax import PatternParser
 from tureen.grammar.regular import strings_of
 
 MAX_STEPS = 10_000  # of resolving the assertions of one pattern

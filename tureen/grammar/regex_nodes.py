@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from tureen.grammar.alphabet import Ranges, merged
-from tureen.grammar.char_sets import complement, intersection
-from tureen.grammar.edges import chain, chars, either
+from tureen.grammar.char_sets import NEWLINE, complement, intersection
+from tureen.grammar.edges import chain, chars, either, is_nullable, matches_char
 from tureen.grammar.expression import EMPTY, NOTHING, Chain, Chars, Choice, Expression, Repeat, Text
 
 MarkKind: TypeAlias = Literal["start", "line start", "end", "final", "line end", "boundary", "no boundary"]
@@ -28,6 +29,13 @@ class Look(msgspec.Struct, frozen=True):
     negative: bool
 
 
+class Behind(msgspec.Struct, frozen=True):
+    """Asserts that the text that came before ends with `item`, or does not."""
+
+    item: Node
+    negative: bool
+
+
 class Concatenation(msgspec.Struct, frozen=True):
     """One after the other, assertions among them."""
 
@@ -41,11 +49,18 @@ class Alternatives(msgspec.Struct, frozen=True):
 
 
 class Times(msgspec.Struct, frozen=True):
-    """A repeat of something that holds "start", "end" or "final" marks and never matches the empty string."""
+    """A repeat of something that holds assertions."""
 
     item: Node
     least: int
     most: int | None
+
+    @property
+    def is_simple(self) -> bool:
+        """Returns whether the item holds "start", "end" and "final" marks only, and always matches a character."""
+        kinds, whole = marks(self.item), unmarked(self.item)
+        is_empty = is_nullable(whole) or ("final" in kinds and matches_char(whole, "\n"))
+        return kinds <= {"start", "end", "final"} and not is_empty
 
 
 class Guarded(msgspec.Struct, frozen=True):
@@ -57,8 +72,8 @@ class Guarded(msgspec.Struct, frozen=True):
     most: int | None
 
 
-Node: TypeAlias = Expression | Mark | Look | Concatenation | Alternatives | Times | Guarded
-ASSERTING = (Mark, Look, Concatenation, Alternatives, Times, Guarded)
+Node: TypeAlias = Expression | Mark | Look | Behind | Concatenation | Alternatives | Times | Guarded
+ASSERTING = (Mark, Look, Behind, Concatenation, Alternatives, Times, Guarded)
 
 
 def sequence(items: list[Node]) -> Node:
@@ -125,7 +140,7 @@ def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
 def unmarked(node: Node) -> Expression:
     """Returns at least what the node can match, as if every mark and lookahead held."""
     match node:
-        case Mark() | Look():
+        case Mark() | Look() | Behind():
             return EMPTY
         case Concatenation(items):
             return chain(unmarked(item) for item in items)
@@ -143,6 +158,8 @@ def marks(node: Node) -> set[str]:
             return {kind}
         case Look() | Guarded():
             return {"lookahead"}
+        case Behind():
+            return {"lookbehind"}
         case Concatenation(items) | Alternatives(items):
             return {kind for item in items for kind in marks(item)}
         case Times(item):
@@ -159,6 +176,26 @@ def written(node: Node) -> int:
             return sum(written(item) for item in items)
         case Repeat(item, least, most) | Times(item, least, most) | Guarded(_, item, least, most):
             return written(item) * max(least if most is None else most, 1)
-        case Look(item):
+        case Look(item) | Behind(item):
             return written(item)
     return 1
+
+
+def asked(items: tuple[Node, ...]) -> Iterator[Ranges]:
+    """Yields the sets of which the assertions at the beginning of these ask whether the character before is in them."""
+    for item in items:
+        match item:
+            case Mark(kind, word):
+                if kind in ("start", "line start"):
+                    yield NEWLINE if kind == "line start" else ()
+                elif word:
+                    yield word
+            case Concatenation(parts):
+                yield from asked(parts)
+            case Alternatives(parts):
+                for part in parts:
+                    yield from asked((part,))
+            case Look(inner, _) | Times(inner):
+                yield from asked((inner,))
+            case _ if not is_nullable(unmarked(item)):
+                return

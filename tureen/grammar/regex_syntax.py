@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from tureen.errors import echo
 from tureen.grammar.char_sets import (
@@ -13,7 +14,7 @@ from tureen.grammar.char_sets import (
     python_class,
     variants,
 )
-from tureen.grammar.edges import chars, is_nullable, matches_char
+from tureen.grammar.edges import chars
 from tureen.grammar.expression import (
     ANY_CHAR,
     EMPTY,
@@ -23,9 +24,11 @@ from tureen.grammar.expression import (
     Repeat,
     Text,
 )
+from tureen.grammar.regex_atomic import atomic, possessive
 from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, PatternSource, bracketed, escape
 from tureen.grammar.regex_nodes import (
     ASSERTING,
+    Behind,
     Concatenation,
     Guarded,
     Look,
@@ -47,9 +50,11 @@ MAX_WRITTEN = 1_000_000  # characters of the pattern with all counted repeats wr
 
 PYTHON_DOT = Chars(complement(NEWLINE))
 ECMA_DOT = Chars(complement(ECMA_LINE_END))
-DOTALL, MULTILINE = int(re.DOTALL), int(re.MULTILINE)
-FLAGS = {"i": IGNORECASE, "s": DOTALL, "m": MULTILINE, "a": ASCII, "u": 0}
+DOTALL, MULTILINE, VERBOSE = int(re.DOTALL), int(re.MULTILINE), int(re.VERBOSE)
+FLAGS = {"i": IGNORECASE, "s": DOTALL, "m": MULTILINE, "a": ASCII, "u": 0, "x": VERBOSE}
 PLAIN = re.compile(r"[^\\.^$*+?()\[\]{}|]+")
+PLAIN_VERBOSE = re.compile(r"[^\\.^$*+?()\[\]{}|#\s]+", re.ASCII)
+GAP = re.compile(r"(?:[ \t\n\r\f\v]|#[^\n]*)+")
 QUANTIFIER = re.compile(r"([*+?])|\{([0-9]*)(,?)([0-9]*)\}")
 OPEN_NAMED = re.compile(r"\?(P?)<([^>=!]*)>")
 GLOBAL_FLAGS = re.compile(r"\(\?([a-zA-Z]+)()\)")
@@ -57,11 +62,14 @@ OPEN_FLAGS = re.compile(r"\?([a-zA-Z]*)(-[a-zA-Z]*)?([:)])")
 COMMENT = re.compile(r"\(\?#[^)]*\)")
 NEVER = re.compile(r"(?!)")
 NOT_REGULAR = {
-    "?<=": "lookbehind is not supported",
-    "?<!": "lookbehind is not supported",
     "?P=": "backreferences make a language that is not regular",
     "?(": "conditional groups are not supported",
-    "?>": "atomic groups are not supported",
+}
+LOOKAROUNDS: dict[str, tuple[type[Look | Behind], bool]] = {
+    "?=": (Look, False),
+    "?!": (Look, True),
+    "?<=": (Behind, False),
+    "?<!": (Behind, True),
 }
 
 
@@ -73,6 +81,7 @@ class PatternParser:
         self.flags = 0
         self.depth = 0
         self.names: set[str] = set()
+        self.lazy = 0  # repeats of which the shortest match comes first
 
     def pattern(self) -> Node:
         """Returns the whole pattern. Raises GrammarError."""
@@ -102,15 +111,13 @@ class PatternParser:
     def _flags(self, match: re.Match[str], start: int) -> int:
         """The flags in force after (?on-off."""
         on, off = match[1], (match[2] or "")[1:]
-        if "x" in on:
-            self.source.refuse("verbose patterns (?x) are not supported", start)
         both_kinds = "a" in on and "u" in on
-        if not set(on) <= set("imsau") or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
+        if not set(on) <= set(FLAGS) or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
             self.source.refuse(f"(?{match[1]}{match[2] or ''}: no such flags", start)
         flags = self.flags & ~ASCII if "u" in on else self.flags
         for letter in on:
             flags |= FLAGS[letter]
-        for letter in off.replace("x", ""):
+        for letter in off:
             flags &= ~FLAGS[letter]
         return flags
 
@@ -124,19 +131,25 @@ class PatternParser:
         """Reads until the next "|" or ")" of this level, or the end."""
         atoms: list[Node] = []
         repeated = False
-        while (char := self.source.peek()) and char not in "|)":
+        while self._pass_gap() and (char := self.source.peek()) not in "|)":
             start = self.source.at
             if char in "*+?{" and (quantifier := self._quantifier()):
                 if not atoms or (isinstance(atoms[-1], Mark) and self.source.pattern[start - 1] != ")"):
                     self.source.refuse("there is nothing to repeat", start)
                 if repeated:
                     self.source.refuse("a repeat is repeated; put it in a group", start)
-                atoms[-1] = self._times(atoms[-1], *quantifier, start)
+                atoms[-1] = self._repeated(atoms[-1], *quantifier, start)
                 repeated = True
             elif not self.source.match(COMMENT if self.source.is_python else NEVER):
                 atoms += self._atoms()
                 repeated = False
         return sequence(atoms)
+
+    def _pass_gap(self) -> bool:
+        """Read what a verbose pattern leaves out. Whether more follows."""
+        if self.flags & VERBOSE:
+            self.source.match(GAP)
+        return self.source.peek() != ""
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         """Read one; None where the brace is a character like others."""
@@ -157,11 +170,17 @@ class PatternParser:
             span = (least, int(high) if high else None if comma else least)
         if span[1] is not None and span[1] < span[0]:
             self.source.refuse("the counts of the repeat are reversed", start)
-        if not self.source.take("?") and self.source.is_python and self.source.peek() == "+":
-            self.source.refuse("possessive repeats are not supported")
         return span
 
-    def _times(self, item: Node, least: int, most: int | None, start: int) -> Node:
+    def _repeated(self, item: Node, least: int, most: int | None, start: int) -> Node:
+        """Reads whether the repeat is lazy, which changes no language, or possessive."""
+        if self.source.take("?"):
+            self.lazy += 1
+        elif self.source.is_python and self.source.take("+"):
+            return possessive(item, least, most, partial(self.source.refuse, at=start))
+        return self._times(item, least, most)
+
+    def _times(self, item: Node, least: int, most: int | None) -> Node:
         if not isinstance(item, ASSERTING):
             if most == 0 or item == EMPTY:
                 return EMPTY
@@ -175,20 +194,13 @@ class PatternParser:
             repeated = unmarked(item.items[1])
             if char_set(repeated) is not None and marks(look.item) <= {"end", "final", "line end"}:
                 return Guarded(look, repeated, least, most)
-        kinds = marks(item)
-        if not kinds <= {"start", "end", "final"}:
-            self.source.refuse(
-                f"a repeated group cannot hold a {min(kinds - {'start', 'end', 'final'})} assertion", start
-            )
-        if is_nullable(whole) or ("final" in kinds and matches_char(whole, "\n")):
-            self.source.refuse("a repeated group with an anchor must always match some character", start)
         return Times(item, least, most)
 
     def _atoms(self) -> list[Node]:
         """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
         item."""
         source = self.source
-        if match := source.match(PLAIN):
+        if match := source.match(PLAIN_VERBOSE if self.flags & VERBOSE else PLAIN):
             return self._literal(match[0])
         char = source.peek()
         source.at += 1
@@ -241,23 +253,32 @@ class PatternParser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             self.source.refuse(f"its groups are nested too deep: at most {MAX_DEPTH} in each other", start)
-        look = self._opened(start) if self.source.peek() == "?" else ""
+        opening = self._opened(start) if self.source.peek() == "?" else ""
+        lazy = self.lazy
         node = self._alternatives()
         if not self.source.take(")"):
             self.source.refuse('a group is not closed: ")" is missing', start)
         self.flags = flags
         self.depth -= 1
-        return Look(node, look == "!") if look else node
+        if opening == "?>":
+            if self.lazy > lazy:
+                self.source.refuse("an atomic group cannot hold a lazy repeat", start)
+            return atomic(node, partial(self.source.refuse, at=start))
+        if opening in LOOKAROUNDS:
+            kind, is_negative = LOOKAROUNDS[opening]
+            return kind(node, is_negative)
+        return node
 
     def _opened(self, start: int) -> str:
-        """Read what follows the "(" of a group that begins with "?". Returns "=" or "!" for a lookahead."""
+        """Read what follows the "(" of a group that begins with "?". Returns it for an atomic group or a lookaround."""
         source = self.source
         for prefix, reason in NOT_REGULAR.items():
             if source.pattern.startswith(prefix, source.at):
                 source.refuse(reason, start)
-        for prefix in ("?:", "?=", "?!"):
-            if source.take(prefix):
-                return prefix[1].replace(":", "")
+        openings: tuple[str, ...] = ("?:", *LOOKAROUNDS, *(("?>",) if source.is_python else ()))
+        for opening in openings:
+            if source.take(opening):
+                return opening
         if (match := source.match(OPEN_NAMED)) and bool(match[1]) == source.is_python:
             name = match[2]
             if not name.replace("$", "" if source.is_python else "_").isidentifier() or name in self.names:

@@ -47,7 +47,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    continue_final_message: bool = False  # the last message, the assistant's, goes on
+    continue_final_message: bool = False  # the answer continues the last message, the assistant's
     template_kwargs: Mapping[str, Any] = {}
     separate_reasoning: bool = True
 
@@ -105,7 +105,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
 class ToolSetup(NamedTuple):
     """How a chat's tools shape its prompt and its sampling."""
 
-    tools: tuple[Tool, ...]  # that the model may call
+    tools: tuple[Tool, ...]  # tools that the model may call
     format: ToolFormat | None  # None without tools
     sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names

@@ -40,7 +40,7 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one prompt's requests besides their sampling parameters."""
 
-    adapter: str = ""  # name or path of one that is loaded
+    adapter: str = ""  # name or path of a loaded LoRA adapter; "" = none
     logprobs: LogprobSpec | None = None
     hidden_states: HiddenStates = "none"
     processor: str = ""
@@ -57,11 +57,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     names: Sequence[str]  # of each prompt, for errors
     samplings: Sequence[Sampling]  # of each prompt
     options: Sequence[Options]  # of each prompt
-    owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
+    owner: str = ""  # the client, which alone may abort the requests by name; "" = anonymous
     rid: str | list[str] | None = None
     is_batch: bool = False  # the body has a list of prompts
     log_metrics: bool = True
-    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # when the body arrived, monotonic time
     places: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
 
 
@@ -207,7 +207,7 @@ def effective(request: GenerateRequest, sampling: Sampling, context: Context) ->
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:
-        origins["max_new_tokens"] = "model"  # what is left of its context
+        origins["max_new_tokens"] = "model"  # lowered to what is left of the context
     if sampling.params.stream_interval is None and context.config.stream_interval > 1:
         origins["stream_interval"] = "server"
     values |= {

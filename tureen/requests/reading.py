@@ -26,7 +26,7 @@ class ReadableOutput(Protocol):
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """How outputs are split into content, reasoning and tool calls; with the defaults all is content."""
 
-    tools: tuple[Tool, ...] = ()  # that the model may call
+    tools: tuple[Tool, ...] = ()  # tools that the model may call
     tool_format: ToolFormat | None = None
     parallel: bool = True  # the model may call several tools in one answer
     reasoning: ReasoningFormat | None = None

@@ -256,7 +256,7 @@ class Blocks:
         self.content: list[dict[str, Any]] = []
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._is_open = False
-        self._arguments = ""  # of the open tool_use
+        self._arguments = ""  # arguments so far of the open tool_use block
 
     def feed(self, part: Part) -> list[dict[str, Any]]:
         """Adds a part and returns the events for it."""

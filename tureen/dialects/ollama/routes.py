@@ -272,7 +272,7 @@ class OllamaAnswer:
         self._head = {"model": body.model}
         self._kind = kind
         self._call: tuple[int, str, str] | None = None  # index, name and arguments so far
-        self._first_s: float | None = None  # when the first of the output came
+        self._first_s: float | None = None  # monotonic time of the first update
 
     def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
         """Returns what the new parts add to the answer. Raises RequestFailed for an output that was aborted."""

@@ -237,7 +237,7 @@ class GrowingText:
         for index in range(self._num_tokens, len(output.token_ids)):
             offset = self._detokenizer.length
             if offset >= len(output.text) and output.finish is None:
-                break  # its text is not there yet, and may never be
+                break  # its text is held back, and a stop may still cut it off
             self._append(logprobs, output.output_logprobs[index], len(self._front) + min(offset, len(output.text)))
             self._detokenizer.append(output.token_ids[index], stops_allowed=False)
             self._num_tokens += 1
@@ -263,7 +263,8 @@ class GrowingText:
         logprobs["token_logprobs"].append(value)
         logprobs["tokens"].append(text)
         best: dict[str, float | None] = {text: value}
-        for logprob, alternative in reversed(position.top or ()):  # where two have the same text, the better one stays
+        # reversed: of two tokens with the same text the more probable one stays
+        for logprob, alternative in reversed(position.top or ()):
             best[token_text(self._tokenizer, alternative)] = logprob
         logprobs["top_logprobs"].append(None if value is None else best)
 

@@ -62,7 +62,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     is_batch: bool = False  # the body has a list of prompts
     log_metrics: bool = True
     arrived_s: float = msgspec.field(default_factory=time.monotonic)  # when the body arrived, monotonic time
-    places: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
+    error_fields: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     media: list[tuple[MediaItem, ...]] = []
     """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
     does not keep pixels."""
-    places: Mapping[str, str] = {}
+    error_fields: Mapping[str, str] = {}
     reading: Reading = PLAIN
 
 
@@ -102,7 +102,7 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
         log_metrics=draft.log_metrics,
         arrived_s=draft.arrived_s,
         media=[prompt.media for prompt in draft.prompts for _ in range(num_samples)],
-        places=draft.places,
+        error_fields=draft.error_fields,
     )
 
 
@@ -201,7 +201,7 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
     return resolved
 
 
-def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
+def effective_params(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
     """Returns every sampling parameter as it acts on a request: its `value`, and under `from` who set it: request,
     model, server or default."""
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)

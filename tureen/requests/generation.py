@@ -53,10 +53,10 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
         )
 
 
-def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
-    """Replaces a path in an error about a constraint that the server made by the client's field. `places`: path ->
-    field."""
-    for path, field in places.items():
+def _name_client_field(error: TureenError, error_fields: Mapping[str, str]) -> None:
+    """Replaces a path in an error about a constraint that the server made by the client's field. `error_fields`:
+    path -> field."""
+    for path, field in error_fields.items():
         _, separator, problem = error.message.partition(f"{path}: ")
         if separator:
             error.message, error.field = f"{field}: {problem}", field
@@ -172,7 +172,7 @@ class Run:
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
-        self._places = plan.places
+        self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
             Output(request, index, rid, plan.arrived_s)
@@ -299,7 +299,7 @@ class Run:
                     yield output
         except TureenError as error:
             finish = "error"
-            _name_place(error, self._places)
+            _name_client_field(error, self._error_fields)
             self._work.has_failed = True
             raise
         finally:

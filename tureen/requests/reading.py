@@ -118,7 +118,7 @@ class WholeAnswer(msgspec.Struct):
     calls: list[tuple[str, str]] = []  # name, arguments as JSON text
 
 
-def joined(parts: Sequence[Part]) -> WholeAnswer:
+def join_parts(parts: Sequence[Part]) -> WholeAnswer:
     """Joins all parts of a finished output."""
     answer = WholeAnswer()
     for part in parts:

@@ -370,7 +370,7 @@ def test_a_conversation_becomes_messages_of_a_chat():
         {"role": "user", "content": "so?"},
     ]
     assert talk.pictures == ["data:image/png;base64,aGk="]
-    assert not talk.goes_on
+    assert not talk.continues_last
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from inline_compiler import VOCABULARY, InlineCompiler
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.text.messages import CallArguments, CallStart, Content, Tool, ToolChoice
-from tureen.text.tools import PARSERS, constraint, schema_places
+from tureen.text.tools import PARSERS, constraint, schema_fields
 
 WEATHER = {
     "type": "object",
@@ -209,7 +209,7 @@ def test_a_schema_that_cannot_be_enforced_is_found_under_the_clients_own_name(na
     compiler = InlineCompiler()
     waiting = compiler.submit(GrammarSpec("structural_tag", json.dumps(tag)))
     compiler.poll()
-    places = schema_places(tag, tools, choice, "tools[{}].function.parameters")
+    places = schema_fields(tag, tools, choice, "tools[{}].function.parameters")
     found = [field for path, field in places.items() if f"{path}: " in waiting.error.message]
     assert found == ["tools[3].function.parameters"]
     assert "minLenght" in waiting.error.message

@@ -13,7 +13,7 @@ log = get_logger("stats")
 
 
 async def report_forever(state: ServerState) -> None:
-    """Runs until cancelled, every --log-interval-s seconds. Logs nothing while the engine does nothing."""
+    """Runs until cancelled, every `log_interval_s` seconds. Logs nothing while the engine does nothing."""
     before, before_s = state.client.stats, time.monotonic()
     num_preemptions = 0
     while True:

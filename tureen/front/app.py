@@ -20,7 +20,7 @@ from tureen.engine.embedding import NO_TEXT
 from tureen.errors import InvalidRequest, MethodNotAllowed, NotFound, RequestFailed, TureenError, echo
 from tureen.front import compat, generate, openapi
 from tureen.http import replay
-from tureen.http.call import call_of, rendered
+from tureen.http.call import call_of, error_response_for
 from tureen.http.dialect import ClientGone, Entry, Routes, dialects
 from tureen.http.middleware import CLIENT_GONE_STATUS, Gate, Limiter
 from tureen.log import get_logger
@@ -106,12 +106,12 @@ def _without_text(entry: Entry) -> Entry:
 
 async def _tureen_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TureenError)
-    return rendered(error, request.scope)
+    return error_response_for(error, request.scope)
 
 
 async def _too_deep(request: Request, _: Exception) -> Response:
     """Answers a body whose nesting was too deep for code after the JSON decoder, which has its own limit."""
-    return rendered(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
+    return error_response_for(InvalidRequest("the body is nested too deeply", code="invalid_json"), request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
@@ -120,11 +120,13 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
         allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
-        response = rendered(MethodNotAllowed(f"{request.method} is not for this path; use {allowed}"), request.scope)
+        response = error_response_for(
+            MethodNotAllowed(f"{request.method} is not for this path; use {allowed}"), request.scope
+        )
         response.headers["allow"] = allowed
         return response
     unknown = NotFound(f"there is nothing at {echo(request.scope['path'])}", code="unknown_route")
-    return rendered(unknown, request.scope)
+    return error_response_for(unknown, request.scope)
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:
@@ -134,4 +136,4 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     """Answers an unexpected exception. The traceback is logged by uvicorn, because Starlette raises it again."""
     log.error("%s failed: %s", call_of(request.scope).request_id, type(error).__name__)
-    return rendered(RequestFailed("an internal error ended this request; the server goes on"), request.scope)
+    return error_response_for(RequestFailed("an internal error ended this request; the server goes on"), request.scope)

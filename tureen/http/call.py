@@ -55,6 +55,6 @@ def call_of(scope: Scope) -> ClientCall:
     return call
 
 
-def rendered(error: TureenError, scope: Scope) -> Response:
+def error_response_for(error: TureenError, scope: Scope) -> Response:
     """Returns the error in the form of the API that was called."""
     return call_of(scope).render_error(error)

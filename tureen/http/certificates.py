@@ -60,7 +60,8 @@ def load_own(context: ssl.SSLContext, cert_path: str, key_path: str, password_pa
         )
     problem = f"TLS does not take it with --tls-key {key_path}"
     with _fault("--tls-cert", cert_path, problem), _named(cert) as cert_name, _named(key) as key_name:
-        context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")  # never asks a terminal
+        # the password is a callback, or OpenSSL would ask for it on the terminal
+        context.load_cert_chain(cert_name, key_name, password=lambda: password or b"")
 
 
 def _public_key(path: str, content: bytes, password: bytes | None, password_path: str | None) -> bytes:
@@ -111,7 +112,8 @@ def load_revoked(context: ssl.SSLContext, path: str, authorities: Sequence[x509.
     """
     content = read_file("--tls-crl", path)
     if OTHER_BLOCK.search(content):
-        raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")  # it would be trusted
+        # a certificate in it would become a trusted CA
+        raise StartupError(f"--tls-crl {path}: it holds something else than revocation lists")
     with _fault("--tls-crl", path, "there is no proper PEM revocation list in it"):
         lists = [x509.load_pem_x509_crl(block) for block in CRL_BLOCK.findall(content)]
     if not lists:

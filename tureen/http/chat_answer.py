@@ -26,14 +26,14 @@ MAX_ENDS = 3
 value, then the one before it is right."""
 
 
-async def planned(chat: Chat, request: Request, state: ServerState) -> Plan:
+async def prepare_chat(chat: Chat, request: Request, state: ServerState) -> Plan:
     """Makes the requests of a chat (`chat.prepare`) for the client that sent it. Raises ClientGone when the client
     leaves while pictures are loaded or a large body is read."""
     preparing = prepare(chat, state, owner=client_name(request))
     return await prepared(request, preparing, takes_time=bool(chat.pictures or chat.videos))
 
 
-async def whole(plan: Plan, request: Request, state: ServerState, budget: int | None = None) -> OutputEvent:
+async def run_to_end(plan: Plan, request: Request, state: ServerState, budget: int | None = None) -> OutputEvent:
     """Runs a plan of one request to its end and returns its output with all its parts.
 
     `budget`: most tokens of reasoning, None = no limit. Raises ClientGone.

@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._phase is Phase.BODY:
-            return  # see _ignore_upgrade
+            return  # the head that _ignore_upgrade feeds
         if self._is_answering:
             raise InvalidRequest("a request must end with CR LF", code="invalid_http")
         self._unset_keepalive_if_required()
@@ -159,13 +159,12 @@ class Connection(HttpToolsProtocol):
         self._body_left = body_length(self.parser.get_method(), version, self.headers)
         if version == "1.0":
             self.expect_100_continue = False
-            self.app = _unchunked(self.app, lambda: self.cycle)  # for its last request
+            self.app = _unchunked(self.app, lambda: self.cycle)  # uvicorn's state of the request, made below
         super().on_headers_complete()
         self._phase = Phase.BODY
         if self._context is not self.config.ssl or self.expect_100_continue:
-            self.cycle.keep_alive = (
-                False  # with "Expect: 100-continue" it is unknown whether a body or a request follows
-            )
+            # with "Expect: 100-continue" it is unknown whether a body or a request follows
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body)
@@ -178,7 +177,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the parser takes what comes for another protocol; see _ignore_upgrade
+            return  # the parser waits for another protocol; _ignore_upgrade goes on with the body
         self._phase = Phase.BETWEEN
         self._framing_bytes = self._body_bytes = 0
         super().on_message_complete()

@@ -161,7 +161,7 @@ async def read_body(request: Request, kind: type[S]) -> S:
     return convert({name: value for name, value in payload.items() if value is not None}, kind)
 
 
-async def read_with(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
+async def read_body_with(request: Request, read: Callable[[dict[str, Any]], T]) -> T:
     """Parses the body as a JSON object and returns what `read` makes of it, in a thread when the body is large. Raises
     InvalidRequest, UnsupportedMediaType."""
     raw = await request.body()

@@ -29,10 +29,10 @@ def error_object(error: TureenError) -> dict[str, Any]:
 
 def error_response(error: TureenError) -> Response:
     """Returns an error as an answer in our own form."""
-    return shaped(error, error_object(error))
+    return error_answer(error, error_object(error))
 
 
-def shaped(error: TureenError, content: dict[str, Any], status: int | None = None) -> Response:
+def error_answer(error: TureenError, content: dict[str, Any], status: int | None = None) -> Response:
     """Returns an error as an answer with `content` as its body, in the form of some API, and the headers that all need.
 
     `status`: None = the error's own.

@@ -22,7 +22,7 @@ from tureen.errors import (
     echo,
 )
 from tureen.http.awake import AwakeTimer
-from tureen.http.call import ClientCall, call_of, rendered
+from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK
@@ -85,7 +85,7 @@ class Gate:
                     call.work = ClientWork(account)
                 await self._app(scope, limited(receive, scope, self._config.max_body_bytes), send_noting)
         except TureenError as error:
-            await rendered(error, scope)(scope, receive, send_noting)
+            await error_response_for(error, scope)(scope, receive, send_noting)
         finally:
             self._note(call, scope, status, time.monotonic() - started_s)
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tureen.errors import InvalidRequest, TureenError
-from tureen.http.call import SCOPE_KEY, call_of, rendered
+from tureen.http.call import SCOPE_KEY, call_of, error_response_for
 from tureen.http.dialect import ClientGone, Docs, Entry, unless_gone
 from tureen.http.sse import StreamedResponse, event
 from tureen.requests.quotas import ClientWork
@@ -35,7 +35,7 @@ def routes(state: ServerState) -> list[Entry]:
         recording = state.recordings.stream(
             call_of(request.scope).client_id(request.scope), request.path_params["name"]
         )
-        return Listener(recording, recording.after(request.headers.get("last-event-id")))
+        return RecordedResponse(recording, recording.after(request.headers.get("last-event-id")))
 
     docs = Docs(
         "native",
@@ -46,7 +46,7 @@ def routes(state: ServerState) -> list[Entry]:
     return [Entry("/generate/{name:path}/events", events, access="user", docs=docs)]
 
 
-class Listener:
+class RecordedResponse:
     """A response read from a recording, from part `number` on."""
 
     def __init__(self, recording: Recording, number: int = 0, *, is_repeat: bool = False) -> None:
@@ -71,7 +71,7 @@ class Listener:
         except TureenError as error:
             if not self._recording.is_stream:
                 raise ConnectionAbortedError(error.message) from None
-            yield b"event: error\n" + event(bytes(rendered(error, scope).body))
+            yield b"event: error\n" + event(bytes(error_response_for(error, scope).body))
 
 
 class Replay:
@@ -100,9 +100,9 @@ class Replay:
         body = await _read(receive)
         if body is not None:
             with contextlib.suppress(ClientGone):
-                await self._listener(key, body, work, scope)(scope, receive, send)
+                await self._response(key, body, work, scope)(scope, receive, send)
 
-    def _listener(self, key: str | None, body: bytes, work: ClientWork, scope: Scope) -> Listener:
+    def _response(self, key: str | None, body: bytes, work: ClientWork, scope: Scope) -> RecordedResponse:
         """Returns the response to a request: from an earlier recording with the same key, else from a new one. Raises
         Unprocessable, Conflict."""
         call = call_of(scope)
@@ -111,10 +111,10 @@ class Replay:
             identity = key, _fingerprint(scope, body)
             earlier = self._recordings.repeated(owner, *identity)
             if earlier is not None:
-                return Listener(earlier, is_repeat=True)
+                return RecordedResponse(earlier, is_repeat=True)
         recording = self._recordings.new(call.request_id, owner, work, identity)
         recording.start(self._make(scope, body, recording), self._recordings.ended)
-        return Listener(recording)
+        return RecordedResponse(recording)
 
     async def _make(self, scope: Scope, body: bytes, recording: Recording) -> None:
         """Runs the app and records its answer. The app sees a disconnect when the recording is abandoned."""
@@ -130,7 +130,7 @@ class Replay:
         try:
             await self._app(inner, receive, recording.send)
         except TureenError as error:
-            await rendered(error, inner)(inner, receive, recording.send)
+            await error_response_for(error, inner)(inner, receive, recording.send)
 
 
 def idempotency_key(scope: Scope) -> str | None:

@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                lifespan="on",  # a fault at the start or end of the application is one of the server
+                lifespan="on",  # an error in the application's start or end ends the server
                 log_config=None,
                 log_level="error",  # its warnings are about malformed requests of clients
                 access_log=False,
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._listeners = sockets or []
-        await super().startup([])  # all but the listening, which a reload does again
+        await super().startup([])  # everything but listening, which `_listen` does, at a reload again
         await self._listen(self._context)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, self._handle_hang_up)
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         for server in old:
             for listening in server.sockets:
                 loop.remove_reader(listening)
-        await asyncio.sleep(0)  # asyncio drops what it has accepted but not begun to serve when its server closes
+        await asyncio.sleep(0)  # let asyncio begin with connections it has accepted: closing its server would drop them
         for server in old:
             server.close()
         for connection in list(self.server_state.connections):

@@ -25,7 +25,7 @@ from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import Message, Tool, ToolChoice
 from tureen.text.reasoning import ReasoningFormat
-from tureen.text.tools import ToolFormat, constraint, schema_places
+from tureen.text.tools import ToolFormat, constraint, schema_fields
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 """Default of chat APIs: an answer may go on to the end of the context."""
@@ -47,7 +47,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    continue_final_message: bool = False  # the last message, the assistant's, goes on
+    continue_final_message: bool = False  # the answer continues the last message, the assistant's
     template_kwargs: Mapping[str, Any] = {}
     separate_reasoning: bool = True
 
@@ -105,11 +105,11 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
 class ToolSetup(NamedTuple):
     """How a chat's tools shape its prompt and its sampling."""
 
-    tools: tuple[Tool, ...]  # that the model may call
+    tools: tuple[Tool, ...]  # tools that the model may call
     format: ToolFormat | None  # None without tools
     sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names
-    places: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
+    error_fields: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
 
 
 def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
@@ -140,8 +140,8 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
             field=field,
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field)
-    return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
+    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field)
+    return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag}, names, error_fields)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:
@@ -226,6 +226,6 @@ def _plan(
         rid=chat.rid,
         log_metrics=chat.log_metrics,
         arrived_s=arrived_s,
-        places=setup.places,
+        error_fields=setup.error_fields,
     )
     return plan_of(draft, state)

@@ -24,7 +24,7 @@ class ChatPrompt(NamedTuple):
     """A rendered and tokenized chat."""
 
     prompt: Prompt
-    text: str  # as rendered
+    text: str  # the rendered template
     num_neutralised: int  # control tokens written in messages, which were tokenized as plain text
 
 

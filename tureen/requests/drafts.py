@@ -40,7 +40,7 @@ DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one prompt's requests besides their sampling parameters."""
 
-    adapter: str = ""  # name or path of one that is loaded
+    adapter: str = ""  # name or path of a loaded LoRA adapter; "" = none
     logprobs: LogprobSpec | None = None
     hidden_states: HiddenStates = "none"
     processor: str = ""
@@ -57,12 +57,12 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     names: Sequence[str]  # of each prompt, for errors
     samplings: Sequence[Sampling]  # of each prompt
     options: Sequence[Options]  # of each prompt
-    owner: str = ""  # who asks, and alone may abort them by name; "" = nobody in particular
+    owner: str = ""  # the client, which alone may abort the requests by name; "" = anonymous
     rid: str | list[str] | None = None
     is_batch: bool = False  # the body has a list of prompts
     log_metrics: bool = True
-    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # of the body, by the monotonic clock
-    places: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)  # when the body arrived, monotonic time
+    error_fields: Mapping[str, str] = {}  # a path in errors about the constraint -> the client's field
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     media: list[tuple[MediaItem, ...]] = []
     """Pictures and videos of each request, kept apart from it: a Run takes them out, so that a plan that is kept
     does not keep pixels."""
-    places: Mapping[str, str] = {}
+    error_fields: Mapping[str, str] = {}
     reading: Reading = PLAIN
 
 
@@ -102,7 +102,7 @@ def plan_of(draft: Draft, state: ServerState) -> Plan:
         log_metrics=draft.log_metrics,
         arrived_s=draft.arrived_s,
         media=[prompt.media for prompt in draft.prompts for _ in range(num_samples)],
-        places=draft.places,
+        error_fields=draft.error_fields,
     )
 
 
@@ -201,13 +201,13 @@ def _max_new_tokens(sampling: Sampling, prompt_name: str, num_prompt: int, conte
     return resolved
 
 
-def effective(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
+def effective_params(request: GenerateRequest, sampling: Sampling, context: Context) -> dict[str, dict[str, Any]]:
     """Returns every sampling parameter as it acts on a request: its `value`, and under `from` who set it: request,
     model, server or default."""
     values: dict[str, Any] = msgspec.structs.asdict(sampling.params)
     origins: dict[str, str] = dict(sampling.origins)
     if request.max_new_tokens != sampling.params.max_new_tokens:
-        origins["max_new_tokens"] = "model"  # what is left of its context
+        origins["max_new_tokens"] = "model"  # lowered to what is left of the context
     if sampling.params.stream_interval is None and context.config.stream_interval > 1:
         origins["stream_interval"] = "server"
     values |= {

@@ -35,7 +35,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
     """
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
-        return  # what a stop string cut need not match
+        return  # text that a stop string has cut need not match the grammar
     ends = state.context.info.eos_token_ids
     if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
         return
@@ -53,10 +53,10 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
         )
 
 
-def _name_place(error: TureenError, places: Mapping[str, str]) -> None:
-    """Replaces a path in an error about a constraint that the server made by the client's field. `places`: path ->
-    field."""
-    for path, field in places.items():
+def _name_client_field(error: TureenError, error_fields: Mapping[str, str]) -> None:
+    """Replaces a path in an error about a constraint that the server made by the client's field. `error_fields`:
+    path -> field."""
+    for path, field in error_fields.items():
         _, separator, problem = error.message.partition(f"{path}: ")
         if separator:
             error.message, error.field = f"{field}: {problem}", field
@@ -92,7 +92,8 @@ class Output:
         self.elapsed_s = 0.0
         self.sent_tokens = 0
         self.sent_chars = 0
-        self.weight_versions: list[str] = []  # of the weights that computed it; several where it was paused meanwhile
+        self.weight_versions: list[str] = []
+        """Versions of the weights that computed it; several if they changed while it was paused."""
 
     def note_weights(self, version: str) -> None:
         """Records the version of the weights that computed a new piece of the output."""
@@ -171,7 +172,7 @@ class Run:
         self._state = state
         self._owner = plan.owner
         self._log_metrics = plan.log_metrics
-        self._places = plan.places
+        self._error_fields = plan.error_fields
         self._reading = plan.reading
         self.outputs = [
             Output(request, index, rid, plan.arrived_s)
@@ -236,7 +237,7 @@ class Run:
 
     async def _follow_all(self, interval: int | None) -> AsyncGenerator[Output, None]:
         arrived: asyncio.Queue[Output | TureenError] = asyncio.Queue()
-        waiting: set[int] = set()  # outputs that are in the queue and not taken yet
+        waiting: set[int] = set()  # indices of outputs in the queue
 
         async def follow(output: Output) -> None:
             try:
@@ -280,9 +281,9 @@ class Run:
                 meter.note(num_new)
 
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
-        finish = "abort"  # unless it ends otherwise: nobody listens any more
+        finish = "abort"  # stays so when the generator is closed early
         try:
-            self._submit()  # by the stream's first turn
+            self._submit()  # frees the reserved place; the stream submits the request in its first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
                     await check_grammar(output, delta, self._state)  # before anybody sees that the output ended
@@ -298,7 +299,7 @@ class Run:
                     yield output
         except TureenError as error:
             finish = "error"
-            _name_place(error, self._places)
+            _name_client_field(error, self._error_fields)
             self._work.has_failed = True
             raise
         finally:

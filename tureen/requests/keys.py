@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     max_requests: Annotated[int, Meta(ge=1)] | None = None
-    weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0  # its share where clients wait at the same time
+    weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0  # share of the engine while several clients wait
 
 
 NO_LIMITS = Limits()

@@ -20,7 +20,7 @@ from tureen.requests.state import Context
 MediaReferences = str | list[str] | list[str | list[str] | None] | None
 """A body's field of pictures or videos: a URL, data URL or path, a list of them, or for a batch an entry a prompt."""
 
-DIGEST_DIGITS = 15  # of hex: token ids fit 64 bits
+DIGEST_DIGITS = 15  # hex digits of a picture's digest in its token ids, which have 64 bits
 
 MAX_PIXEL_BYTES = 256 << 20
 """Most bytes of pixels that the pictures and videos of one body have together; equal ones count once."""
@@ -128,7 +128,7 @@ def check_count(token_ids: Sequence[int], sent_media: PromptMedia, name: str, fa
             field=sent_media.field,
             code="invalid_image",
         )
-    # a video may stand where a picture does: models that take both were trained so
+    # a video may stand at a picture's placeholder: models that take both were trained with that
     if num_videos <= sent_media.num_videos and num_pictures + num_videos == num_sent:
         return
     if family.placeholder_id is None and name.startswith("input_ids"):
@@ -156,7 +156,7 @@ class MediaPlacer:
         self._loader = loader
         self._context = context
         self._loaded: dict[tuple[tuple[str, ...], Modality], list[MediaItem]] = {}
-        self._pixels: dict[str, bytes] = {}  # by digest
+        self._pixels: dict[str, bytes] = {}  # digest -> pixels
         self._num_bytes = 0
 
     async def place(self, prompt: Prompt, media: PromptMedia, name: str) -> Prompt:

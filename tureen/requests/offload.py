@@ -65,7 +65,7 @@ class Offload:
         self._num_waiting += 1
         try:
             turn = self._threads.submit(copy_context().run, each)
-        except RuntimeError:  # what the pool could not begin it keeps: it ends at once
+        except RuntimeError:  # the pool keeps work whose thread did not start; has_left makes it end at once
             self._num_waiting -= 1
             has_left.set()
             raise Unavailable("the system starts no thread to read a large request; try again") from None
@@ -84,7 +84,7 @@ def _fits(size: int) -> bool:
     if work.inline_size + size > INLINE_CHARS:
         return False
     if not work.inline_size:
-        asyncio.get_running_loop().call_soon(work.pass_turn)  # runs when the request lets go of the event loop
+        asyncio.get_running_loop().call_soon(work.pass_turn)  # runs in the next turn of the event loop
     work.inline_size += size
     return True
 

@@ -30,7 +30,7 @@ Piece = tuple[int, int] | bytes
 class Group(msgspec.Struct):
     """Consecutive parts, of which the first can be read without others."""
 
-    start: int  # number of the first
+    start: int  # number of its first part
     parts: list[bytes] = []  # each is msgpack of (its output, its pieces)
     num_bytes: int = 0
 

@@ -26,7 +26,7 @@ class ReadableOutput(Protocol):
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """How outputs are split into content, reasoning and tool calls; with the defaults all is content."""
 
-    tools: tuple[Tool, ...] = ()  # that the model may call
+    tools: tuple[Tool, ...] = ()  # tools that the model may call
     tool_format: ToolFormat | None = None
     parallel: bool = True  # the model may call several tools in one answer
     reasoning: ReasoningFormat | None = None
@@ -118,7 +118,7 @@ class WholeAnswer(msgspec.Struct):
     calls: list[tuple[str, str]] = []  # name, arguments as JSON text
 
 
-def joined(parts: Sequence[Part]) -> WholeAnswer:
+def join_parts(parts: Sequence[Part]) -> WholeAnswer:
     """Joins all parts of a finished output."""
     answer = WholeAnswer()
     for part in parts:

@@ -45,7 +45,7 @@ class Context(msgspec.Struct, frozen=True):
     config: Config
     defaults: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     """Sampling parameters of requests that do not set them: the server's, which win, and the model's."""
-    family: Family | None = None  # how pictures stand in prompts; None: the model takes text only
+    family: Family | None = None  # the model family's form of pictures in prompts; None: the model takes text only
     chat_templates: ChatTemplates | str = ""  # a str says why there is none
     tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
     reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason

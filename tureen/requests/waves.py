@@ -24,7 +24,7 @@ WAVE = 64
 class Requester(NamedTuple):
     """The client that sent a body, and its name for the request."""
 
-    owner: str  # "" = nobody in particular
+    owner: str  # "" = anonymous
     rid: str | None = None
 
 
@@ -59,7 +59,7 @@ async def run_all(draft: Draft, requester: Requester, state: ServerState) -> lis
 
     def abort(reason: str) -> None:
         nonlocal is_aborted
-        is_aborted = True  # also between two waves
+        is_aborted = True  # is read between two waves, when no run has anything to abort
         for run in runs:
             run.abort(reason)
 

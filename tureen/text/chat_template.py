@@ -335,7 +335,7 @@ def _open_ended(messages: Sequence[Message], mark: str, field: str) -> list[Mess
             f"{field}: only a message of the assistant without tool_calls can be continued; the last one {got}",
             field=field,
         )
-    mark += " "  # shows whether the template trims what it writes
+    mark += " "  # a space behind it shows whether the template trims the text
     if isinstance(content, str):
         content += mark
     elif isinstance(content, list) and content and content[-1]["type"] == "text":

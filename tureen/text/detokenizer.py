@@ -25,9 +25,9 @@ class Detokenizer:
         self._patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
         self._special_stops = _special_stops(tokenizer, params)
         self._after_special = False
-        self._held = ""  # decoded, not yet taken
-        self._taken = 0  # characters
-        self._end: int | None = None  # where the text is cut, once a stop was found
+        self._held = ""  # text decoded and not returned yet
+        self._taken = 0  # characters returned so far
+        self._end: int | None = None  # position at which a stop cuts the text
 
     def append(self, token_id: int, *, stops_allowed: bool) -> str | None:
         """Decodes one more token. Returns the stop that it completes: the stop string, or the text a pattern matched.

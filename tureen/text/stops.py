@@ -91,7 +91,7 @@ class StopPatterns:
         import regex  # noqa: PLC0415 - imported when first needed, not at start-up
 
         self._patterns = [regex.compile(pattern) for pattern in dict.fromkeys(patterns)]
-        self._starts = [0] * len(self._patterns)  # where a match may still begin
+        self._starts = [0] * len(self._patterns)  # first position at which a match of each may still begin
         self._text = ""
         self._dropped = 0  # characters of the output before self._text
         self._budget_s = SEARCH_TIMEOUT_S

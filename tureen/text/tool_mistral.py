@@ -1,7 +1,7 @@
 """Parses tool calls of Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`; of newer models each call is
 `[TOOL_CALLS]name[ARGS]{…}`. `tools.ToolFormat` documents what this module offers.
 
-Source: https://github.com/mistralai/mistral-common (tokenizers v2 to v13).
+Source: https://github.com/mistralai/mistral-common
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ ORDER = 3
 NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic")
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MARKS: tuple[str, ...] = (BEGIN, "func_name1(")
-SPECIAL = False  # without them the calls are found too
+SPECIAL = False  # calls are found without the marks, too
 
 NO_CALL = r"[^\s\[<]|<+[^|<]"
 """Pattern of the beginning of an answer that is no call."""

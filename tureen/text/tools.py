@@ -110,7 +110,7 @@ def _free(tool: Tool) -> Tool:
     return msgspec.structs.replace(tool, parameters={"type": "object"})
 
 
-def schema_places(
+def schema_fields(
     tag: Mapping[str, Any], tools: Sequence[Tool], choice: ToolChoice, field: str = "tools[{}].function.parameters"
 ) -> dict[str, str]:
     """Returns the paths of the tools' schemas in `tag`, which errors about its grammar name -> the client's fields.

@@ -18,7 +18,7 @@ from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
-MIN_THINKING = 1024  # tokens; Anthropic's own bound
+MIN_THINKING = 1024  # tokens, as at Anthropic
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused

@@ -30,7 +30,7 @@ class AnthropicConversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
-        self.goes_on = False  # the last message is the assistant's and not complete
+        self.continues_last = False  # the last message is the assistant's and not complete
         self._names: dict[str, str] = {}  # id of each tool call so far -> the tool's name
 
     def add_system(self, texts: Sequence[str]) -> None:
@@ -124,8 +124,8 @@ def conversation_of(
         else:
             turn += [(f"{path}[{number}]", block) for number, block in enumerate(message.content)]
     _add_turn(conversation, role, turn)
-    conversation.goes_on = role == "assistant"
-    if conversation.goes_on and conversation.messages[-1].get("tool_calls"):
+    conversation.continues_last = role == "assistant"
+    if conversation.continues_last and conversation.messages[-1].get("tool_calls"):
         raise InvalidRequest(
             "messages ends with a tool_use block; what comes next is its tool_result in a user's message",
             field="messages",

@@ -19,9 +19,9 @@ from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, Anthropic
 from tureen.dialects.anthropic.conversation import AnthropicConversation, conversation_of, tool_choice_of, tools_of
 from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.call import call_of
-from tureen.http.chat_answer import arguments_of, check_complete, events_of, planned, whole
-from tureen.http.dialect import Docs, Entry, ErrorShape, read_with, streamed, unless_gone
-from tureen.http.errors import shaped
+from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat, run_to_end
+from tureen.http.dialect import Docs, Entry, ErrorShape, read_body_with, streamed, unless_gone
+from tureen.http.errors import error_answer
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS
 from tureen.requests.chat import Chat
@@ -30,7 +30,7 @@ from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
-from tureen.requests.reading import joined
+from tureen.requests.reading import join_parts
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import thinking_kwargs
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
@@ -86,13 +86,13 @@ def routes(state: ServerState) -> list[Entry]:
             body = parse(payload, AnthropicBody)
             return body, chat_of(body, payload, state)
 
-        body, chat = await read_with(request, read)
+        body, chat = await read_body_with(request, read)
         if body.metadata is not None and body.metadata.user_id is not None:
             log.debug("request %s is for user %s", call_of(request.scope).request_id, echo(body.metadata.user_id))
-        plan = await planned(chat, request, state)
+        plan = await prepare_chat(chat, request, state)
         if body.stream:
             return await streamed(request, _events(plan, body, state), lambda error: _event(error_object(error)))
-        last = await whole(plan, request, state, _budget(body))
+        last = await run_to_end(plan, request, state, _budget(body))
         check_complete(last.output)
         return Response(_json.encode(_message(plan, body, last, state)), media_type="application/json")
 
@@ -126,14 +126,14 @@ async def _count_tokens(request: Request, state: ServerState) -> Response:
         adapter_of(body.model, state)
         return body, conversation_of(body.messages, body.system)
 
-    body, conversation = await read_with(request, read)
+    body, conversation = await read_body_with(request, read)
     tools, choice = tools_of(body), tool_choice_of(body)
     counting = chat_prompt(
         conversation.messages,
         () if choice.mode == "none" else tools,
         state,
         pictures=conversation.pictures,
-        continue_final_message=conversation.goes_on,
+        continue_final_message=conversation.continues_last,
         template_kwargs=_thinking(body, state),
     )
     rendered = await unless_gone(request, counting)
@@ -148,7 +148,7 @@ def error_object(error: TureenError) -> dict[str, Any]:
 
 def error_response(error: TureenError) -> Response:
     """Returns an error as an answer with Anthropic's body and status (529 when overloaded)."""
-    return shaped(error, error_object(error), _status(error))
+    return error_answer(error, error_object(error), _status(error))
 
 
 def _status(error: TureenError) -> int:
@@ -166,7 +166,7 @@ def chat_of(body: AnthropicBody, payload: dict[str, Any], state: ServerState) ->
         tools=tools_of(body),
         tool_choice=tool_choice_of(body),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
-        continue_final_message=conversation.goes_on,
+        continue_final_message=conversation.continues_last,
         template_kwargs=_thinking(body, state),
         sampling=sampling,
         names=Names("", renamed),
@@ -208,7 +208,7 @@ def _budget(body: AnthropicBody) -> int | None:
 
 
 def _message(plan: Plan, body: AnthropicBody, last: OutputEvent, state: ServerState) -> dict[str, Any]:
-    blocks = Blocks(body)
+    blocks = ContentBlocks(body)
     for part in last.parts:
         blocks.feed(part)
     blocks.close()
@@ -239,7 +239,7 @@ def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState
     """Returns Anthropic's `usage`: `input_tokens` without those read from the prefix cache, which are counted apart;
     writing to the cache costs nothing."""
     usage = output.usage
-    num_thinking = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
+    num_thinking = plan.reading.num_reasoning_tokens(output, join_parts(parts), state.context.tokenizer)
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -249,14 +249,14 @@ def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState
     }
 
 
-class Blocks:
+class ContentBlocks:
     """Builds the content blocks of an answer from its parts, and the streaming events that carry them."""
 
     def __init__(self, body: AnthropicBody) -> None:
         self.content: list[dict[str, Any]] = []
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._is_open = False
-        self._arguments = ""  # of the open tool_use
+        self._arguments = ""  # arguments so far of the open tool_use block
 
     def feed(self, part: Part) -> list[dict[str, Any]]:
         """Adds a part and returns the events for it."""
@@ -308,7 +308,7 @@ def _event(payload: dict[str, Any]) -> bytes:
 
 
 async def _events(plan: Plan, body: AnthropicBody, state: ServerState) -> AsyncGenerator[bytes, None]:
-    blocks, seen = Blocks(body), list[Part]()
+    blocks, seen = ContentBlocks(body), list[Part]()
     is_first = True
     async with contextlib.aclosing(events_of(plan, state, budget=_budget(body))) as events:
         async for event in events:

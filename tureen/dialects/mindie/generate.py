@@ -160,8 +160,8 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
             _check_complete(output)
     except TureenError as error:
         return as_mindie(error)
-    front = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
-    texts = [front + output.text for output in _ranked(outputs, body)]
+    prefix = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
+    texts = [prefix + output.text for output in _ranked(outputs, body)]
     return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
 
 
@@ -253,19 +253,21 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     """Yields a JSON object with all texts, and a NUL byte, for each update with new text; at least one."""
     config = state.context.config
     is_whole = config.mindie_full_text or config.vllm_profile
-    front = body.prompt if config.vllm_profile else ""
+    prefix = body.prompt if config.vllm_profile else ""
     is_first = True
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
             has_new = any(len(output.text) > output.sent_chars for output in run.outputs)
             if has_new or (is_first and all(output.finish is not None for output in run.outputs)):
-                yield _json.encode({"text": [_piece(output, front, is_whole=is_whole) for output in run.outputs]}) + NUL
+                yield (
+                    _json.encode({"text": [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]}) + NUL
+                )
                 is_first = False
 
 
-def _piece(output: Output, front: str, *, is_whole: bool) -> str:
+def _piece(output: Output, prefix: str, *, is_whole: bool) -> str:
     """Returns one output's text for a piece of the stream, the whole text or the new one, and counts it as sent."""
-    text = front + output.text if is_whole else output.text[output.sent_chars :]
+    text = prefix + output.text if is_whole else output.text[output.sent_chars :]
     output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
     return text

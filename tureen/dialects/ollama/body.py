@@ -24,7 +24,7 @@ from tureen.text.messages import MAX_CALLS, MAX_MESSAGES
 
 DURATION = re.compile(r"-?((\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|\d+)", re.ASCII)
 ANY_SEED = -1
-UNBOUNDED = (-1, -2)  # values of num_predict: no bound, and to the end of the context, which is the same here
+UNBOUNDED = (-1, -2)  # values of num_predict: without limit, and up to the context's end; both mean the latter
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED, OPTIONS_NOT_OFFERED = TABLES["body"].refused, TABLES["options"].refused
 

@@ -27,9 +27,9 @@ from tureen.dialects.ollama.body import (
 )
 from tureen.dialects.ollama.conversation import DEFAULTS, LATEST, NAMES, adapter, chat_of, prompt_chat
 from tureen.errors import InvalidRequest, TureenError
-from tureen.http.chat_answer import arguments_of, check_complete, events_of, planned
-from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_with, streamed, unless_gone
-from tureen.http.errors import shaped
+from tureen.http.chat_answer import arguments_of, check_complete, events_of, prepare_chat
+from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, read_body_with, streamed, unless_gone
+from tureen.http.errors import error_answer
 from tureen.requests import planning
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.chat import Chat
@@ -59,11 +59,11 @@ def routes(state: ServerState) -> list[Entry]:
             body = parse(payload, OllamaChatBody, state.context)
             return body, chat_of(body, payload, state) if body.messages else None
 
-        body, chat = await read_with(request, read)
+        body, chat = await read_body_with(request, read)
         if chat is None:
             adapter(body.model, state)
             return Response(_json.encode(_loaded(body, "chat")), media_type="application/json")
-        plan = await planned(chat, request, state)
+        plan = await prepare_chat(chat, request, state)
         return await _respond(request, state, plan, OllamaAnswer(body, "chat"))
 
     async def generate(request: Request) -> ASGIApp:
@@ -75,7 +75,7 @@ def routes(state: ServerState) -> list[Entry]:
         if body.raw:
             plan = await _raw_plan(body, payload, state, client_name(request))
         else:
-            plan = await planned(prompt_chat(body, payload, state), request, state)
+            plan = await prepare_chat(prompt_chat(body, payload, state), request, state)
         return await _respond(request, state, plan, OllamaAnswer(body, "generate"))
 
     message = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -139,7 +139,7 @@ def error_object(error: TureenError) -> dict[str, Any]:
 
 def error_response(error: TureenError) -> Response:
     """Returns an error as an answer with Ollama's body."""
-    return shaped(error, error_object(error))
+    return error_answer(error, error_object(error))
 
 
 def model_card(name: str, modified: str, state: ServerState) -> dict[str, Any]:
@@ -230,7 +230,7 @@ async def _whole(plan: Plan, state: ServerState, answer: OllamaAnswer) -> dict[s
             pieces += answer.catch_up(event.output, event.parts)
             if event.output.finish is not None:
                 last = answer.ending(event.output)
-    return answer.rendered(joined(pieces)) | last
+    return answer.rendered(join_pieces(pieces)) | last
 
 
 async def _lines(plan: Plan, state: ServerState, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
@@ -255,7 +255,7 @@ class Piece(msgspec.Struct):
     calls: tuple[dict[str, Any], ...] = ()
 
 
-def joined(pieces: list[Piece]) -> Piece:
+def join_pieces(pieces: list[Piece]) -> Piece:
     """Joins all pieces of an answer."""
     return Piece(
         "".join(piece.text for piece in pieces),
@@ -272,7 +272,7 @@ class OllamaAnswer:
         self._head = {"model": body.model}
         self._kind = kind
         self._call: tuple[int, str, str] | None = None  # index, name and arguments so far
-        self._first_s: float | None = None  # when the first of the output came
+        self._first_s: float | None = None  # monotonic time of the first update
 
     def catch_up(self, output: Output, parts: list[Part]) -> list[Piece]:
         """Returns what the new parts add to the answer. Raises RequestFailed for an output that was aborted."""

@@ -18,13 +18,13 @@ from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.answer import Answer, StreamUsage, token_text
 from tureen.dialects.openai.chat_body import ChatBody
-from tureen.http.chat_answer import planned
-from tureen.http.dialect import Docs, Entry, read_with, unless_gone
+from tureen.http.chat_answer import prepare_chat
+from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import WHOLE_INTERVAL, Output, OutputEvent, Run
 from tureen.requests.offload import offload
-from tureen.requests.reading import joined
+from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
@@ -54,8 +54,8 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
         return body, name, openai_chat_fields.chat_of(body, payload, name, state)
 
     context = state.context
-    body, name, chat = await read_with(request, read)
-    plan = await planned(chat, request, state)
+    body, name, chat = await read_body_with(request, read)
+    plan = await prepare_chat(chat, request, state)
     run = Run(state, plan)
     choices = [GrowingChoice(output, plan, context) for output in run.outputs]
     if body.stream:
@@ -90,13 +90,13 @@ class GrowingChoice:
 
     def end(self) -> None:
         """Counts the reasoning tokens once the output has ended."""
-        whole = joined(self._parts)
+        whole = join_parts(self._parts)
         self.num_reasoning = self._reading.num_reasoning_tokens(self.output, whole, self._tokenizer)
 
     def whole(self) -> Answer:
         """Returns the choice of an answer that is not streamed."""
         self.end()
-        answer = joined(self._parts)
+        answer = join_parts(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
         if answer.reasoning:

@@ -99,9 +99,9 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
     state.check_accepting()
     body, context = parse(payload), state.context
     name = openai_answer.name_of(body, "cmpl")
-    plan, fronts = await prepared(request, _plan(body, payload, name, client_name(request), state))
+    plan, prefixes = await prepared(request, _plan(body, payload, name, client_name(request), state))
     run = Run(state, plan)
-    texts = [GrowingText(output, fronts[output.index // body.num_generated], body, context) for output in run.outputs]
+    texts = [GrowingText(output, prefixes[output.index // body.num_generated], body, context) for output in run.outputs]
     head = openai_answer.head(name, "text_completion", body, context)
     if body.stream:
         return await openai_answer.open_stream(request, _chunks(run, texts, body, head, context))
@@ -161,10 +161,12 @@ async def _plan(
         is_batch=batch > 1,
         log_metrics=body.log_metrics,
     )
-    return plan_of(draft, state), _fronts(body, inputs, resolved, context)
+    return plan_of(draft, state), _prefixes(body, inputs, resolved, context)
 
 
-def _fronts(body: CompletionBody, inputs: Texts | list[Prompt], resolved: list[Prompt], context: Context) -> list[str]:
+def _prefixes(
+    body: CompletionBody, inputs: Texts | list[Prompt], resolved: list[Prompt], context: Context
+) -> list[str]:
     if not body.echo:
         return [""] * len(resolved)
     if isinstance(inputs, Texts):
@@ -184,9 +186,9 @@ class GrowingText:
     """Builds one choice of an answer, whole or piece by piece: text, and log-probabilities of the tokens that it is
     made of."""
 
-    def __init__(self, output: Output, front: str, body: CompletionBody, context: Context) -> None:
+    def __init__(self, output: Output, prefix: str, body: CompletionBody, context: Context) -> None:
         self.output = output
-        self._front = front
+        self._prefix = prefix
         self._body = body
         self._tokenizer = context.tokenizer
         self._params = msgspec.structs.replace(output.request.params, stop=(), stop_regex=())
@@ -204,7 +206,7 @@ class GrowingText:
     def catch_up(self) -> Answer:
         """Returns a choice with what is new since the last call."""
         output = self.output
-        text = output.text[self._num_chars :] if self._has_begun else self._front + output.text
+        text = output.text[self._num_chars :] if self._has_begun else self._prefix + output.text
         logprobs = self._logprobs() if self._body.logprobs is not None else None
         self._has_begun, self._num_chars = True, len(output.text)
         choice: Answer = {
@@ -237,8 +239,8 @@ class GrowingText:
         for index in range(self._num_tokens, len(output.token_ids)):
             offset = self._detokenizer.length
             if offset >= len(output.text) and output.finish is None:
-                break  # its text is not there yet, and may never be
-            self._append(logprobs, output.output_logprobs[index], len(self._front) + min(offset, len(output.text)))
+                break  # its text is held back, and a stop may still cut it off
+            self._append(logprobs, output.output_logprobs[index], len(self._prefix) + min(offset, len(output.text)))
             self._detokenizer.append(output.token_ids[index], stops_allowed=False)
             self._num_tokens += 1
         return logprobs
@@ -253,8 +255,8 @@ class GrowingText:
             offsets.append(detokenizer.length)
             detokenizer.append(token_id, stops_allowed=False)
             whole += detokenizer.take()
-        start = max((whole + detokenizer.close()).find(self._front), 0)
-        return [min(max(offset - start, 0), len(self._front)) for offset in offsets]
+        start = max((whole + detokenizer.close()).find(self._prefix), 0)
+        return [min(max(offset - start, 0), len(self._prefix)) for offset in offsets]
 
     def _append(self, logprobs: Answer, position: PositionLogprobs, offset: int) -> None:
         value, token_id = position.token
@@ -263,7 +265,8 @@ class GrowingText:
         logprobs["token_logprobs"].append(value)
         logprobs["tokens"].append(text)
         best: dict[str, float | None] = {text: value}
-        for logprob, alternative in reversed(position.top or ()):  # where two have the same text, the better one stays
+        # reversed: of two tokens with the same text the more probable one stays
+        for logprob, alternative in reversed(position.top or ()):
             best[token_text(self._tokenizer, alternative)] = logprob
         logprobs["top_logprobs"].append(None if value is None else best)
 

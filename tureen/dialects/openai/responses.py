@@ -19,13 +19,13 @@ from starlette.types import ASGIApp
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
 from tureen.errors import TureenError
-from tureen.http.chat_answer import events_of, planned, whole
-from tureen.http.dialect import Docs, Entry, read_with, streamed
+from tureen.http.chat_answer import events_of, prepare_chat, run_to_end
+from tureen.http.dialect import Docs, Entry, read_body_with, streamed
 from tureen.http.errors import error_object
 from tureen.requests.chat import Chat
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output
-from tureen.requests.reading import joined
+from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
@@ -45,13 +45,13 @@ def routes(state: ServerState) -> list[Entry]:
             name = openai_answer.name_of(body, "resp")
             return body, name, chat_of(body, payload, name, state)
 
-        body, name, chat = await read_with(request, read)
-        plan = await planned(chat, request, state)
+        body, name, chat = await read_body_with(request, read)
+        plan = await prepare_chat(chat, request, state)
         head = _head(name, body, plan, state.context)
         if body.stream:
             writer = EventWriter(head)
             return await streamed(request, _events(plan, writer, state), writer.failed)
-        last = await whole(plan, request, state)
+        last = await run_to_end(plan, request, state)
         items = OutputItems()
         for part in last.parts:
             items.feed(part)
@@ -113,7 +113,7 @@ def _cut_by(output: Output) -> str | None:
 def _end(items: OutputItems, plan: Plan, output: Output, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:
     """Returns the fields of a response that change when it has ended."""
     status = _status(output)
-    num_reasoning = plan.reading.num_reasoning_tokens(output, joined(parts), state.context.tokenizer)
+    num_reasoning = plan.reading.num_reasoning_tokens(output, join_parts(parts), state.context.tokenizer)
     return {
         "status": status,
         "completed_at": int(time.time()) if status == COMPLETED else None,

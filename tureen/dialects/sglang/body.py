@@ -19,7 +19,7 @@ from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
 from tureen.requests.body import convert, read_params, refuse_not_offered, refuse_unknown
-from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective, plan_of
+from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import LARGE
@@ -341,7 +341,8 @@ def plan(
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         effective=tuple(
-            effective(request, samplings[index // num_samples], context) for index, request in enumerate(reported)
+            effective_params(request, samplings[index // num_samples], context)
+            for index, request in enumerate(reported)
         ),
     )
 

@@ -202,7 +202,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
 
     Gives a function to call with each output that is complete; outputs without that call are not stored.
     """
-    begun: dict[int, Turn] = {}  # by the output's index
+    begun: dict[int, Turn] = {}  # index of an output -> its turn
 
     def end_turn(output: Output) -> None:
         has_failed = output.finish is None or output.finish.type == "error"
@@ -275,7 +275,7 @@ class GrowingEvent:
 async def _events(
     first: Answer, rest: AsyncGenerator[Answer, None], *, is_cumulative: bool
 ) -> AsyncGenerator[bytes, None]:
-    growing: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # by index
+    growing: defaultdict[int, GrowingEvent] = defaultdict(GrowingEvent)  # index of an output -> its encoder
 
     def encoded(update: Answer) -> Answer:
         return growing[update.get("index", 0)].extend(update) if is_cumulative else update

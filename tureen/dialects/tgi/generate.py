@@ -332,13 +332,13 @@ async def _collect(run: Run, context: Context) -> list[TokenTexts]:
 
 def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[str, Any]:
     best, *others = texts
-    front = body.inputs if body.parameters.return_full_text else ""
-    answer: dict[str, Any] = {"generated_text": front + best.whole}
+    prefix = body.inputs if body.parameters.return_full_text else ""
+    answer: dict[str, Any] = {"generated_text": prefix + best.whole}
     if body.parameters.details:
         answer["details"] = _details(best, body, context)
         if others:
             answer["details"]["best_of_sequences"] = [
-                {"generated_text": front + sample.whole} | _details(sample, body, context) for sample in others
+                {"generated_text": prefix + sample.whole} | _details(sample, body, context) for sample in others
             ]
     return answer
 
@@ -374,7 +374,7 @@ def _finish_reason(finish: FinishReason | None) -> str | None:
 async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[bytes, None]:
     """Yields an event a token; the last has the whole text and the finish reason. An output without tokens is one event
     too."""
-    front = body.inputs if body.parameters.return_full_text else ""
+    prefix = body.inputs if body.parameters.return_full_text else ""
     [output] = run.outputs
     texts = TokenTexts(output, context)
     async with contextlib.aclosing(run.events(interval=1)) as events:
@@ -384,7 +384,7 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
                 token_event = {
                     "index": index + 1,
                     "token": _token(texts, index, context),
-                    "generated_text": front + texts.whole if is_last else None,
+                    "generated_text": prefix + texts.whole if is_last else None,
                     "details": _summary(output) | {"input_length": output.usage.prompt_tokens} if is_last else None,
                 }
                 if body.parameters.top_n_tokens:
@@ -392,4 +392,4 @@ async def _events(run: Run, body: TgiBody, context: Context) -> AsyncGenerator[b
                 yield event(_json.encode(token_event))
     if not texts.pieces:
         details = _summary(output) | {"input_length": output.usage.prompt_tokens}
-        yield event(_json.encode({"index": 0, "token": None, "generated_text": front, "details": details}))
+        yield event(_json.encode({"index": 0, "token": None, "generated_text": prefix, "details": details}))

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
+from tureen.contract.params import INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
+from tureen.dialects.openai.response_format import ResponseFormat, formatted
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
@@ -27,14 +28,13 @@ from tureen.requests.shared_fields import (
     Priority,
 )
 from tureen.requests.state import ServerState
+from tureen.requests.structured_outputs_field import StructuredOutputs
 from tureen.requests.verdicts import FieldTable, read_tables
 
 T = TypeVar("T", bound="OpenAIBody")
-Entry = TypeVar("Entry")
 
 MAX_LABEL_CHARS = 512
 
-TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -66,40 +66,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     continuous_usage_stats: Annotated[bool | None, Meta(description="Every chunk tells the usage so far.")] = None
     include_obfuscation: Annotated[bool | None, Meta(description="Not available: true is refused.")] = None
-
-
-class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `response_format.json_schema`."""
-
-    name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
-    description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
-    schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `response_format`."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With type json_schema.")] = None
-    triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
-    structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (
-        None
-    )
-    format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
-
-
-class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `structured_outputs`, of which one is sent."""
-
-    json: Annotated[str | JsonObject | None, Meta(description="JSON schema, an object or its text.")] = None
-    regex: Annotated[str | None, Meta(description="Pattern that the whole output matches.")] = None
-    choice: Annotated[
-        Annotated[list[str], Meta(max_length=MAX_CHOICES)] | None, Meta(description="The output is one of these.")
-    ] = None
-    grammar: Annotated[str | None, Meta(description="Grammar (GBNF) that the output is derived from.")] = None
-    structural_tag: Annotated[str | JsonObject | None, Meta(description="Free text with constrained parts.")] = None
-    json_object: Annotated[bool | None, Meta(description="true: the output is a JSON object.")] = None
 
 
 class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -209,7 +175,7 @@ def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> Ask
 def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:
     """(parameter, field, value) of what the output must be, as the body says it otherwise than by a parameter."""
     if body.response_format is not None:
-        yield from _formatted(body.response_format)
+        yield from formatted(body.response_format)
     given = body.structured_outputs
     if given is None:
         return
@@ -225,28 +191,6 @@ def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:
             "structured_outputs is empty; it has one of json, regex, choice, grammar, structural_tag, json_object",
             field="structured_outputs",
         )
-
-
-def _formatted(given: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
-    where = "response_format"
-    tag = {"triggers": given.triggers, "structures": given.structures, "format": given.format}
-    tag = {name: value for name, value in tag.items() if value is not None}
-    if given.type != "structural_tag" and tag:
-        name = next(iter(tag))
-        raise InvalidRequest(f"{where}.{name} needs {where}.type structural_tag", field=f"{where}.{name}")
-    if given.type != "json_schema" and given.json_schema is not None:
-        raise InvalidRequest(f"{where}.json_schema needs {where}.type json_schema", field=f"{where}.json_schema")
-    match given.type:
-        case "json_object":
-            yield "json_schema", where, {"type": "object"}
-        case "json_schema":
-            schema = None if given.json_schema is None else given.json_schema.schema
-            if schema is None:
-                field = f"{where}.json_schema" + ("" if given.json_schema is None else ".schema")
-                raise InvalidRequest(f"{field} is missing", field=field)
-            yield "json_schema", f"{where}.json_schema.schema", schema
-        case "structural_tag":
-            yield "structural_tag", where, {"type": given.type, **tag}
 
 
 def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) -> LogprobSpec | None:

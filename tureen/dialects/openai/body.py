@@ -9,12 +9,26 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, SamplingParams
+from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, formatted
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.constraint_fields import (
+    GUIDED,
+    GuidedBackend,
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    GuidedSpace,
+    GuidedTag,
+    SaidConstraint,
+    StructuredOutputs,
+    add_constraints,
+    structured,
+)
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.processor_field import check_processor
@@ -28,7 +42,6 @@ from tureen.requests.shared_fields import (
     Priority,
 )
 from tureen.requests.state import ServerState
-from tureen.requests.structured_outputs_field import StructuredOutputs
 from tureen.requests.verdicts import FieldTable, read_tables
 
 T = TypeVar("T", bound="OpenAIBody")
@@ -45,8 +58,10 @@ ALIASES = {
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
+    "grammar": "ebnf",
+    **GUIDED,
 }
-"""OpenAI's and vLLM's names of sampling parameters."""
+"""OpenAI's, vLLM's and llama.cpp's names of sampling parameters."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
@@ -89,6 +104,14 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     structured_outputs: Annotated[
         StructuredOutputs | None, Meta(description="vLLM's way to say what the output must be.")
     ] = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedGrammar = None
+    guided_structural_tag: GuidedTag = None
+    guided_decoding_backend: GuidedBackend = None
+    guided_whitespace_pattern: GuidedSpace = None
+    grammar: Annotated[str | None, Meta(description="Another name of ebnf.")] = None
     logprobs_mode: LogprobsModeField = "processed"
     user: Annotated[Label | None, Meta(description="Who it is for; the log has it beside the id, at level debug.")] = (
         None
@@ -136,7 +159,9 @@ def read(given: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tupl
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
         for name, value in given.items()
-        if value is not None and name not in not_offered
+        if value is not None
+        and name not in not_offered
+        and not (value == "" and ALIASES.get(name, name) in EMPTY_IS_UNSET)
     }
     body = convert(fields, kind)
     options = body.stream_options
@@ -160,37 +185,24 @@ def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> Ask
     for name in given:
         target = ALIASES.get(name, name)
         is_set = given[name] is not None or name == "max_new_tokens"  # null there: up to the context end
+        is_set = is_set and not (given[name] == "" and target in EMPTY_IS_UNSET)
         if target in PARAM_FIELDS and is_set:
             if target in fields:
                 other = renamed.get(target, target)
                 raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
             fields[target], renamed[target] = (None if given[name] is None else getattr(body, name)), name
-    for target, field, value in _constraints(body):
-        if target in fields:
-            raise InvalidRequest(f"{field} cannot go with {renamed[target]}; send one", field=field)
-        fields[target], renamed[target] = value, field
+    add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return AskedSampling(fields, Names("", renamed))
 
 
-def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:
-    """(parameter, field, value) of what the output must be, as the body says it otherwise than by a parameter."""
+def _constraints(body: OpenAIBody) -> Iterator[SaidConstraint]:
+    """Yields what the body says of the output otherwise than by a parameter."""
     if body.response_format is not None:
-        yield from formatted(body.response_format)
-    given = body.structured_outputs
-    if given is None:
-        return
-    if given.json_object:
-        yield "json_schema", "structured_outputs.json_object", {"type": "object"}
-    values = {"json_schema": "json", "regex": "regex", "choice": "choice", "ebnf": "grammar", "structural_tag": None}
-    found = [(target, name or target) for target, name in values.items()]
-    for target, name in found:
-        if getattr(given, name) is not None:
-            yield target, f"structured_outputs.{name}", getattr(given, name)
-    if not given.json_object and all(getattr(given, name) is None for _, name in found):
-        raise InvalidRequest(
-            "structured_outputs is empty; it has one of json, regex, choice, grammar, structural_tag, json_object",
-            field="structured_outputs",
-        )
+        said = formatted(body.response_format)
+        if said is not None:
+            yield said
+    if body.structured_outputs is not None:
+        yield from structured(body.structured_outputs)
 
 
 def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) -> LogprobSpec | None:

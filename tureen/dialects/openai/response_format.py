@@ -1,19 +1,30 @@
-"""The field `response_format`: what the output must be, as OpenAI writes it."""
+"""The field `response_format`: what the output must be, as OpenAI, llama.cpp and TGI write it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tureen.contract.params import MAX_KEYS, JsonObject
 from tureen.errors import InvalidRequest
+from tureen.requests.constraint_fields import SaidConstraint, named_schema
 
 Entry = TypeVar("Entry")
 
 TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
+
+WHERE = "response_format"
+BELONGS = {
+    "json_schema": ("json_schema",),
+    "schema": ("json_object", "json_schema"),
+    "value": ("json", "json_schema", "regex"),
+    "triggers": ("structural_tag",),
+    "structures": ("structural_tag",),
+    "format": ("structural_tag",),
+}
+"""The types that a field belongs to."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,8 +39,15 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `response_format`."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "structural_tag"]
     json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With type json_schema.")] = None
+    schema: Annotated[
+        JsonObject | None, Meta(description="With type json_object or json_schema, as llama.cpp has it: the schema.")
+    ] = None
+    value: Annotated[
+        str | JsonObject | None,
+        Meta(description="With type json, json_schema or regex, as TGI has it: the schema, or the pattern."),
+    ] = None
     triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
     structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (
         None
@@ -37,23 +55,42 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
 
 
-def formatted(given: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
-    where = "response_format"
-    tag = {"triggers": given.triggers, "structures": given.structures, "format": given.format}
-    tag = {name: value for name, value in tag.items() if value is not None}
-    if given.type != "structural_tag" and tag:
-        name = next(iter(tag))
-        raise InvalidRequest(f"{where}.{name} needs {where}.type structural_tag", field=f"{where}.{name}")
-    if given.type != "json_schema" and given.json_schema is not None:
-        raise InvalidRequest(f"{where}.json_schema needs {where}.type json_schema", field=f"{where}.json_schema")
-    match given.type:
-        case "json_object":
-            yield "json_schema", where, {"type": "object"}
-        case "json_schema":
-            schema = None if given.json_schema is None else given.json_schema.schema
-            if schema is None:
-                field = f"{where}.json_schema" + ("" if given.json_schema is None else ".schema")
-                raise InvalidRequest(f"{field} is missing", field=field)
-            yield "json_schema", f"{where}.json_schema.schema", schema
-        case "structural_tag":
-            yield "structural_tag", where, {"type": given.type, **tag}
+def formatted(asked: ResponseFormat) -> SaidConstraint | None:
+    """Returns the constraint; None = any text. Raises InvalidRequest."""
+    sent = [name for name in BELONGS if getattr(asked, name) is not None]
+    for name in sent:
+        if asked.type not in BELONGS[name]:
+            kinds = " or ".join(BELONGS[name])
+            raise InvalidRequest(f"{WHERE}.{name} needs {WHERE}.type {kinds}", field=f"{WHERE}.{name}")
+    if asked.type == "text":
+        return None
+    if asked.type == "structural_tag":
+        return SaidConstraint(
+            "structural_tag", WHERE, {"type": asked.type} | {name: getattr(asked, name) for name in sent}
+        )
+    if len(sent) > 1:
+        raise InvalidRequest(
+            f"{WHERE}.{sent[1]} cannot go with {WHERE}.{sent[0]}; send one", field=f"{WHERE}.{sent[1]}"
+        )
+    if not sent:
+        if asked.type == "json_object":
+            return SaidConstraint("json_schema", WHERE, {"type": "object"})
+        field = f"{WHERE}.json_schema" if asked.type == "json_schema" else f"{WHERE}.value"
+        raise InvalidRequest(f"{field} is missing", field=field)
+    return _said(asked, sent[0])
+
+
+def _said(asked: ResponseFormat, name: str) -> SaidConstraint:
+    """The schema or the pattern in the field `name`."""
+    field, value = f"{WHERE}.{name}", getattr(asked, name)
+    if isinstance(value, JsonSchemaFormat):
+        field, value = f"{field}.schema", value.schema
+    if value is None:
+        raise InvalidRequest(f"{field} is missing", field=field)
+    if asked.type == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{field} must be a string with type regex", field=field)
+        return SaidConstraint("regex", field, value)
+    if name == "value" and asked.type == "json_schema":
+        value = named_schema(value)
+    return SaidConstraint("json_schema", field, value)

@@ -20,6 +20,7 @@ from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared,
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.constraint_fields import named_schema
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run
 from tureen.requests.planning import Names
@@ -46,7 +47,7 @@ _json = msgspec.json.Encoder()
 class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the output must match."""
 
-    type: Literal["json", "json_object", "regex"]
+    type: Literal["json", "json_object", "json_schema", "regex"]
     value: str | JsonObject
 
 
@@ -229,7 +230,8 @@ async def _plan(body: TgiBody, given: dict[str, Any], state: ServerState, owner:
     if asked.seed is not None:
         fields["sampling_seed"] = asked.seed
     if asked.grammar is not None:
-        fields["regex" if asked.grammar.type == "regex" else "json_schema"] = asked.grammar.value
+        value = asked.grammar.value
+        fields |= {"regex": value} if asked.grammar.type == "regex" else {"json_schema": named_schema(value)}
     count = asked.best_of or 1
     defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
     if not _samples(asked):

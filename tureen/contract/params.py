@@ -129,9 +129,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     regex: Annotated[str | None, Meta(description="The output matches this pattern as Python's re.fullmatch does.")] = (
         None
     )
-    ebnf: Annotated[str | None, Meta(description="The output matches this grammar (GBNF), from its rule `root`.")] = (
-        None
-    )
+    ebnf: Annotated[
+        str | None, Meta(description="The output matches this grammar: GBNF, from its `root`, or Lark, from `start`.")
+    ] = None
     structural_tag: Annotated[
         str | JsonObject | None,
         Meta(description="Free text with constrained parts, an object or its text; see the structured outputs page."),

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
+from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
@@ -166,7 +166,7 @@ class _Builder:
     def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))
         text = string(value["grammar"], f"{place.path}.grammar")
-        language = _at(f"{place.path}.grammar", lambda: ebnf(text))
+        language = _at(f"{place.path}.grammar", lambda: grammar(text))
         prefix = self._prefix()
 
         def renamed(name: str) -> RuleCall:

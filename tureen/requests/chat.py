@@ -43,6 +43,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     videos: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     schema_field: str = "tools[{}].function.parameters"  # what the API calls the schema of a tool
+    grammar_field: str = "tools[{}].custom.format.grammar.definition"  # and the grammar of a custom one
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the last message, the assistant's, goes on
@@ -133,7 +134,7 @@ def _calling(chat: Chat, context: Context) -> Calling:
             field=field,
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field)
+    places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
     return Calling(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
 
 

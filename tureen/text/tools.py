@@ -107,17 +107,27 @@ def _free(tool: Tool) -> Tool:
 
 
 def schema_places(
-    tag: Mapping[str, Any], tools: Sequence[Tool], choice: ToolChoice, field: str = "tools[{}].function.parameters"
+    tag: Mapping[str, Any],
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    field: str = "tools[{}].function.parameters",
+    grammar_field: str = "tools[{}].custom.format.grammar.definition",
 ) -> dict[str, str]:
-    """Returns the names that errors of a constraint's grammar have for the tools' schemas -> the client's names."""
+    """Returns the names that errors of a constraint's grammar have for what the tools say of their arguments -> the
+    client's names for it."""
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
     paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called
-    return {path: field.format(index) for path, index in zip(paths, called, strict=True)}
+    return {
+        path: (grammar_field if tools[index].free_input is not None else field).format(index)
+        for path, index in zip(paths, called, strict=True)
+    }
 
 
 def _schema_paths(layout: Mapping[str, Any], path: str) -> Iterator[str]:
     if layout["type"] == "json_schema":
         yield f"{path}.json_schema"
+    elif layout["type"] == "json_string":
+        yield f"{path}.{'grammar' if 'grammar' in layout else 'pattern'}"
     for name in ("elements", "tags"):
         for index, one in enumerate(layout.get(name, ())):
             yield from _schema_paths(one, f"{path}.{name}[{index}]")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.openai import answer as openai_answer
-from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
+from tureen.dialects.openai.responses_body import ResponsesBody, ResponsesTool, chat_of, parse
 from tureen.errors import TureenError
 from tureen.http.chat_answer import events_of, planned, whole
 from tureen.http.dialect import Docs, Entry, read_with, streamed
@@ -28,6 +28,11 @@ from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 16}
+CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""The items that are calls: the field that grows, and what its events are called."""
 COMPLETED, INCOMPLETE = "completed", "incomplete"
 
 _json = msgspec.json.Encoder()
@@ -47,7 +52,7 @@ def routes(state: ServerState) -> list[Entry]:
             writer = EventWriter(head)
             return await streamed(request, _events(plan, writer, state), writer.failed)
         last = await whole(plan, request, state)
-        items = Items()
+        items = Items(plan.reading.custom_tools)
         for part in last.parts:
             items.feed(part)
         items.close(_status(last.output))
@@ -82,7 +87,7 @@ def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[
         "temperature": params.temperature,
         "text": {"format": {"type": "text"} if text_format is None else _sent(text_format)},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"parameters": None, "strict": None} | _sent(tool) for tool in body.tools or ()],
+        "tools": [_sent_tool(tool) for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -92,6 +97,12 @@ def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[
 
 def _sent(struct: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+
+
+def _sent_tool(tool: ResponsesTool) -> dict[str, Any]:
+    if tool.type == "function":
+        return {"parameters": None, "strict": None} | _sent(tool)
+    return _sent(tool) | {"format": {"type": "text"} if tool.format is None else _sent(tool.format)}
 
 
 def _status(output: Output) -> str:
@@ -132,7 +143,8 @@ def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
 class Items:
     """The output items that an answer's parts make, and the events that tell of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom_tools: frozenset[str]) -> None:
+        self._custom_tools = custom_tools
         self.output: list[dict[str, Any]] = []
         self._is_open = False
 
@@ -143,10 +155,11 @@ class Items:
             case Content(text):
                 return self._open("message") + self._grow("output_text", text)
             case CallStart(_, name):
-                return self._open("function_call", name)
+                return self._open("custom_tool_call" if name in self._custom_tools else "function_call", name)
             case CallArguments(_, text):
-                self.output[-1]["arguments"] += text
-                return [self._event("response.function_call_arguments.delta", delta=text)]
+                field, event = CALLS[self.output[-1]["type"]]
+                self.output[-1][field] += text
+                return [self._event(f"response.{event}.delta", delta=text)]
 
     def close(self, status: str) -> list[dict[str, Any]]:
         """The answer has ended; `status`: of its last item."""
@@ -164,7 +177,7 @@ class Items:
         return {"type": kind, "item_id": self.output[-1]["id"], "output_index": index, **fields}
 
     def _open(self, kind: str, name: str = "") -> list[dict[str, Any]]:
-        if self._is_in(kind) and kind != "function_call":
+        if self._is_in(kind) and kind not in CALLS:
             return []
         events = self._end(COMPLETED)
         item, part = _new_item(kind, name)
@@ -189,8 +202,9 @@ class Items:
         item = self.output[-1]
         item["status"] = status
         events = []
-        if item["type"] == "function_call":
-            events.append(self._event("response.function_call_arguments.done", arguments=item["arguments"]))
+        if item["type"] in CALLS:
+            field, event = CALLS[item["type"]]
+            events.append(self._event(f"response.{event}.done", **{field: item[field]}))
         else:
             [part] = item["content"]
             more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -203,9 +217,9 @@ class Items:
 
 def _new_item(kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """An item without content, and the part that its content will be."""
-    if kind == "function_call":
-        made = {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
-        return {"type": kind, **made, "status": "in_progress"}, None
+    if kind in CALLS:
+        call = {"id": _id("fc" if kind == "function_call" else "ctc"), "call_id": call_id(), "name": name}
+        return {"type": kind, **call, CALLS[kind][0]: "", "status": "in_progress"}, None
     item: dict[str, Any] = {"type": kind, "id": _id("rs"), "summary": [], "content": [], "status": "in_progress"}
     if kind == "reasoning":
         return item, {"type": "reasoning_text", "text": ""}
@@ -244,7 +258,7 @@ class EventWriter:
 
 
 async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncGenerator[bytes, None]:
-    items, seen = Items(), list[Part]()
+    items, seen = Items(plan.reading.custom_tools), list[Part]()
     is_first = True
     async with contextlib.aclosing(events_of(plan, state)) as events:
         async for event in events:

@@ -145,7 +145,7 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
         )
     made = await chat_tokens(
         said.messages,
-        read_tools(body.tools),
+        read_tools(body.tools, custom=True),
         state.context,
         continue_final_message=body.continue_final_message,
         add_generation_prompt=body.add_generation_prompt is not False,

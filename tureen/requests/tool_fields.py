@@ -40,14 +40,14 @@ class CustomGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a custom tool's input is."""
+    """The fields of `format`, which say what a custom tool's input is."""
 
     type: Literal["text", "grammar"]
     grammar: Annotated[CustomGrammar | None, Meta(description="With type grammar.")] = None
 
 
 class CustomField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tool of type custom is: it takes a text."""
+    """The fields of a tool of type custom, which takes a text."""
 
     name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""

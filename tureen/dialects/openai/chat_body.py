@@ -48,7 +48,7 @@ class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CallCustom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was called of type custom."""
+    """A custom tool that was called, and its text."""
 
     name: Annotated[str, Meta(min_length=1, description="Name of the tool.")]
     input: Annotated[str, Meta(description="The text that it was called with.")]

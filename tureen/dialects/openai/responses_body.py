@@ -26,7 +26,7 @@ NOT_OFFERED = TABLE.refused
 
 
 class ResponsesToolFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the input of a custom tool is."""
+    """The fields of `format` of a custom tool, which say what its input is."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None

@@ -25,6 +25,17 @@ MAX_N = 128
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
+EMPTY_IS_UNSET = ("json_schema", "regex", "ebnf", "structural_tag")
+"""The constraints of which an empty string says nothing, as SGLang has it."""
+VLLM_CONSTRAINTS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""The names that vLLM has for the constraints."""
+
 COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
 VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1

@@ -17,6 +17,7 @@ from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
 from tureen.grammar.schema.language import json_schema
+from tureen.grammar.schema.strings import encoded_language
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ class _Builder:
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
+            "json_string": self._json_string,
             "grammar": self._grammar,
             "regex": self._regex,
             "any_text": self._any_text,
@@ -174,6 +176,23 @@ class _Builder:
 
         self.assembly.rules.update({prefix + name: replaced(rule, renamed) for name, rule in language.rules.items()})
         return self._set(replaced(language.start, renamed), place)
+
+    def _json_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        """Reads a JSON string whose text a grammar or a pattern allows."""
+        kind = "pattern" if isinstance(value, dict) and "pattern" in value else "grammar"
+        keys(value, place.path, ("type", kind))
+        path = f"{place.path}.{kind}"
+        text, prefix = string(value[kind], path), self._prefix()
+
+        def language() -> Language:
+            strings = grammar(text) if kind == "grammar" else Language(regex.parse(text, flavour="python"))
+            if kind == "pattern" and is_empty(strings.start):
+                raise GrammarError(f"it matches nothing: {echo(text)}; change it")
+            return encoded_language(strings, lambda name: RuleCall(prefix + name))
+
+        encoded = _at(path, language)
+        self.assembly.rules.update(encoded.rules)
+        return self._set(encoded.start, place)
 
     def _regex(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "pattern"))

@@ -146,7 +146,15 @@ std::vector<int32_t> components(const Program& program) {
 class Walk {
 public:
     Walk(const Program& program, const Trie& trie)
-        : program_(program), trie_(trie), bytes_(costs_in_bytes(program)), component_(components(program)) {}
+        : program_(program), trie_(trie), bytes_(costs_in_bytes(program)), component_(components(program)) {
+        for (const ByteSet& set : program.sets) {
+            int count = 0, last = -1;
+            for (int byte = 0; byte < 256; byte++) {
+                if (has(set, uint8_t(byte))) count++, last = byte;
+            }
+            only_.push_back(count == 1 ? last : -1);
+        }
+    }
 
     void add_ways(int32_t pc, Equations& equations) {
         frames_.clear();
@@ -156,14 +164,14 @@ public:
         places_.push_back({0, pc, -1});
         for (size_t at = 0; at < places_.size() && places_.size() < MAX_WALK; at++) {  // grows
             Place place = places_[at];
-            const ByteSet& set = program_.sets[program_.code[place.pc].x];
+            const int32_t set = program_.code[place.pc].x;
+            if (only_[set] >= 0) {
+                int32_t node = trie_.child(place.node, uint8_t(only_[set]));
+                if (node >= 0) step(pc, place, node, equations);
+                continue;
+            }
             for (int32_t node = place.node + 1; node < trie_.end[place.node]; node = trie_.end[node]) {
-                if (!has(set, trie_.byte[node])) continue;
-                int32_t next = program_.code[place.pc].y;
-                if (trie_.token[node] >= 0) add_way(pc, next, place.frame, equations);
-                if (trie_.end[node] == node + 1) continue;
-                reached_.clear();
-                reach(node, next, place.frame, 0);
+                if (has(program_.sets[set], trie_.byte[node])) step(pc, place, node, equations);
             }
         }
     }
@@ -175,6 +183,15 @@ private:
     struct Frame {
         int32_t rule, count, ret, below;
     };
+
+    // The byte of a node comes.
+    void step(int32_t pc, Place place, int32_t node, Equations& equations) {
+        int32_t next = program_.code[place.pc].y;
+        if (trie_.token[node] >= 0) add_way(pc, next, place.frame, equations);
+        if (trie_.end[node] == node + 1) return;
+        reached_.clear();
+        reach(node, next, place.frame, 0);
+    }
 
     void add_way(int32_t pc, int32_t next, int32_t frame, Equations& equations) {
         std::vector<std::pair<int32_t, int32_t>> terms{{next, 1}};
@@ -199,7 +216,8 @@ private:
             case SPLIT:
                 for (int32_t at = i.x; at < i.x + i.y; at++) {
                     int32_t to = program_.targets[at];
-                    if (component_[to] == component_[pc] && bytes_[to] > bytes_[pc]) continue;
+                    const bool is_longer = bytes_[to] > bytes_[pc];
+                    if (is_longer && (program_.skips[pc] || component_[to] == component_[pc])) continue;
                     reach(node, to, frame, depth + 1);
                 }
                 return;
@@ -234,6 +252,7 @@ private:
     const Program& program_;
     const Trie& trie_;
     const std::vector<int32_t> bytes_, component_;
+    std::vector<int32_t> only_;  // by set: its byte, where it has one only
     std::vector<Place> places_;
     std::vector<Frame> frames_;
     std::vector<std::pair<int32_t, int32_t>> reached_;

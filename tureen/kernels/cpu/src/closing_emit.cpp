@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "closing_automaton.h"
@@ -19,7 +18,10 @@ constexpr int64_t MAX_FLAT_CODE = 100000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
 constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
 constexpr int64_t MAX_ALL_INLINED = 100000;
+constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 constexpr int MAX_DEPTH = 4000;
+
+int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
 
 }  // namespace
 
@@ -38,27 +40,28 @@ Program Emitter::whole() {
     return std::move(program_);
 }
 
-int32_t Emitter::add(Instruction instruction) {
+int32_t Emitter::add(Instruction instruction, bool skips) {
     if (int64_t(program_.code.size()) >= (is_flat_ ? flat_limit_ : MAX_CODE)) throw TooLarge("too many instructions");
     program_.code.push_back(instruction);
+    program_.skips.push_back(skips);
     return int32_t(program_.code.size()) - 1;
 }
 
 int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
     auto [at, is_new] = set_ids_.try_emplace(set, int32_t(program_.sets.size()));
     if (is_new) program_.sets.push_back(set);
-    int32_t& pc = by_bytes_.try_emplace({at->second, next}, -1).first->second;
-    if (pc < 0) pc = add({BYTES, at->second, next});
-    return pc;
+    auto [known, is_first] = by_bytes_.try_emplace(both(at->second, next), -1);
+    if (is_first) known->second = add({BYTES, at->second, next});
+    return known->second;
 }
 
-int32_t Emitter::any_of(std::vector<int32_t> targets) {
+int32_t Emitter::any_of(std::vector<int32_t> targets, bool skips) {
     std::sort(targets.begin(), targets.end());
     targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
     if (targets.size() == 1) return targets[0];
-    auto [at, is_new] = by_targets_.try_emplace(targets, -1);
+    auto [at, is_new] = (skips ? by_skipped_ : by_targets_).try_emplace(targets, -1);
     if (is_new) {
-        at->second = add({SPLIT, 0, 0});
+        at->second = add({SPLIT, 0, 0}, skips);
         set_targets(at->second, targets);
     }
     return at->second;
@@ -147,7 +150,7 @@ void Emitter::find_recursive() {
 // Instructions that match a node, then go on at `next`.
 int32_t Emitter::emit(int32_t id, int32_t next) {
     if (depth_ > MAX_DEPTH) throw TooLarge("nested too deep");
-    auto known = by_node_.find({id, next});
+    auto known = by_node_.find(both(id, next));
     if (known != by_node_.end()) return known->second;
     depth_++;
     const TreeNode& node = tree_.nodes[id];
@@ -168,7 +171,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
         default: pc = emit_automaton(automaton(id), next);
     }
     depth_--;
-    by_node_[{id, next}] = pc;
+    by_node_[both(id, next)] = pc;
     return pc;
 }
 
@@ -304,11 +307,11 @@ int32_t Emitter::emit_repeat(const TreeNode& node, int32_t next) {
     }
     int32_t pc = next;
     if (most < 0) {
-        pc = add({SPLIT, 0, 0});
+        pc = add({SPLIT, 0, 0}, true);
         int32_t body = emit(item, pc);
         set_targets(pc, {body, next});
     } else if (is_flat_ || extra * size <= MAX_UNROLLED_MORE) {
-        for (int64_t more = 0; more < extra; more++) pc = any_of({emit(item, pc), next});
+        for (int64_t more = 0; more < extra; more++) pc = any_of({emit(item, pc), next}, true);
     } else {
         pc = counted(item, 0, int32_t(extra), next);
     }
@@ -350,7 +353,7 @@ int32_t Emitter::emit_call(int32_t name, int32_t next) {
 
 int32_t Emitter::emit_automaton(const Automaton& machine, int32_t next) {
     std::vector<int32_t> states(machine.moves.size());
-    for (int32_t& pc : states) pc = add({SPLIT, 0, 0});
+    for (int32_t& pc : states) pc = add({SPLIT, 0, 0}, states.size() > MAX_SEARCHED_STATES);
     for (size_t state = 0; state < states.size(); state++) {
         std::vector<int32_t> targets;
         for (auto& [set, target] : machine.moves[state]) targets.push_back(bytes(set, states[target]));
@@ -370,7 +373,7 @@ const Automaton& Emitter::automaton(int32_t id) {
     std::vector<int32_t> leaves;
     BoolTree condition = condition_of(id, leaves);
     // What was emitted for other purposes may have counters in it.
-    std::map<std::pair<int32_t, int32_t>, int32_t> others;
+    std::unordered_map<int64_t, int32_t> others;
     std::swap(others, by_node_);
     for (int32_t& leaf : leaves) leaf = leaf < 0 ? emit_any_text() : emit(leaf, ret_);
     std::swap(others, by_node_);
@@ -404,6 +407,7 @@ void Emitter::compact() {
     const std::vector<Instruction> code = std::move(program_.code);
     const std::vector<int32_t> targets = std::move(program_.targets);
     const std::vector<Rule> rules = std::move(program_.rules);
+    const std::vector<bool> skips = std::move(program_.skips);
     std::vector<int32_t> place(code.size(), -1), rule_place(rules.size(), -1), order, rule_order;
     auto use = [&](int32_t pc) {
         if (place[pc] < 0) {
@@ -431,6 +435,7 @@ void Emitter::compact() {
     program_.code.clear();
     program_.targets.clear();
     program_.rules.clear();
+    program_.skips.clear();
     for (int32_t pc : order) {
         Instruction i = code[pc];
         if (i.op == CALL || i.op == LOOP || i.op == NEXT) i.x = rule_place[i.x];
@@ -441,6 +446,7 @@ void Emitter::compact() {
             for (int32_t at = 0; at < i.y; at++) program_.targets.push_back(place[targets[from + at]]);
         }
         program_.code.push_back(i);
+        program_.skips.push_back(skips[pc]);
     }
     for (int32_t rule : rule_order) {
         Rule r = rules[rule];

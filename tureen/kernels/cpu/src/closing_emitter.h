@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -21,10 +22,10 @@ public:
 private:
     using Texts = const std::vector<int32_t>**;
 
-    int32_t add(Instruction instruction);
+    int32_t add(Instruction instruction, bool skips = false);
     int32_t byte(uint8_t value, int32_t next);
     int32_t bytes(const ByteSet& set, int32_t next);
-    int32_t any_of(std::vector<int32_t> targets);
+    int32_t any_of(std::vector<int32_t> targets, bool skips = false);
     void set_targets(int32_t pc, const std::vector<int32_t>& targets);
     void measure();
     int64_t measure(int32_t id, int depth);
@@ -54,8 +55,8 @@ private:
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
     std::map<int32_t, int32_t> entries_, rule_ids_;
     std::map<ByteSet, int32_t> set_ids_;
-    std::map<std::pair<int32_t, int32_t>, int32_t> by_bytes_, by_node_;
-    std::map<std::vector<int32_t>, int32_t> by_targets_;
+    std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
+    std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
     std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
     std::map<int32_t, Automaton> automata_;
 };

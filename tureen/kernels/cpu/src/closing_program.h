@@ -50,6 +50,7 @@ struct Program {
     std::vector<int32_t> targets;
     std::vector<ByteSet> sets;
     std::vector<Rule> rules;    // the first is the whole
+    std::vector<bool> skips;    // by instruction, while costs are looked for: what can be left out of a SPLIT is
     std::vector<int32_t> cost;  // by instruction: tokens to the end of its rule, or of the counted rule's item
 
     // What a frame of this rule costs besides, where `count` times are over and one is under way.

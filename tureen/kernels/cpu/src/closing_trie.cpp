@@ -6,6 +6,12 @@
 
 namespace tureen {
 
+namespace {
+
+constexpr int WIDE = 12;  // children from which on they are not looked through
+
+}  // namespace
+
 Trie::Trie(std::vector<std::string> tokens) : texts(std::move(tokens)), same(texts.size(), -1) {
     std::vector<int32_t> order(texts.size());
     std::iota(order.begin(), order.end(), 0);
@@ -35,6 +41,15 @@ Trie::Trie(std::vector<std::string> tokens) : texts(std::move(tokens)), same(tex
         last = id;
     }
     for (; !path.empty(); path.pop_back()) end[path.back()] = size();
+    wide_.assign(byte.size(), -1);
+    for (int32_t node = 0; node < size(); node++) {
+        int count = 0;
+        for (int32_t at = node + 1; at < end[node]; at = end[at]) count++;
+        if (count < WIDE) continue;
+        wide_[node] = int32_t(children_.size() / 256);
+        children_.resize(children_.size() + 256, -1);
+        for (int32_t at = node + 1; at < end[node]; at = end[at]) children_[children_.size() - 256 + byte[at]] = at;
+    }
 }
 
 }  // namespace tureen

@@ -245,7 +245,10 @@ void Follower::each_token(int32_t state, const Body& body) {
     }
 }
 
-void Place::rollback(size_t count) { tokens_.resize(tokens_.size() - std::min(count, tokens_.size())); }
+void Place::rollback(size_t count) {
+    tokens_.resize(tokens_.size() - std::min(count, tokens_.size()));
+    if (states_.size() > tokens_.size() + 1) states_.resize(tokens_.size() + 1);
+}
 
 int32_t Place::state() {
     Follower& follower = *follower_;
@@ -255,7 +258,6 @@ int32_t Place::state() {
         generation_ = follower.generation;
     }
     if (states_.empty()) states_.push_back(follower.start());
-    if (states_.size() > tokens_.size() + 1) states_.resize(tokens_.size() + 1);
     while (states_.size() <= tokens_.size()) {
         int32_t last = states_.back();
         states_.push_back(last < 0 ? last : follower.after(last, tokens_[states_.size() - 1]));

@@ -11,7 +11,7 @@ from tureen.errors import TryLater, TureenError
 def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
-    """Decides whether the output ends after its newest token. None = it goes on.
+    """Decides whether the output ends after its newest token. None = it goes on. Raises InvalidRequest, RequestFailed.
 
     The reasons, in order of precedence: stop string, end token, length, end of the context. stop: the stop string that
     the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
@@ -19,15 +19,22 @@ def reached(
     if stop is not None:
         return FinishReason(type="stop", matched=stop)
     if end_token_id is not None:
-        return FinishReason(type="stop", matched=end_token_id)
+        return FinishReason(type="stop", matched=end_token_id, closed_early=_is_closed_early(sequence))
     if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):
+        if sequence.constraint is not None and sequence.constraint.closes and sequence.is_accepted:
+            return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
     return None
 
 
 def complete(sequence: Sequence) -> FinishReason:
     """Returns the finish reason of an output that matches its grammar and can only end."""
-    return FinishReason(type="stop", matched=sequence.token_ids[-1] if sequence.num_output else None)
+    matched = sequence.token_ids[-1] if sequence.num_output else None
+    return FinishReason(type="stop", matched=matched, closed_early=_is_closed_early(sequence))
+
+
+def _is_closed_early(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and sequence.constraint.is_closed_early
 
 
 def aborted(reason: str) -> FinishReason:

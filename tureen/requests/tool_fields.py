@@ -234,12 +234,12 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _fields(given: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+def _fields(payload: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
     """Returns the fields of an object that are not null, those of its `function` likewise. Raises InvalidRequest."""
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"{path} must be an object, got {echo(given)}", field=path)
-    refuse_unknown(given, kind.__struct_fields__, path)
-    fields = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(payload, dict):
+        raise InvalidRequest(f"{path} must be an object, got {echo(payload)}", field=path)
+    refuse_unknown(payload, kind.__struct_fields__, path)
+    fields = {name: value for name, value in payload.items() if value is not None}
     for name, struct in (("function", FunctionField), ("custom", CustomField)):
         inner = fields.get(name)
         if isinstance(inner, dict):

@@ -62,7 +62,7 @@ RENAMED = {
     "no_stop_trim": "include_stop_str_in_output",
 }
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()} | GUIDED
-"""What this dialect calls otherwise than SamplingParams."""
+"""This dialect's names of sampling parameters -> those of SamplingParams."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
@@ -224,10 +224,10 @@ def _adapter(body: MindieBody, state: ServerState) -> str:
     return name
 
 
-def _sampling(body: MindieBody, given: dict[str, Any]) -> tuple[dict[str, Any], Names]:
+def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any], Names]:
     """Returns the parameters that the body sets, and what it calls them. Raises InvalidRequest."""
     fields, renamed = {}, dict(RENAMED)
-    for name, value in given.items():
+    for name, value in payload.items():
         target = PARAMETERS.get(name, name)
         if value is None or name not in FIELDS or name in NOT_PARAMETERS or (value == "" and target in EMPTY_IS_UNSET):
             continue
@@ -239,9 +239,9 @@ def _sampling(body: MindieBody, given: dict[str, Any]) -> tuple[dict[str, Any], 
     return fields, Names("", renamed)
 
 
-async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
+async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
     context = state.context
-    fields, names = _sampling(body, given)
+    fields, names = _sampling(body, payload)
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
     sampling = planning.make_sampling(fields | {"n": count}, context, names, defaults)

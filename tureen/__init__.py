@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used: `import tureen` costs nothing."""
+    """Imports a public name when it is first used, so that `import tureen` costs nothing."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tureen' has no attribute '{name}'")
     module, attribute = _HOMES[name]

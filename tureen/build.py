@@ -1,4 +1,5 @@
-"""Composition root: Config -> tokenizer, engine, client. Only this file knows which concrete classes are in use.
+"""Composition root: makes tokenizer, engine and client from a Config. Only this file knows which concrete classes are
+in use.
 
 Imports: attention, config, constraining, contract, devices, engine, errors, grammar, kernels, log, media, registry,
 runner, sandbox, serving, text, weights.
@@ -65,7 +66,7 @@ class Model(NamedTuple):
 
 
 def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
-    """Fetch the model if it is not on disk and build its tokenizer. Imports no torch. Raises StartupError."""
+    """Fetches the model if it is not on disk and makes its tokenizer. Imports no torch. Raises StartupError."""
     check_chat_template(config.chat_template)
     source = resolve_model(config.model_path, cache_dir=cache_dir(config), revision=config.revision, progress=progress)
     progress("build tokenizer", 0, 1)
@@ -75,7 +76,7 @@ def find_model(config: Config, *, progress: Progress = no_progress) -> Model:
 
 
 def media_loader(config: Config, model: Model) -> MediaLoader | None:
-    """Makes the loader of pictures for a model that takes some; None for one of text only. Raises StartupError."""
+    """Makes the loader of pictures for a model that takes some; None for a text model. Raises StartupError."""
     hf = model_config(model.source)
     if declaring("tureen.media", "MODEL_TYPES", hf.get("model_type")) is None:
         return None
@@ -88,7 +89,7 @@ def media_loader(config: Config, model: Model) -> MediaLoader | None:
 
 
 def may_load_torch(config: Config, model: Model) -> bool:
-    """Whether the engine may import torch, as far as the settings and the model tell."""
+    """Says whether the engine may import torch, as far as the settings and the model tell."""
     hf = model_config(model.source)
     return (
         config.kernels == "torch"
@@ -104,7 +105,7 @@ def may_load_torch(config: Config, model: Model) -> bool:
 
 
 def downloaded_models(config: Config) -> list[tuple[Path, int]]:
-    """Models fetched or built before, with the bytes of their weights."""
+    """Returns the models that were fetched or built before, each with the bytes of its weights."""
     sizes: defaultdict[Path, int] = defaultdict(int)
     for suffix in ("gguf", "safetensors"):
         for file in sorted(cache_dir(config).rglob(f"*.{suffix}")):
@@ -118,14 +119,14 @@ def _model_path(file: Path) -> Path:
 
 
 def architectures() -> list[str]:
-    """The names in a config.json that this version can run."""
+    """Returns the names of architectures in a config.json that this version can run."""
     return sorted(declared("tureen.models", "ARCHITECTURES") | declared("tureen.models", EMBEDDING))
 
 
 def make_engine(
     config: Config, *, model: Model | None = None, progress: Progress = no_progress
 ) -> tuple[SteppedEngine, EngineInfo]:
-    """Load the weights and wire an engine; the process client calls this in the child. Raises StartupError."""
+    """Loads the weights and wires an engine; the process client calls this in the child. Raises StartupError."""
     source, tokenizer = model or find_model(config, progress=progress)
     wait_politely()  # before torch is loaded
     hf_config = model_config(source)
@@ -272,7 +273,7 @@ def _describe(
 
 
 def engine_mode(config: Config) -> str:
-    """`thread` or `process`. The device is looked for without importing torch."""
+    """Returns `thread` or `process`: where the engine will run. Looks for the device without importing torch."""
     if config.engine != "auto":
         return config.engine
     on_cuda = config.device == "cuda" or (config.device == "auto" and may_have_cuda())
@@ -280,7 +281,7 @@ def engine_mode(config: Config) -> str:
 
 
 async def connect(config: Config, model: Model, *, progress: Progress = no_progress) -> InprocClient | ProcessClient:
-    """A client with its engine ready. Raises StartupError."""
+    """Starts an engine. Returns its client once the engine is ready. Raises StartupError."""
     client: InprocClient | ProcessClient
     if engine_mode(config) == "process":
         client = ProcessClient("tureen.build:make_engine", config)

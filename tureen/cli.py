@@ -24,12 +24,12 @@ from tureen.errors import TureenError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Suggests the nearest flag for a mistyped one. A command's flags are added when it is the one that runs."""
+    """A parser that suggests the nearest flag for a mistyped one. Flags are added only to the command that runs."""
 
     add_flags: Callable[[CommandParser], None] | None = None
 
     def complete(self) -> None:
-        """Add the flags that are still missing."""
+        """Adds the flags that are still missing."""
         if self.add_flags is not None:
             add_flags, self.add_flags = self.add_flags, None
             add_flags(self)
@@ -39,19 +39,19 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
+        options, rest = self.parse_known_args(args, namespace)
         if rest:
             known = [flag for command in _subparsers(self) for flag in command._option_string_actions]
             hints = difflib.get_close_matches(rest[0].split("=")[0], known, n=1)
             self.error(f"unknown argument {rest[0]}" + (f"; did you mean {hints[0]}?" if hints else ""))
-        return found
+        return options
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; the exit status. An error of ours is one line on stderr and status 1."""
+    """Runs a subcommand. Returns the exit status; an error of ours is one line on stderr and status 1."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -96,8 +96,8 @@ def _parser() -> CommandParser:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    commands = [command for action in found for command in action.choices.values()]
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    commands = [command for action in actions for command in action.choices.values()]
     for command in commands:
         command.complete()
     return [parser, *commands]
@@ -116,9 +116,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) -> None:
-    """One flag per field of Config, grouped; values are checked by `config.load`.
+    """Adds one flag per field of Config, grouped. `config.load` checks the values.
 
-    takes_lists: several values may follow one flag, which would swallow a command's own argument.
+    takes_lists: whether several values may follow one flag, which would swallow a command's own argument.
     """
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings; flags and TUREEN_* variables win")
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -131,7 +131,7 @@ def add_config(parser: argparse.ArgumentParser, *, takes_lists: bool = False) ->
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
-    """One flag per sampling parameter. `--dtype` is the model's."""
+    """Adds one flag per sampling parameter. `--dtype` is the model's."""
     group = parser.add_argument_group("sampling")
     for field in msgspec.structs.fields(_params_type()):
         if field.name in ("logit_bias", "custom_params", "stream_interval", "dtype"):
@@ -163,9 +163,10 @@ def _show(default: object) -> str:
 
 
 def load_config(options: argparse.Namespace) -> Config:
+    """Merges the flags with environment and file. Raises StartupError."""
     names = set(Config.__struct_fields__)
-    given = {name: value for name, value in vars(options).items() if name in names}
-    return load(given, file=options.config)
+    settings = {name: value for name, value in vars(options).items() if name in names}
+    return load(settings, file=options.config)
 
 
 def _params_type() -> Any:
@@ -184,8 +185,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     offline = importlib.import_module("tureen.offline")
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
-    given = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
-    params = msgspec.to_builtins(msgspec.convert(given, _params_type(), strict=False))
+    values = {name.removeprefix("param_"): value for name, value in vars(options).items() if name.startswith("param_")}
+    params = msgspec.to_builtins(msgspec.convert(values, _params_type(), strict=False))
     with offline.OfflineEngine(load_config(options)) as engine:
         shown = 0
         for answer in engine.generate(prompt, params, stream=True):
@@ -196,7 +197,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """For a bug report, and for who wonders how fast this machine could be."""
+    """Prints the report for a bug report, and for whoever wonders how fast this machine could be."""
     check = importlib.import_module("tureen.bench.check")
     report = check.make_report()
     print(msgspec.json.encode(report).decode() if options.json else "\n".join(check.lines_of(report)))

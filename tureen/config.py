@@ -28,12 +28,12 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 def _meta(group: str, description: str, *, alias: str = "", secret: bool = False, **bounds: Any) -> Meta:
-    """`secret`: the value is never shown, logged or answered."""
+    """Makes a setting's metadata. `secret`: the value is never shown, logged or answered."""
     return Meta(description=description, extra={"group": group, "alias": alias, "secret": secret}, **bounds)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings as the operator gave them. Never edited: `msgspec.structs.replace` makes a new one."""
+    """The settings as the operator gave them. Never edited: `msgspec.structs.replace` makes a new one."""
 
     model_path: Annotated[
         str,
@@ -292,7 +292,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @cache
 def fields() -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Every setting with its type and its words. Worked out once: it takes milliseconds."""
+    """Returns every setting with its type and its words. Computed once: it takes milliseconds."""
     return msgspec.structs.fields(Config)
 
 
@@ -304,9 +304,10 @@ def cache_dir(config: Config) -> Path:
 def load(
     arguments: Mapping[str, Any], *, file: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> Config:
-    """Merge settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
+    """Merges settings: arguments, then TUREEN_* variables, then the TOML file, then defaults.
 
-    Raises StartupError naming the setting that is unknown or out of range, and where it came from.
+    arguments: the command line's, by field name. file: path of the TOML file. Raises StartupError naming the setting
+    that is unknown or out of range, and where it came from.
     """
     merged: dict[str, Any] = {}
     for source, values in (
@@ -335,15 +336,15 @@ def _from_file(file: str | None) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     names = set(Config.__struct_fields__)
-    found = {
+    values = {
         key.removeprefix(ENV_PREFIX).lower(): value for key, value in environment.items() if key.startswith(ENV_PREFIX)
     }
-    for name in found.keys() - names:
+    for name in values.keys() - names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
         if near:  # others may belong to somebody else
-            wrong, right = (f"{ENV_PREFIX}{one.upper()}" for one in (name, near[0]))
+            wrong, right = (f"{ENV_PREFIX}{setting.upper()}" for setting in (name, near[0]))
             raise StartupError(f"the environment variable {wrong} is no setting; did you mean {right}?")
-    return {name: value for name, value in found.items() if name in names}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _checked(values: dict[str, Any], source: str) -> dict[str, Any]:
@@ -367,6 +368,6 @@ def _allowed(fault: str) -> str:
             while isinstance(kind, msgspec.inspect.Metadata):
                 kind = kind.type
             kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-            words = [word for one in kinds if isinstance(one, msgspec.inspect.LiteralType) for word in one.values]
+            words = [word for part in kinds if isinstance(part, msgspec.inspect.LiteralType) for word in part.values]
             return f"; it may be {', '.join(map(str, words))}" if words else ""
     return ""

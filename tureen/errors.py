@@ -46,7 +46,10 @@ class TureenError(Exception):
 
 
 class InvalidRequest(TureenError):
-    """The code names the field, unless a better one is given: `invalid_top_p` for `sampling_params[2].top_p`."""
+    """A field of the request is wrong.
+
+    The code names the field, unless a better one is given: `invalid_top_p` for `sampling_params[2].top_p`.
+    """
 
     status = 400
     code = "invalid_request"
@@ -143,6 +146,7 @@ class StartupError(TureenError):
 
 
 def not_loaded(adapter: str, field: str) -> NotFound:
+    """Returns the error for a request that names an adapter that is not loaded; `field`: where it names it."""
     return NotFound(
         f"{field} {echo(adapter)} is no adapter that is loaded; /v1/models lists those that are",
         field=field,

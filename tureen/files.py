@@ -1,6 +1,6 @@
-"""Regular files, and nothing else: what a setting or a request names may be a pipe or a device, and is then not opened.
+"""Opens regular files and nothing else: a path in a setting or a request may be that of a pipe or a device.
 
-To open a pipe waits for somebody to write; to open a device can do anything, and some never end.
+Opening a pipe waits for somebody to write; opening a device can do anything, and some never end.
 
 Imports: nothing.
 Imported by: all.
@@ -29,11 +29,14 @@ KINDS: Final = {
 
 
 class NotRegular(OSError):
-    """The path is something else than a file with bytes in it; `strerror` says what."""
+    """The path is that of something other than a regular file; `strerror` says what it is."""
 
 
 def open_regular(path: str | Path, *, no_link: bool = False, dir_fd: int | None = None) -> io.BufferedReader:
-    """The file, to be read. no_link: nor may the path's last part be a symbolic link.
+    """Opens a regular file for reading.
+
+    no_link: refuses a path whose last part is a symbolic link. dir_fd: the open folder that a relative path starts
+    from.
 
     Raises OSError, NotRegular for what is not a regular file, ValueError for what no file can be called.
     """
@@ -48,20 +51,25 @@ def open_regular(path: str | Path, *, no_link: bool = False, dir_fd: int | None 
 
 
 def read_regular(path: str | Path) -> bytes:
-    """All of it. Raises as `open_regular` does."""
+    """Returns all bytes of a regular file. Raises as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, *, errors: str = "strict") -> str:
-    """All of it, as UTF-8, lines ending with a newline. Raises as `open_regular` does, and UnicodeDecodeError."""
+    """Returns a regular file's text, decoded as UTF-8, its lines ending with a newline.
+
+    Raises as `open_regular` does, and UnicodeDecodeError.
+    """
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
 def check_regular_below(folder: Path) -> None:
-    """For libraries that open a folder's files themselves. Raises OSError, NotRegular naming the first that is neither
-    a file nor a folder."""
+    """Checks a folder for a library that opens its files itself.
+
+    Raises OSError, NotRegular naming the first entry that is neither a file nor a folder.
+    """
     for path in sorted(folder.iterdir()):
         if not path.is_dir():
             _check(path.stat(), path)

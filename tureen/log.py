@@ -19,22 +19,22 @@ RESET = "\033[0m"
 
 
 class Progress(Protocol):
-    """Told about every phase of start-up: `progress("load weights", 12, 272)`. `total` 0 = unknown."""
+    """Hears about every phase of start-up: `progress("load weights", 12, 272)`. `total` 0 = unknown."""
 
     def __call__(self, phase: str, done: int, total: int) -> None: ...
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """For callers that show nothing."""
+    """A Progress that shows nothing."""
 
 
 def get_logger(part: str) -> logging.Logger:
-    """The logger of one part of the program: `get_logger("engine")`."""
+    """Returns the logger of one part of the program: `get_logger("engine")`."""
     return logging.getLogger(f"{LOGGER_NAME}.{part}")
 
 
 def set_up_logging(level: str, log_format: str) -> None:
-    """Send our log, and warnings of libraries, to stderr in the chosen format.
+    """Sends our log, and warnings of libraries, to stderr in the chosen format.
 
     Prompts and outputs are never passed to a logger.
     """
@@ -46,7 +46,7 @@ def set_up_logging(level: str, log_format: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00 INFO  engine: message`, coloured by level on a terminal unless NO_COLOR is set."""
+    """Formats a line as `12:00:00 INFO  engine: message`, coloured by level on a terminal unless NO_COLOR is set."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(part)s: %(message)s", datefmt="%H:%M:%S")
@@ -60,7 +60,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, part, message, and the exception where there is one."""
+    """Formats a line as one JSON object: time, level, part, message, and the exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -75,7 +75,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RateLimit:
-    """At most `count` events in each `interval_s`; tells how many were left out since."""
+    """Admits at most `count` events in each `interval_s`; tells how many were left out since."""
 
     def __init__(self, count: int, interval_s: float) -> None:
         self._count = count
@@ -85,7 +85,7 @@ class RateLimit:
         self._left_out = 0
 
     def admit(self) -> int | None:
-        """None = leave this one out; else how many were left out before it."""
+        """Returns None where this event is to be left out; else how many were left out before it."""
         now = time.monotonic()
         if now - self._window_start > self._interval_s:
             self._window_start, self._in_window = now, 0

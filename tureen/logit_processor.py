@@ -20,7 +20,9 @@ class CustomLogitProcessor:
     """Changes the logits of some sequences before a token is drawn."""
 
     def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]]) -> Any:
-        """logits: float32 tensor [rows, vocabulary], which may be changed in place; returns one of the same shape.
+        """Returns the changed logits; its arguments and its result are as in SGLang.
+
+        logits: float32 tensor [rows, vocabulary], which may be changed in place; the result has the same shape.
 
         custom_param_list[i] is the `custom_params` of row i's request. Its key "__req__" is an object with
         `origin_input_ids`, the prompt, and `output_ids`, the tokens drawn so far; the same dictionary comes at every
@@ -30,7 +32,7 @@ class CustomLogitProcessor:
 
     @classmethod
     def to_str(cls) -> str:
-        """The class as a request's `custom_logit_processor`. Needs dill, which is installed with tureen."""
+        """Returns the class as a request's `custom_logit_processor`. Needs dill, which is installed with tureen."""
         import dill  # noqa: PLC0415 - only who sends code needs it
 
         return json.dumps({"callable": dill.dumps(cls, recurse=True).hex()})

@@ -1,4 +1,4 @@
-"""Prometheus metrics, with SGLang's names so that its dashboards work. Counted in the front, from what clients get.
+"""Prometheus metrics, with SGLang's names so that its dashboards work. They count, in the front, what clients get.
 
 Imports: nothing; prometheus_client.
 Imported by: front, offline, requests.
@@ -63,7 +63,7 @@ HISTOGRAMS = {
 
 
 class Histogram(Collector):
-    """One series of a histogram. Counted by one thread without locks: every token of every stream is observed."""
+    """One series of a histogram. One thread counts without locks, because every token of every stream is observed."""
 
     def __init__(self, name: str, text: str, model_name: str, buckets: tuple[float, ...]) -> None:
         self._name = name
@@ -85,7 +85,7 @@ class Histogram(Collector):
 
 
 class Metrics:
-    """All series of one server. `model_name` is their one label, besides `finish_reason` and `status`."""
+    """All series of one server. Their one label is `model_name`, besides `finish_reason` and `status`."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -129,7 +129,7 @@ class Metrics:
         counter.inc(amount)
 
     def raise_to(self, name: str, total: float) -> None:
-        """Add to a counter what it lacks of a total that somebody else counts."""
+        """Adds to a counter what it lacks of a total that somebody else counts."""
         self.add(name, max(0.0, total - self._totals.get(name, 0.0)))
         self._totals[name] = max(total, self._totals.get(name, 0.0))
 
@@ -146,5 +146,5 @@ class Metrics:
         self._responses.labels(self._model_name, str(status)).inc()
 
     def render(self) -> bytes:
-        """The Prometheus text format, version 0.0.4."""
+        """Returns all series in the Prometheus text format, version 0.0.4."""
         return generate_latest(self._registry)

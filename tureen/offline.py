@@ -54,7 +54,7 @@ class OfflineEngine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """One answer, or a list for a batch or n > 1; with `stream`, an iterator of them as they grow.
+        """Returns one answer, or a list for a batch or n > 1; with `stream`, an iterator of them as they grow.
 
         `fields` are those of `POST /generate`: input_ids, return_logprob, …
         """
@@ -70,7 +70,7 @@ class OfflineEngine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """`generate` for asynchronous callers; with `stream`, an asynchronous iterator."""
+        """Does what `generate` does, for asynchronous callers; with `stream`, returns an asynchronous iterator."""
         self._check_running()
         body = _body(prompt, sampling_params, stream, fields)
         if stream:
@@ -78,38 +78,43 @@ class OfflineEngine:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer(body), self._loop))
 
     def encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
-        """The prompt's embedding, {"embedding", "meta_info"}, or a list of them for a batch; as `POST /encode`."""
+        """Returns the prompt's embedding, {"embedding", "meta_info"}, or a list of them for a batch; as `POST
+        /encode`."""
         self._check_running()
         return self._wait(self._embed(fields | {"text": prompt}))
 
     def open_session(self, capacity_of_str_len: int, *, session_id: str | None = None) -> str:
-        """A session for `session_params`; returns its id. As `POST /open_session`."""
+        """Opens a session for `session_params`, as `POST /open_session` does; returns its id."""
         self._check_running()
         sessions = self._state.sessions
         return self._wait(_later(lambda: sessions.open(capacity_of_str_len, owner="", name=session_id)))
 
     def close_session(self, session_id: str) -> None:
-        """Raises NotFound for a session that is not open."""
+        """Closes a session. Raises NotFound for one that is not open."""
         self._check_running()
         self._wait(_later(lambda: self._state.sessions.close(session_id, owner="")))
 
     def load_lora_adapter(self, lora_name: str, lora_path: str) -> dict[str, str]:
-        """An adapter for `lora_path=lora_name`. Returns all that are loaded then, name -> folder."""
+        """Loads an adapter from the folder `lora_path`; requests name it by `lora_path=lora_name`.
+
+        Returns all that are loaded then, name -> folder.
+        """
         self._check_running()
         return self._wait(self._state.change_adapters("load_adapter", name=lora_name, path=lora_path))
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
-        """Raises NotFound, and Conflict while requests use it. Returns what is loaded then."""
+        """Unloads an adapter. Returns what is loaded then, name -> folder. Raises NotFound, and Conflict while requests
+        use it."""
         self._check_running()
         return self._wait(self._state.change_adapters("unload_adapter", name=lora_name))
 
     def flush_cache(self) -> object:
-        """Forget all cached prefixes; returns the number of pages freed."""
+        """Forgets all cached prefixes; returns the number of pages freed."""
         self._check_running()
         return self._wait(self._client.call("flush_cache"))
 
     def shutdown(self) -> None:
-        """Stop the engine and free what it holds. Idempotent."""
+        """Stops the engine and frees what it holds. A second call does nothing."""
         if not self._is_shut_down:
             self._is_shut_down = True
             self._wait(self._client.close())
@@ -145,14 +150,14 @@ class OfflineEngine:
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers = sglang.stream(await sglang.prepare(body, self._state), self._state)
         async with contextlib.aclosing(answers):
-            async for one in answers:
-                yield sglang.as_builtins(one)
+            async for answer in answers:
+                yield sglang.as_builtins(answer)
 
     def _iterate(self, body: dict[str, Any]) -> Iterator[Answer]:
         answers: Any = self._stream(body)
         try:
-            while (one := self._wait(anext(answers, None))) is not None:
-                yield one
+            while (answer := self._wait(anext(answers, None))) is not None:
+                yield answer
         finally:
             if not self._is_shut_down:
                 self._wait(answers.aclose())
@@ -160,8 +165,8 @@ class OfflineEngine:
     async def _iterate_async(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         answers: Any = self._stream(body)
         try:
-            while (one := await self._hand_over(anext(answers, None))) is not None:
-                yield one
+            while (answer := await self._hand_over(anext(answers, None))) is not None:
+                yield answer
         finally:
             if not self._is_shut_down:
                 await self._hand_over(answers.aclose())
@@ -184,7 +189,7 @@ class OfflineEngine:
 
 
 async def _later(call: Callable[[], T]) -> T:
-    """A plain call, for the event loop's thread."""
+    """Makes a plain call, in the event loop's thread."""
     return call()
 
 

@@ -1,4 +1,4 @@
-"""Find a plug-in by what its file declares, and import only that file.
+"""Finds a plug-in by what its file declares, and imports only that file.
 
 Imports: errors.
 Imported by: all.
@@ -17,7 +17,7 @@ from tureen.errors import StartupError, echo
 
 
 def find_model(architecture: str) -> ModuleType:
-    """The module of `tureen.models` that lists the architecture. Raises StartupError naming the known ones."""
+    """Imports the module of `tureen.models` that lists the architecture. Raises StartupError naming the known ones."""
     module = declaring("tureen.models", "ARCHITECTURES", architecture)
     if module is None:
         known = declared("tureen.models", "ARCHITECTURES")
@@ -29,7 +29,7 @@ def find_model(architecture: str) -> ModuleType:
 
 
 def find_text_model(model_type: object) -> ModuleType:
-    """The module of `tureen.models` whose TEXT_DEFAULTS has the type: a text model that others have inside.
+    """Imports the module of `tureen.models` whose TEXT_DEFAULTS has the type: that of a text model inside a larger one.
 
     Raises StartupError naming the known ones.
     """
@@ -44,7 +44,8 @@ def find_text_model(model_type: object) -> ModuleType:
 
 
 def find_quantisation(method: object) -> ModuleType:
-    """The module of `tureen.weights` that lists the method in METHODS. Raises StartupError naming the known ones."""
+    """Imports the module of `tureen.weights` that lists the method in METHODS. Raises StartupError naming the known
+    ones."""
     known = declared("tureen.weights", "METHODS")
     if not isinstance(method, str) or method not in known:
         raise StartupError(
@@ -56,7 +57,7 @@ def find_quantisation(method: object) -> ModuleType:
 
 
 def find_dialects() -> list[ModuleType]:
-    """The module `dialect` of each folder of tureen.dialects, in which an API says what it is."""
+    """Imports the module `dialect` of each folder of tureen.dialects, in which an API says what it is."""
     package = "tureen.dialects"
     folders = importlib.import_module(package).__path__
     names = sorted({path.parent.name for folder in folders for path in Path(folder).glob("*/dialect.py")})
@@ -64,20 +65,21 @@ def find_dialects() -> list[ModuleType]:
 
 
 def declared(package: str, constant: str) -> dict[str, str]:
-    """Names in the tuple (or dict) `constant` of each file of the package -> module; read from the source, not run."""
+    """Returns the names in the tuple (or dict) `constant` of each file of the package -> the module. Reads the source;
+    runs nothing."""
     return {name: module for module, text in _sources(package) for name in _constant(text, constant)}
 
 
 def declaring(package: str, constant: str, name: object) -> str | None:
-    """The module that `declared` has for a name, or None. Parses the files that mention the name, and no other."""
+    """Returns the module that `declared` has for a name, or None. Parses only the files that mention the name."""
     if not isinstance(name, str):
         return None
-    found = (module for module, text in _sources(package) if f'"{name}"' in text and name in _constant(text, constant))
-    return next(found, None)
+    names = (module for module, text in _sources(package) if f'"{name}"' in text and name in _constant(text, constant))
+    return next(names, None)
 
 
 def _sources(package: str) -> Iterator[tuple[str, str]]:
-    """Each module of the package, and its source."""
+    """Yields each module of the package, and its source."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.py")):

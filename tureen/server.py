@@ -1,4 +1,4 @@
-"""`tureen serve`: bind, load, answer, drain.
+"""Runs `tureen serve`: binds, loads, answers, drains.
 
 Imports: build, config, errors, http, log, requests, serving, terminal; asyncio.
 Imported by: bench.
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from tureen.requests.state import ServerState
 
 SWITCH_INTERVAL_S = 0.001
-"""How long the engine's thread may keep the interpreter from the event loop."""
+"""Seconds for which the engine's thread may keep the interpreter from the event loop."""
 
 IDLE_S = 0.5
-"""Seconds after it is ready at which the server begins work that can wait, where nothing runs."""
+"""Seconds after the server is ready at which it begins work that can wait, where nothing runs."""
 
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/run/systemd/container"))
-"""Left by Docker, by Podman, by systemd."""
+"""Files that Docker, Podman and systemd leave in their containers."""
 
 log = get_logger("http")
 
 
 def serve(config: Config) -> int:
-    """Run until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises StartupError."""
+    """Runs the server until a signal. Returns the exit status: 0 after a drain, 1 when the engine died. Raises
+    StartupError."""
     set_up_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _check_access(config)
@@ -69,13 +70,14 @@ def _check_access(config: Config) -> None:
 
 
 def _is_in_container() -> bool:
-    """There the server must listen on all addresses, and who runs the container says which reach it."""
+    """Says whether this is a container. There the server must listen on all addresses, and who runs the container says
+    which reach it."""
     named = {"container", "KUBERNETES_SERVICE_HOST"} & os.environ.keys()
     return bool(named) or any(mark.exists() for mark in CONTAINER_MARKS)
 
 
 def _fastest_event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where there is one for this platform; None = asyncio's own."""
+    """Returns uvloop's loop where there is one for this platform; None = asyncio's own."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
@@ -117,12 +119,12 @@ async def _serve(config: Config) -> int:
 
 
 def _import_shell() -> tuple[ModuleType, ModuleType]:
-    """The application and what runs it."""
+    """Imports the application and what runs it."""
     return importlib.import_module("tureen.front.app"), importlib.import_module("tureen.http.server")
 
 
 async def _prepare_when_idle(client: EngineClient, state: ServerState) -> None:
-    """Have the engine begin what the first constraint would wait for, once nobody waits for anything else."""
+    """Has the engine begin what the first constraint would wait for, once nobody waits for anything else."""
     if client.info.pooling is not None:
         return
     while True:

@@ -1,4 +1,4 @@
-"""The operator's view: progress of start-up, the ready banner.
+"""Shows the operator the progress of start-up and the ready banner.
 
 Imports: contract; rich.
 Imported by: server.
@@ -22,7 +22,7 @@ EXAMPLE = '{"text": "The capital of France is", "sampling_params": {"temperature
 
 
 class PhaseDisplay:
-    """A `Progress`: bars on a terminal, one plain line a phase otherwise. A context manager."""
+    """A `Progress` that shows bars on a terminal, one plain line a phase otherwise. A context manager."""
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
@@ -70,7 +70,8 @@ def _bars(stream: TextIO) -> Bars:
 
 
 def banner(info: EngineInfo, url: str, seconds: float, *, credentials: str = "") -> str:
-    """The lines printed once the server answers. `credentials`: more options for curl."""
+    """Returns the lines printed once the server answers. seconds: how long the start took. credentials: more options
+    for curl."""
     cache_mib = info.max_total_tokens * info.kv_bytes_per_token / 2**20
     cache = f"  KV cache  {info.max_total_tokens:,} tokens ({cache_mib:,.0f} MiB, taken as used)"
     path, example = "/generate", EXAMPLE

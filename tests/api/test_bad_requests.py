@@ -20,10 +20,10 @@ JSON = {"content-type": "application/json"}
 
 # sampling parameter: values that are refused
 BAD_PARAMS = {
-    "regex": [5, [], "", "(", r"(a)\1", "a" * (300 << 10)],
-    "json_schema": [5, [], "", "{", "5", {"type": "text"}, {"minLenght": 5}, {"$ref": "http://127.0.0.1:9/x"}],
-    "ebnf": [5, "", "root =", 'start ::= "a"', "root ::= x", 'root ::= root "a" | "b"'],
-    "structural_tag": [5, "", "x", {}, {"type": "structural_tag"}],
+    "regex": [5, [], "(", r"(a)\1", "a" * (300 << 10)],
+    "json_schema": [5, [], "{", "5", {"type": "text"}, {"minLenght": 5}, {"$ref": "http://127.0.0.1:9/x"}],
+    "ebnf": [5, "root =", 'start ::= "a"', "root ::= x", 'root ::= root "a" | "b"'],
+    "structural_tag": [5, "x", {}, {"type": "structural_tag"}],
     "choice": [[], "a", [1], [""], {}],
     "dtype": ["integer", 5, ""],
     "grammar_after": [5, "x"],

@@ -94,9 +94,11 @@ SGLANG = {
     "deadline_ms": Case(60_000, 0, "test_a_deadline_ends_the_request_with_what_there_is"),
     "ttft_deadline_ms": Case(60_000, 0, "test_a_first_token_deadline_counts_only_until_the_first_token"),
 }
+WITH_JSON = {"guided_whitespace_pattern": {"guided_json": {"const": 5}}}
 OTHER_CODES = {"session_params": "invalid_id", "custom_logit_processor": "custom_logit_processor_unknown"}
 REACHES = "test_a_parameter_reaches_the_engine_under_its_name"
 SAME = "test_a_parameter_means_what_it_means_in_the_other_dialect"
+VLLM = "test_the_fields_of_vllm_constrain_the_output"
 SESSION = {
     "id": Case("open", 5, "test_a_session_reuses_what_was_said"),
     "rid": Case(None, 5, "test_a_session_reuses_what_was_said"),
@@ -127,6 +129,18 @@ MINDIE = {
     "model": Case("None", 5, "test_the_served_model_may_be_named"),
     "n": Case(2, 0, "test_n_texts_have_the_seeds_that_follow"),
     "best_of": Case(2, 0, "test_best_of_are_all_returned_the_most_probable_first"),
+    "structured_outputs": Case({"choice": ["a"]}, {}, VLLM),
+    "guided_json": Case({"const": 5}, {"type": "text"}, VLLM),
+    "guided_regex": Case("ab", "(", VLLM),
+    "guided_choice": Case(["a"], [], VLLM),
+    "guided_grammar": Case('root ::= "a"', "root", VLLM),
+    "guided_structural_tag": Case(
+        {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}, {}, VLLM
+    ),
+    "guided_decoding_backend": Case("outlines", "mine", VLLM),
+    "guided_whitespace_pattern": Case(
+        " ?", " +", "test_white_space_that_may_be_none_or_a_space_is_taken_and_such_it_is"
+    ),
 }
 TGI = {
     "inputs": Case("a", 5, "test_the_shortest_request"),
@@ -203,7 +217,7 @@ DIALECTS = {
         "`POST /generate`, the dialect of MindIE and vLLM",
         MindieBody,
         MINDIE,
-        lambda name, value: {"prompt": "a"} | {name: value},
+        lambda name, value: {"prompt": "a", **WITH_JSON.get(name, {}), name: value},
         422,
     ),
     "tgi": Dialect(

@@ -92,7 +92,7 @@ def test_a_request_runs_to_its_end_and_the_idle_loop_waits_instead_of_spinning()
     world = World({0: [Submit(request())]}).run()
     assert world.text("a") == "AAAA"
     assert world.finish("a").type == "length"
-    assert world.waits == [None, 0, 0, 0, None]
+    assert world.waits == [0, 0, 0, 0, 0, None]
 
 
 def test_every_step_is_published_with_the_engines_figures_and_its_duration():
@@ -329,10 +329,10 @@ def test_an_idle_engine_tells_that_a_helper_is_being_replaced_and_when_it_is_bac
     world = World({len(down) - 1: [Close()]})
     monkeypatch.setattr(Engine, "helpers_down", property(lambda _: down[world.num_turns]))
     world.run()
-    assert world.waits == [HELPERS_S] * len(down)
-    assert len(world.published) == 3  # at the start, and at each change
+    assert world.waits == [0] + [HELPERS_S] * (len(down) - 1)
+    assert len(world.published) == 2  # at each change
 
 
 def test_an_idle_engine_without_helpers_waits_until_it_is_told_something():
     world = World({}).run()
-    assert (world.waits, world.published) == ([None], [])
+    assert (world.waits, world.published) == ([0, None], [])

@@ -459,7 +459,7 @@ def test_a_replacement_is_in_the_state_that_operators_had_brought_the_engine_to(
         engine = world.host.engine
         assert engine._rows._runner._weights == 7
         assert engine.adapters.paths() == {"kept": "/kept"}
-        assert (engine.control.is_paused, engine.control._is_held) == (True, False)
+        assert (engine.control.is_paused, engine.scheduler.is_held) == (True, False)
         assert engine.control._released == {"kv_cache"}
         await world.turns(1)
         assert world.answer("refused")["error"].code == "memory_released"

@@ -11,7 +11,7 @@ from fake_engine import make_request
 from tureen.config import Config
 from tureen.contract.types import Abort, MediaItem, Submit
 from tureen.serving import pixels
-from tureen.serving.pixels import Borrower, Forget, Keep, Lender, ToChild
+from tureen.serving.pixels import Forget, Keep, PixelReceiver, PixelSender, ToChild
 from tureen.serving.process import ProcessClient
 
 CAT, DOG = "1" * 64, "2" * 64
@@ -27,23 +27,23 @@ def _make_request(name, *digests, start=0):
 
 
 def _make_pair():
-    """A lender whose messages a borrower gets through msgpack; what was sent, and what the engine is to have."""
-    borrower, sent, received = Borrower(), [], []
+    """A sender whose messages a receiver gets through msgpack; what was sent, and what the engine is to have."""
+    receiver, sent, received = PixelReceiver(), [], []
 
     def send(message):
         sent.append(message)
-        found = borrower.receive(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToChild))
+        found = receiver.receive(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ToChild))
         if found is not None:
             received.append(found)
 
-    return Lender(send), borrower, send, sent, received
+    return PixelSender(send), receiver, send, sent, received
 
 
 def test_requests_arrive_as_they_were_and_each_picture_crosses_once():
-    lender, borrower, send, sent, received = _make_pair()
+    sender, receiver, send, sent, received = _make_pair()
     requests = [_make_request("one", CAT, DOG, CAT), _make_request("two", DOG), _make_request("three", CAT)]
     for request in requests:
-        send(Submit(lender.lend(request)))
+        send(Submit(sender.send_pixels(request)))
     send(Abort("two"))
     assert [one.request for one in received[:3]] == requests
     assert received[3] == Abort("two")
@@ -51,19 +51,19 @@ def test_requests_arrive_as_they_were_and_each_picture_crosses_once():
     first, second, third = (one.request.media for one in received[:3])
     assert first[0].pixels is first[2].pixels is third[0].pixels
     assert first[1].pixels is second[0].pixels
-    assert len(borrower._pixels) == 2
+    assert len(receiver._pixels) == 2
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_a_picture_goes_with_the_last_request_that_shows_it_and_comes_again_with_the_next(order):
-    lender, borrower, send, sent, received = _make_pair()
-    lent = [lender.lend(_make_request(str(i), CAT, CAT)) for i in range(3)]
+    sender, receiver, send, sent, received = _make_pair()
+    stripped = [sender.send_pixels(_make_request(str(i), CAT, CAT)) for i in range(3)]
     for i in order:
-        assert list(borrower._pixels) == [CAT]
-        lender.take_back(lent[i])
-    assert borrower._pixels == {} == dict(lender._counts)
+        assert list(receiver._pixels) == [CAT]
+        sender.release(stripped[i])
+    assert receiver._pixels == {} == dict(sender._counts)
     assert [type(one) for one in sent] == [Keep, Forget]
-    send(Submit(lender.lend(again := _make_request("again", CAT))))
+    send(Submit(sender.send_pixels(again := _make_request("again", CAT))))
     assert received[-1].request == again
 
 
@@ -90,7 +90,7 @@ def test_many_samples_in_a_process_cost_the_bytes_of_one(monkeypatch):
             await anext(left)
             await left.aclose()
             await collect(_make_request("after"))  # its end comes with, or after, the end of the one that was left
-            assert not host._lender._counts
+            assert not host._pixel_sender._counts
         finally:
             await client.close()
 
@@ -98,6 +98,6 @@ def test_many_samples_in_a_process_cost_the_bytes_of_one(monkeypatch):
 
 
 def test_the_lender_holds_no_pixels():
-    lender = Lender(lambda message: None)
-    assert all(item.pixels == b"" for item in lender.lend(_make_request("one", CAT)).media)
+    sender = PixelSender(lambda message: None)
+    assert all(item.pixels == b"" for item in sender.send_pixels(_make_request("one", CAT)).media)
     assert pixels._with_pixels(make_request("text"), {}.__getitem__) == make_request("text")

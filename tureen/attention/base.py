@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 
 class ModelInput(NamedTuple):
-    """One step. Tokens of all rows stand one after another."""
+    """The tensors of one step. Tokens of all rows stand one after another."""
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
@@ -29,7 +29,7 @@ class ModelInput(NamedTuple):
 
 
 class LayerShape(NamedTuple):
-    """How a layer attends."""
+    """The sizes and the scale of a layer's attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -52,10 +52,11 @@ class AttentionBackend(Protocol):
     """Stores K/V in pages and attends to them."""
 
     def plan(self, inputs: ModelInput) -> None:
-        """Once per step: whatever all layers share."""
+        """Prepares what all layers share. Called once per step, before `forward`."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
+        """Attends: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
 
-        The new K/V are stored first; each token then attends to the positions up to its own.
+        The new K/V are stored first; each token then attends to the positions up to its own. layer: the index of the
+        layer.
         """

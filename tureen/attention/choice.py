@@ -1,10 +1,10 @@
-"""Choose the attention backend of a model in torch: one that a file of this package declares.
+"""Chooses the attention backend of a model in torch: one that a file of this package declares.
 
 A backend is a file with
 - `ATTENTION_BACKENDS`: the names that `--attention-backend` has for it, in a tuple;
-- `PREFERENCE`: where several can, `auto` takes the one that prefers itself most;
-- `why_unsupported(needs)`: why it cannot do what a model needs, or "" where it can;
-- `make_backend(layers, keys, values)`: an `AttentionBackend` over these pages.
+- `PREFERENCE`: where several can, `auto` takes the one with the highest number;
+- `why_unsupported(needs)`: returns why it cannot do what a model needs, or "" where it can;
+- `make_backend(layers, keys, values)`: returns an `AttentionBackend` over these pages.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tureen.errors import StartupError, echo
 from tureen.registry import declared
 
 AUTO, NATIVE = "auto", "native"
-"""Names that no file has: whichever can, and the attention inside of the native kernels."""
+"""Names that no file has: whichever backend can, and the attention inside of the native kernels."""
 
 
 def find_backend(name: str, needs: AttentionNeeds) -> ModuleType:
-    """Import the backend of this name, or for `auto` the one to be preferred of those that can.
+    """Imports the backend of this name, or for `auto` the preferred one of those that can.
 
     Raises StartupError, naming the setting, for an unknown name, and where the backend cannot do what is needed.
     """

@@ -29,11 +29,12 @@ LEAST_BUCKET = 256  # rows with at most this many keys share a group
 
 
 def why_unsupported(needs: AttentionNeeds) -> str:
-    """Plain torch has all that it takes, on any device."""
+    """Returns "": plain torch can do all that a model needs, on any device."""
     return ""
 
 
 def make_backend(layers: Sequence[LayerShape], keys: Sequence[Tensor], values: Sequence[Tensor]) -> AttentionBackend:
+    """Makes the backend over these pages; keys, values: see ReferenceAttention."""
     return ReferenceAttention(layers, keys, values)
 
 
@@ -132,7 +133,8 @@ class ReferenceAttention:
         )
 
     def _key_slots(self, pieces: list[QueryPiece], first: int, width: int, ends: np.ndarray) -> np.ndarray:
-        """int64 [rows, width]: where positions first, first + 1, … of each row lie; beyond its end, its first key's."""
+        """Returns where positions first, first + 1, … of each row lie: int64 [rows, width]; beyond a row's end, its
+        first key's place."""
         size = self._page_size
         begin, end = first // size, -(-(first + width) // size)
         pages = np.zeros((len(pieces), end - begin), dtype=np.int64)
@@ -177,7 +179,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
-    """The first position gathered: a multiple of KEY_BLOCK that no query's window begins before."""
+    """Returns the first position gathered: a multiple of KEY_BLOCK that no query's window begins before."""
     if window is None:
         return 0
     least = min(piece.span.start + piece.begin for piece in pieces) - window + 1
@@ -185,7 +187,7 @@ def _first_key(pieces: list[QueryPiece], window: int | None) -> int:
 
 
 def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """positions [rows, queries] -> [rows, queries, width]: 0 where the query sees the key, else -inf."""
+    """Returns, for positions [rows, queries], [rows, queries, width]: 0 where the query sees the key, else -inf."""
     keys = torch.arange(first, first + width, device=positions.device)
     hidden = keys > positions[..., None]
     if window is not None:
@@ -194,7 +196,8 @@ def _mask(positions: Tensor, first: int, width: int, window: int | None, dtype: 
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, group: QueryGroup, shape: LayerShape) -> Tensor:
-    """q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads sharing keys become queries."""
+    """Attends: q [rows * queries, heads, head_dim] -> [rows * queries, heads * head_dim]. Heads that share keys become
+    queries."""
     rows, queries, kv_heads = group.mask.shape[0], group.queries, shape.num_kv_heads
     k = keys.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)
     v = values.index_select(0, group.key_slots).view(rows, -1, kv_heads, shape.head_dim).transpose(1, 2)

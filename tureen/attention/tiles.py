@@ -26,35 +26,42 @@ PAIRED = 8  # keys of the probe among which one cancels another
 
 
 class Tiles(NamedTuple):
-    """Sizes that agree, ascending."""
+    """The numbers of queries and of keys for which torch gives a query the same bits, ascending."""
 
     queries: tuple[int, ...]  # of one row and one head of keys; empty = any
     keys: tuple[int, ...]
     block: int  # beyond those, its multiples
 
     def most_queries(self, heads: int) -> int:
-        """Returns the number of queries that fit, if so many heads share the keys."""
+        """Returns the number of queries that fit into a tile, if so many heads share the keys."""
         return max(1, self.queries[-1] // heads) if self.queries else 1 << 30
 
     def padded_queries(self, number: int) -> int:
-        """Returns the padded number of queries. Where more are needed than any size that agrees has, the operator is
-        told."""
+        """Returns the padded number of queries. Tells the operator where more are needed than any size that agrees
+        has."""
         if self.queries and number > self.queries[-1]:
             say_that_nothing_is_promised()
         return next((size for size in self.queries if size >= number), number)
 
     def padded_keys(self, number: int) -> int:
+        """Returns the padded number of keys: the least size that agrees and holds them, else a multiple of the
+        block."""
         return next((size for size in self.keys if size >= number), -(-number // self.block) * self.block)
 
 
 def tiles(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Returns the sizes for this shape, dtype and device; probed once on a CPU."""
     if device.type != "cpu":
         return Tiles((), (), GPU_KEYS)
     return _probed(kv_heads, head_dim, softcap, dtype, torch.get_num_threads())
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys]."""
+    """Computes scaled dot-product attention, [rows, kv heads, queries, head_dim].
+
+    q [rows, kv heads, queries, head_dim]; k, v [rows, kv heads, keys, head_dim]; mask [rows, 1, queries, keys], added
+    to the scores.
+    """
     if softcap is None:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = torch.tanh(q @ k.transpose(2, 3) * (scale / softcap)) * softcap + mask
@@ -63,7 +70,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: flo
 
 @lru_cache(maxsize=256)
 def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dtype, threads: int) -> Tiles:
-    """`threads`: the number that torch uses now."""
+    """Probes the sizes on a CPU. `threads`: the number that torch uses now."""
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(head_dim)
         queries = torch.randn(3, kv_heads * head_dim, generator=generator).to(dtype)
@@ -93,7 +100,7 @@ def _probed(kv_heads: int, head_dim: int, softcap: float | None, dtype: torch.dt
 def _agree(
     first: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], queries: Tensor, sizes: tuple[int, ...]
 ) -> bool:
-    """Whether they give the same bits for the fewest and for the most queries."""
+    """Says whether both functions give the same bits for the fewest and for the most queries."""
     results = [of_each(function, queries, size) for function in (first, other) for size in {*sizes[:1], *sizes[-1:]}]
     return all(result is not None and results[0] is not None and torch.equal(result, results[0]) for result in results)
 
@@ -101,7 +108,8 @@ def _agree(
 def _attend(
     queries: Tensor, *, k: Tensor, v: Tensor, softcap: float | None, seen: int, width: int, rows: int = 1
 ) -> Tensor:
-    """queries [number, kv_heads * head_dim] -> as many, of which each sees the first `seen` of `width` keys."""
+    """Attends with queries [number, kv_heads * head_dim], of which each sees the first `seen` of `width` keys; same
+    shape."""
     kv_heads, head_dim = k.shape[1], k.shape[3]
     q = queries.view(1, -1, kv_heads, head_dim).transpose(1, 2).expand(rows, -1, -1, -1)
     k, v = (torch.cat((tensor[:, :, :seen], tensor[:, :, :1].expand(-1, -1, width - seen, -1)), 2) for tensor in (k, v))

@@ -1,4 +1,4 @@
-"""How each kind of server is asked and how its stream is read: one class a kind."""
+"""Says how each kind of server is asked and how its stream is read: one class a kind."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class ServerKind(Protocol):
-    """One kind of server."""
+    """Builds requests for one kind of server, and reads its streams."""
 
     path: str
     text_is_whole: bool  # an event's text is the answer so far; else what is new
 
     def body(self, job: BenchRequest) -> bytes:
-        """The request: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the job's schema."""
+        """Returns the request's body: greedy, streamed; EOS ignored and exactly `job.output_len` tokens, or with the
+        job's schema."""
 
     def read(self, data: bytes) -> Event:
-        """One event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
+        """Reads one event's data (never `[DONE]`). Raises msgspec.DecodeError for what cannot be understood."""
 
     async def prepare(self, connection: ClientConnection) -> int | None:
-        """Learn what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
+        """Learns what requests need to say. Returns the vocabulary's size, None when the server does not tell."""
 
 
 class _Meta(msgspec.Struct):
@@ -53,7 +54,7 @@ class _GenerateEvent(msgspec.Struct):
 
 
 class Generate:
-    """`/generate` of tureen and SGLang."""
+    """Asks `/generate` of tureen and SGLang."""
 
     path = "/generate"
     text_is_whole = True
@@ -86,9 +87,9 @@ class Generate:
 
     async def prepare(self, connection: ClientConnection) -> int | None:
         for path in ("/model_info", "/get_model_info"):
-            found = (await _get(connection, path)).get("vocab_size")
-            if isinstance(found, int):
-                return found
+            vocab_size = (await _get(connection, path)).get("vocab_size")
+            if isinstance(vocab_size, int):
+                return vocab_size
         return None
 
 
@@ -114,7 +115,7 @@ class _CompletionsEvent(msgspec.Struct):
 
 
 class Completions:
-    """`/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
+    """Asks `/v1/completions` of anything that speaks OpenAI's API and takes token ids (vLLM, SGLang, llama.cpp, …)."""
 
     path = "/v1/completions"
     text_is_whole = False
@@ -172,7 +173,7 @@ class _LlamaEvent(msgspec.Struct):
 
 
 class LlamaCpp:
-    """llama.cpp's own `/completion`."""
+    """Asks llama.cpp's own `/completion`."""
 
     path = "/completion"
     text_is_whole = False
@@ -222,13 +223,13 @@ def _message(error: object) -> str:
 
 
 async def _get(connection: ClientConnection, path: str) -> dict[str, Any]:
-    """The JSON object at `path`; empty when there is none."""
+    """Returns the JSON object at `path`; an empty one when there is none."""
     status, body = await connection.request("GET", path)
     try:
-        found = msgspec.json.decode(body) if status == 200 else {}
+        answer = msgspec.json.decode(body) if status == 200 else {}
     except msgspec.DecodeError:
         raise BenchError(f"{connection.address.url}{path}: the answer is not JSON; is --backend right?") from None
-    return found if isinstance(found, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 async def _first_model(connection: ClientConnection) -> dict[str, Any]:
@@ -237,5 +238,5 @@ async def _first_model(connection: ClientConnection) -> dict[str, Any]:
 
 
 def _vocab_in_model_list(entry: dict[str, Any]) -> int | None:
-    found = (entry.get("meta") or {}).get("n_vocab")  # llama.cpp's addition to the list
-    return found if isinstance(found, int) else None
+    vocab_size = (entry.get("meta") or {}).get("n_vocab")  # llama.cpp's addition to the list
+    return vocab_size if isinstance(vocab_size, int) else None

@@ -1,4 +1,4 @@
-"""`tureen check`: versions, the processor, and what it allows. Names no user, host or path."""
+"""Runs `tureen check`: versions, the processor, and the speed that it allows. Names no user, host or path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_report() -> Report:
-    """Measures for some tenths of a second."""
+    """Makes the report; measures for some tenths of a second."""
     device = resolve_device("auto")
     return Report(
         tureen=__version__,
@@ -85,7 +85,7 @@ def _machine() -> Machine:
 
 
 def _kernels() -> tuple[ModuleType | None, str]:
-    """The native kernels, or why they cannot be used."""
+    """Returns the native kernels, or why they cannot be used."""
     try:
         kernels = native.load()
     except (ImportError, RuntimeError) as error:
@@ -94,7 +94,7 @@ def _kernels() -> tuple[ModuleType | None, str]:
 
 
 def lines_of(report: Report) -> list[str]:
-    """For people."""
+    """Returns the report as lines for people."""
     machine = report.machine
     pairs = [("tureen", report.tureen), ("python", f"{report.python} on {report.system}")]
     pairs += [(name, version or "not installed") for name, version in report.packages.items()]
@@ -122,24 +122,24 @@ def _instruction_sets(machine: Machine) -> list[str]:
 def _measured(measured: list[Measured]) -> list[tuple[str, str]]:
     if not measured:
         return []
-    one, most = measured[0], measured[-1]
+    single, most = measured[0], measured[-1]
     reads, products = f"{most.read_gb_s:.1f} GB/s", f"{most.int8_gops:.0f} GOPS"
     if most.threads > 1:
-        reads += f" with {most.threads} threads, {limits.scaling(one.read_gb_s, most.read_gb_s)} as with one"
-        products += f" with {most.threads} threads, {limits.scaling(one.int8_gops, most.int8_gops)} as with one"
-    found = [("reads", reads), ("int8", products)]
+        reads += f" with {most.threads} threads, {limits.scaling(single.read_gb_s, most.read_gb_s)} as with one"
+        products += f" with {most.threads} threads, {limits.scaling(single.int8_gops, most.int8_gops)} as with one"
+    rows = [("reads", reads), ("int8", products)]
     if limits.is_like_one_core(measured):
-        found.append(("", "more threads bring little: these CPUs share a core, or others keep them busy"))
-    return found
+        rows.append(("", "more threads bring little: these CPUs share a core, or others keep them busy"))
+    return rows
 
 
 def _allowed(allowed: Allowed) -> list[tuple[str, str]]:
     """Returns the speeds that the default model cannot exceed."""
     work = limits.DEFAULT_WORK
     size = work.bytes_per_token(limits.CONTEXT) / 1e6
-    found = [("limits", f"of {work.model} here, if nothing but this took time:")]
+    rows = [("limits", f"of {work.model} here, if nothing but this took time:")]
     reads = f"a token reads {size:.0f} MB, weights and the cache of {limits.CONTEXT} tokens"
-    found.append(("", f"{allowed.single:,.0f} tok/s for one stream: {reads}"))
+    rows.append(("", f"{allowed.single:,.0f} tok/s for one stream: {reads}"))
     operations = f"a token takes {work.operations_per_token(limits.PROMPT) / 1e6:.0f} million operations"
-    found.append(("", f"{allowed.prefill:,.0f} tok/s of a prompt of {limits.PROMPT} tokens: {operations}"))
-    return found
+    rows.append(("", f"{allowed.prefill:,.0f} tok/s of a prompt of {limits.PROMPT} tokens: {operations}"))
+    return rows

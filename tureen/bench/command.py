@@ -1,4 +1,4 @@
-"""`tureen bench`: the command line. What it runs is imported when it runs."""
+"""The command line of `tureen bench`. Each workload is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ DEFAULT_VOCAB = 49152  # of the default model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's flags."""
     server = parser.add_argument_group("what is measured")
     server.add_argument("--backend", choices=BACKENDS, default="tureen", help="kind of server [tureen]")
     server.add_argument("--url", help="where it listens [the usual port of its kind on 127.0.0.1]")
@@ -94,7 +95,8 @@ def _add_own_share(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print. Raises TureenError when it cannot be done or a server answers wrongly."""
+    """Measures and prints; returns the exit status. Raises TureenError when it cannot be done or a server answers
+    wrongly."""
     if options.json is not None and not options.json.parent.is_dir():
         raise InvalidRequest(f"--json {options.json}: there is no such folder")
     if options.cold and options.workload != ["start"]:
@@ -142,9 +144,9 @@ def _offline(options: argparse.Namespace) -> dict[str, Any]:
         quick=options.quick,
         requests=options.requests,
     )
-    found = [msgspec.to_builtins(result) for result in results]
-    _show(json.dumps(found, indent=1))
-    return {"offline": found}
+    results_json = [msgspec.to_builtins(result) for result in results]
+    _show(json.dumps(results_json, indent=1))
+    return {"offline": results_json}
 
 
 def _servers(options: argparse.Namespace) -> dict[str, Any]:
@@ -163,15 +165,15 @@ def _servers(options: argparse.Namespace) -> dict[str, Any]:
         _show("\n" + report.ratios(outcome.results, [target.name for target in targets]))
     if outcome.cold_starts:
         _show("\n" + report.cold_starts(outcome.cold_starts))
-    found: dict[str, Any] = msgspec.to_builtins(outcome)
-    return found
+    outcome_json: dict[str, Any] = msgspec.to_builtins(outcome)
+    return outcome_json
 
 
 def _starts(options: argparse.Namespace) -> dict[str, Any]:
     starts = importlib.import_module("tureen.bench.starts")
-    found = starts.run_starts(_plan(options), options.cold, _say)
-    _show(starts.table(found))
-    return {"cold": options.cold, "starts": msgspec.to_builtins(found)}
+    starts_made = starts.run_starts(_plan(options), options.cold, _say)
+    _show(starts.table(starts_made))
+    return {"cold": options.cold, "starts": msgspec.to_builtins(starts_made)}
 
 
 def _plan(options: argparse.Namespace) -> Any:
@@ -197,7 +199,7 @@ def _say(line: str) -> None:
 
 
 def target_specs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Name, backend, url, start and pid of every server. Raises InvalidRequest naming the flag at fault."""
+    """Returns name, backend, url, start and pid of every server. Raises InvalidRequest naming the flag at fault."""
     if options.target and options.url:
         raise InvalidRequest("--target says the URL already: leave --url out")
     texts = options.target or [f"{options.backend}={options.backend}@{options.url or DEFAULT_URLS[options.backend]}"]

@@ -1,4 +1,4 @@
-"""Send a load to a server and note when every token arrives."""
+"""Sends a load to a server and notes when every token arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S = 600.0
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished request. Times in seconds of one monotonic clock."""
+    """One finished request. Times are in seconds of one monotonic clock."""
 
     started_s: float
     token_times_s: list[float]  # arrival of every event that carried tokens
@@ -33,7 +33,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_load(address: Address, backend: ServerKind, load: OfferedLoad) -> list[FinishedRequest]:
-    """All answers, in the order of the jobs. Raises BenchError as soon as one is not what was asked for."""
+    """Returns all answers, in the order of the jobs. Raises BenchError as soon as one is not what was asked for."""
     if load.arrivals_s is not None:
         return await _open_loop(address, backend, load, load.arrivals_s)
     return await _closed_loop(address, backend, load)
@@ -77,7 +77,7 @@ async def _open_loop(
 
 
 async def _together(clients: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run until all are done; the first error ends the others and is raised as it is."""
+    """Runs until all are done; the first error ends the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for client in clients:
@@ -89,7 +89,10 @@ async def _together(clients: Sequence[Coroutine[Any, Any, None]]) -> None:
 async def ask(
     connection: ClientConnection, backend: ServerKind, job: BenchRequest, *, may_refuse: bool = False
 ) -> FinishedRequest:
-    """Stream one request and check its length. Raises BenchError naming what was wrong with the answer."""
+    """Streams one request and checks its length. Raises BenchError naming what was wrong with the answer.
+
+    may_refuse: whether a 503 counts as a finished request.
+    """
     url = connection.address.url + backend.path
     body = backend.body(job)
     started = time.perf_counter()
@@ -146,7 +149,8 @@ async def _stream(connection: ClientConnection, backend: ServerKind, body: bytes
 
 
 def _checked(answer: FinishedRequest, job: BenchRequest, url: str) -> FinishedRequest:
-    """A server that computes another number of tokens is not doing the same work: no figure of it may be shown."""
+    """Returns the answer. Raises BenchError where its length is another than asked for: then the server's work is not
+    the same, and no figure of it may be shown."""
     prompt_tokens = len(job.prompt) if isinstance(job.prompt, list) else max(1, answer.prompt_tokens)
     output_tokens = job.output_len if job.schema is None else max(1, min(answer.output_tokens, job.output_len))
     for what, got, asked in (

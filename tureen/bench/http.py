@@ -49,19 +49,19 @@ class Address:
 
 
 class ClientConnection:
-    """One keep-alive connection; one request at a time."""
+    """One keep-alive connection, for one request at a time."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and whole body. Raises OSError when there is no connection."""
+        """Sends a request; returns status and whole body. Raises OSError when there is no connection."""
         reader, status, headers = await self._exchange(method, path, body)
         return status, b"".join([piece async for piece in self._pieces(reader, headers)])
 
     async def events(self, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """The data of every event of the answer to a POST. Raises HttpError for a status other than 200."""
+        """Yields the data of every event of the answer to a POST. Raises HttpError for a status other than 200."""
         reader, status, headers = await self._exchange("POST", path, body)
         if status != 200:
             raise HttpError(status, b"".join([piece async for piece in self._pieces(reader, headers)]))
@@ -80,7 +80,8 @@ class ClientConnection:
     async def _exchange(
         self, method: str, path: str, body: bytes
     ) -> tuple[asyncio.StreamReader, int, dict[bytes, bytes]]:
-        """Send, and read the head of the answer. A kept connection may have ended: then once more on a new one."""
+        """Sends a request and reads the head of the answer. Where a kept connection has ended, tries once more on a new
+        one."""
         head = (
             f"{method} {self.address.prefix}{path} HTTP/1.1\r\n{self.address.headers}Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -103,7 +104,8 @@ class ClientConnection:
         return self._streams
 
     async def _pieces(self, reader: asyncio.StreamReader, headers: dict[bytes, bytes]) -> AsyncIterator[bytes]:
-        """The body in whatever pieces it comes. The connection is kept only when the end was reached and allows it."""
+        """Yields the body in whatever pieces it comes. Keeps the connection only when the end was reached and allows
+        it."""
         finished = False
         try:
             if headers.get(b"transfer-encoding") == b"chunked":

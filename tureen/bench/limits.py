@@ -8,13 +8,13 @@ from types import ModuleType
 import msgspec
 
 CONTEXT = 256
-"""Tokens that a stream has behind it."""
+"""Tokens of context that a stream has when its speed is computed."""
 PROMPT = 512
 READ_BYTES = 96 << 20  # about what a token of the default model reads
 READINGS = 3
 PEAK_SECONDS = 0.1
 ONE_CORE = 1.25
-"""Processors that together do less than so many times what one does are as good as one."""
+"""Processors that together do less than so many times what one does count as one core."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +28,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     attention: int  # layers x heads x head_dim
 
     def bytes_per_token(self, context: int) -> int:
-        """Read for one token of one stream that has `context` tokens behind it."""
+        """Returns the bytes read for one token of one stream that has `context` tokens behind it."""
         return self.weight_bytes + self.kv_bytes * context
 
     def operations_per_token(self, prompt: int) -> float:
-        """Products and sums for each token of a prompt, of which the last alone needs the head."""
+        """Returns the products and sums for each token of a prompt, of which the last alone needs the head."""
         seen = (prompt + 1) / 2  # tokens that one attends to, on average
         return 2 * self.weights + 4 * self.attention * seen + 2 * self.head_weights / prompt
 
@@ -49,7 +49,7 @@ DEFAULT_WORK = Work(
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """With so many threads."""
+    """The speeds that were measured with so many threads."""
 
     threads: int
     read_gb_s: float
@@ -57,35 +57,37 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """Tokens a second."""
+    """The tokens a second that a machine allows at most."""
 
     single: float
     prefill: float
 
 
 def measure(kernels: ModuleType, threads: int) -> list[Measured]:
-    """With one thread, and with all. A few tenths of a second."""
-    found = []
+    """Measures with one thread, and with all. Takes a few tenths of a second."""
+    measurements = []
     for count in sorted({1, threads}):
         read = kernels.read_bandwidth(count, READ_BYTES, READINGS)
-        found.append(Measured(count, read, kernels.peak(count, PEAK_SECONDS)))
-    return found
+        measurements.append(Measured(count, read, kernels.peak(count, PEAK_SECONDS)))
+    return measurements
 
 
 def allowed(work: Work, measured: list[Measured]) -> Allowed:
     """Returns the limits by the best measurement, whichever number of threads it had."""
-    gb_s = max(one.read_gb_s for one in measured)
-    gops = max(one.int8_gops for one in measured)
+    gb_s = max(measurement.read_gb_s for measurement in measured)
+    gops = max(measurement.int8_gops for measurement in measured)
     return Allowed(gb_s * 1e9 / work.bytes_per_token(CONTEXT), gops * 1e9 / work.operations_per_token(PROMPT))
 
 
-def scaling(one: float, all_threads: float) -> str:
+def scaling(single_thread: float, all_threads: float) -> str:
     """Says in words how much more threads bring."""
-    return f"{all_threads / one:.1f} times as much" if all_threads > one else "no more"
+    return f"{all_threads / single_thread:.1f} times as much" if all_threads > single_thread else "no more"
 
 
 def is_like_one_core(measured: list[Measured]) -> bool:
-    """Whether several threads compute hardly more than one: CPUs that share a core do, and those that others keep
-    busy."""
-    one, most = measured[0], measured[-1]
-    return most.threads > 1 and most.int8_gops < ONE_CORE * one.int8_gops
+    """Says whether several threads compute hardly more than one.
+
+    That is so where CPUs share a core, and where other processes keep them busy.
+    """
+    single, most = measured[0], measured[-1]
+    return most.threads > 1 and most.int8_gops < ONE_CORE * single.int8_gops

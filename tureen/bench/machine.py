@@ -1,4 +1,4 @@
-"""The machine a figure was taken on: what it is, and how fast it reads memory right now."""
+"""Describes the machine a figure was taken on: what it is, and how fast it reads memory right now."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class MemoryReads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe() -> dict[str, object]:
-    """For the JSON. Names no user, host or path. `kernels`: the instruction set that ours use, in this environment."""
+    """Describes the machine for the JSON. Names no user, host or path.
+
+    `kernels`: the instruction set that ours use, in this environment.
+    """
     native = load()
     return {
         "tureen": __version__,
@@ -51,7 +54,7 @@ def _first_field(path: Path, name: str) -> str:
 
 
 def memory_reads() -> MemoryReads:
-    """Measured now, with every CPU, in some tenths of a second: a virtual machine's share changes within seconds."""
+    """Measures now, with every CPU, in some tenths of a second: a virtual machine's share changes within seconds."""
     threads = min(len(os.sched_getaffinity(0)), 16)
     native = load()
     read = _read_with_numpy if native is None else native.read_bandwidth

@@ -1,4 +1,4 @@
-"""The `offline` workload: `tureen.Engine` in this process, no HTTP."""
+"""Runs the `offline` workload: `tureen.Engine` in this process, no HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OfflineGenerator(Protocol):
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):
-    """A batch of prompts given to `Engine.generate` at once."""
+    """The figures of a batch of prompts given to `Engine.generate` at once."""
 
     workload: str
     seed: int
@@ -43,7 +43,10 @@ class OfflineResult(msgspec.Struct, kw_only=True):
 def run_offline(
     *, model_path: str | None, vocab_size: int, seed: int | None, quick: bool, requests: int | None
 ) -> list[OfflineResult]:
-    """The throughput shapes, one batch each. Raises BenchError when the engine returns another number of tokens."""
+    """Runs the throughput shapes, one batch each.
+
+    vocab_size: prompts are of random ids below it. Raises BenchError when the engine returns another number of tokens.
+    """
     seed = secrets.randbits(32) if seed is None else seed
     started = time.perf_counter()
     settings: dict[str, Any] = {} if model_path is None else {"model_path": model_path}

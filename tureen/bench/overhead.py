@@ -39,7 +39,7 @@ CAPACITY = Capacity(num_pages=4096, page_size=16, max_rows=64, vocab_size=49152,
 
 
 class TimedFakeRunner(FakeRunner):
-    """Knows how long its own last step took: that is not the engine's time."""
+    """A fake runner that knows how long its own last step took: that is not the engine's time."""
 
     last_run_s = 0.0
 
@@ -51,14 +51,14 @@ class TimedFakeRunner(FakeRunner):
 
 
 class EngineOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """One decode step with so many sequences running: plan, commit and detokenize, without the runner."""
+    """The time of one decode step with so many sequences running: plan, commit and detokenize, without the runner."""
 
     running: int
     step_ms: Spread
 
 
 class HttpOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for one token over a kept connection, answered by the client's engine, and the same without HTTP."""
+    """The times of a request for one token over a kept connection, and of the same request without HTTP."""
 
     http_ms: Spread
     direct_ms: Spread
@@ -66,7 +66,7 @@ class HttpOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_overhead(tokenizer: Tokenizer) -> list[EngineOverhead]:
-    """Median and tail of the engine's own time a step."""
+    """Returns median and tail of the engine's own time a step, for several numbers of sequences."""
     return [_engine_overhead(tokenizer, running) for running in RUNNING]
 
 
@@ -89,7 +89,7 @@ def _engine_overhead(tokenizer: Tokenizer, running: int) -> EngineOverhead:
 
 
 def http_overhead(tokenizer: Tokenizer) -> HttpOverhead:
-    """Requests for one token in turns, over HTTP and directly, all in one event loop."""
+    """Sends requests for one token in turns, over HTTP and directly, all in one event loop; returns both times."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_http_overhead(tokenizer))
@@ -163,7 +163,7 @@ def _fake_engine(tokenizer: Tokenizer, progress: Progress) -> tuple[Engine, Engi
 def make_request(
     request_id: str, dice: random.Random, *, output_len: int, prompt_len: int = PROMPT_LEN
 ) -> GenerateRequest:
-    """Greedy, of random tokens, exactly `output_len` long."""
+    """Makes a greedy request of random tokens, whose output is exactly `output_len` long."""
     return GenerateRequest(
         id=request_id,
         token_ids=tuple(dice.randrange(1000, 40000) for _ in range(prompt_len)),

@@ -1,8 +1,8 @@
-"""How well a model predicts a text, under different settings: what kernels and fewer bits cost in accuracy.
+"""Measures how well a model predicts a text, under different settings: what kernels and fewer bits cost in accuracy.
 
     python -m tureen.bench.perplexity TEXT kernels=torch,dtype=float32 kernels=native kernels=native,quantization=int8
 
-The first settings are what the others are compared with.
+The other settings are compared with the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ScoringEngine(Protocol):
 
 
 def token_logprobs(engine: ScoringEngine, token_ids: Sequence[int], *, chunk: int = CHUNK) -> list[float]:
-    """Natural logarithm of each token's probability after those before it in its `chunk`; first ones have none."""
+    """Returns each token's log-probability, in nats, after those before it in its `chunk`; the first of a chunk has
+    none."""
     prompts = [list(token_ids[start : start + chunk]) for start in range(0, len(token_ids) - 1, chunk)]
     answers = engine.generate(
         input_ids=prompts,
@@ -41,11 +42,12 @@ def token_logprobs(engine: ScoringEngine, token_ids: Sequence[int], *, chunk: in
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """exp(−mean): as many tokens as the model hesitates between. `logprobs` must not be empty."""
+    """Returns exp(−mean): as many tokens as the model hesitates between. `logprobs` must not be empty."""
     return math.exp(-math.fsum(logprobs) / len(logprobs))
 
 
 def main() -> None:
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("settings", nargs="+", metavar="NAME=VALUE[,…]", help="of tureen.Engine")
@@ -59,11 +61,11 @@ def main() -> None:
     for text in options.settings:
         settings = dict(pair.split("=", 1) for pair in text.split(","))
         with tureen.Engine(model_path=options.model_path, **settings) as engine:
-            found = token_logprobs(engine, token_ids)
-        first = first or found
-        differences = math.fsum(abs(one - other) for one, other in zip(found, first, strict=True)) / len(found)
-        ratio = perplexity(found) / perplexity(first)
-        lines.append((text, str(len(found)), f"{perplexity(found):.4f}", f"{ratio:.5f}", f"{differences:.5f}"))
+            logprobs = token_logprobs(engine, token_ids)
+        first = first or logprobs
+        differences = math.fsum(abs(a - b) for a, b in zip(logprobs, first, strict=True)) / len(logprobs)
+        ratio = perplexity(logprobs) / perplexity(first)
+        lines.append((text, str(len(logprobs)), f"{perplexity(logprobs):.4f}", f"{ratio:.5f}", f"{differences:.5f}"))
     print(lay_out(lines))  # noqa: T201 - what the command is for
 
 

@@ -1,4 +1,4 @@
-"""The server's processes on this machine, read from /proc: who listens, CPU time, memory; and starting one."""
+"""Reads the server's processes from /proc: which one listens, CPU time, memory. Starts servers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class ProcessMemory(msgspec.Struct, frozen=True):
 
 
 class Stat(msgspec.Struct, frozen=True):
+    """The fields of /proc/PID/stat that are used."""
+
     parent: int
     cpu_s: float  # user and system time, with that of children that have ended
 
 
 def listener(port: int) -> int | None:
-    """The process that listens on a TCP port here; of several, the one whose parent is not among them."""
+    """Returns the process that listens on a TCP port here; of several, the one whose parent is not among them."""
     sockets = {
         fields[9]
         for table in ("tcp", "tcp6")
@@ -46,31 +48,31 @@ def listener(port: int) -> int | None:
         if (fields := line.split())[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port
     }
     names = {f"socket:[{inode}]" for inode in sockets}
-    found = {pid for pid in _all_pids() if names and names & _open_files(pid)}
-    roots = [pid for pid in found if (stat := read_stat(pid)) is None or stat.parent not in found]
+    pids = {pid for pid in _all_pids() if names and names & _open_files(pid)}
+    roots = [pid for pid in pids if (stat := read_stat(pid)) is None or stat.parent not in pids]
     return min(roots, default=None)
 
 
 def family(root: int) -> list[int]:
-    """`root` and all its living descendants."""
+    """Returns the process ids of `root` and all its living descendants."""
     children: dict[int, list[int]] = {}
     for pid in _all_pids():
         if (stat := read_stat(pid)) is not None:
             children.setdefault(stat.parent, []).append(pid)
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def cpu_seconds(root: int | None) -> float | None:
-    """CPU time of a process and its descendants so far; None when there is no such process."""
+    """Returns the CPU time of a process and its descendants so far; None when there is no such process."""
     stats = [read_stat(pid) for pid in family(root)] if root is not None else []
     return sum(stat.cpu_s for stat in stats if stat) if any(stats) else None
 
 
 def memory(root: int | None) -> ProcessMemory | None:
-    """Memory of a process and its descendants; None when there is no such process."""
+    """Returns the memory of a process and its descendants; None when there is no such process."""
     if root is None or read_stat(root) is None:
         return None
     resident = private = peak = 0.0
@@ -83,6 +85,7 @@ def memory(root: int | None) -> ProcessMemory | None:
 
 
 def read_stat(pid: int) -> Stat | None:
+    """Returns a process's figures; None when there is no such process."""
     text = _read(Path(f"/proc/{pid}/stat"))
     fields = text.rpartition(")")[2].split()  # the name before may contain anything
     return Stat(int(fields[1]), sum(map(int, fields[11:15])) / TICKS) if len(fields) > 15 else None
@@ -94,7 +97,7 @@ def _kib_fields(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> str:
-    """Text of a /proc file; empty when the process has ended or is somebody else's."""
+    """Returns the text of a /proc file; empty when the process has ended or is somebody else's."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -106,16 +109,16 @@ def _all_pids() -> list[int]:
 
 
 def _open_files(pid: int) -> set[str]:
-    found = set()
+    targets = set()
     try:
         for entry in os.scandir(f"/proc/{pid}/fd"):
             try:
-                found.add(os.readlink(entry.path))
+                targets.add(os.readlink(entry.path))
             except OSError:
                 continue
     except OSError:
         return set()
-    return found
+    return targets
 
 
 class StartedServer:
@@ -142,7 +145,10 @@ class StartedServer:
         return self._process.pid
 
     async def ready(self, address: Address) -> float:
-        """Seconds from the start until /health answered 200. Raises BenchError when the server ends before that."""
+        """Returns the seconds from the start until /health answered 200.
+
+        Raises BenchError when the server ends before that.
+        """
         while time.perf_counter() - self.started_s < START_TIMEOUT_S:
             if self._process.poll() is not None:
                 raise BenchError(
@@ -162,7 +168,7 @@ class StartedServer:
         raise BenchError(f"--start {self.command}: not ready after {START_TIMEOUT_S:.0f} s")
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL, to the server and all it started."""
+        """Ends the server and all it started: SIGTERM, then SIGKILL."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.pid, sign)

@@ -16,11 +16,13 @@ SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 class ProcessorFeatures(msgspec.Struct, frozen=True):
+    """A processor's name, and the features that the system lists for it."""
+
     name: str
     flags: frozenset[str]
 
     def has(self, needs: str) -> bool:
-        """needs: features, with spaces between."""
+        """Says whether the processor has these features; needs: their names, with spaces between."""
         return self.flags.issuperset(SPELLED.get(feature, feature) for feature in needs.split())
 
 
@@ -33,7 +35,7 @@ class Isa(msgspec.Struct, frozen=True):
 
 
 def parse_cpuinfo(text: str) -> ProcessorFeatures:
-    """text: of /proc/cpuinfo, the first processor of which is described."""
+    """Returns the first processor that /proc/cpuinfo describes; text: that file's."""
     pairs = (line.partition(":") for line in text.strip().split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = fields.get("flags", fields.get("Features", ""))
@@ -44,12 +46,14 @@ def parse_cpuinfo(text: str) -> ProcessorFeatures:
 
 
 def this_processor() -> ProcessorFeatures:
+    """Returns the processor of this machine."""
     return parse_cpuinfo(CPUINFO.read_text(encoding="utf-8") if CPUINFO.exists() else "")
 
 
 def better(processor: ProcessorFeatures, kernels: ModuleType) -> list[str]:
-    """For each instruction set that is better than the one in use, best first: why it is not, and what to do."""
-    built = {isa.name: isa for isa in (Isa(*found) for found in kernels.isas())}
+    """Returns a line for each instruction set that is better than the one in use, best first: why it is not, and what
+    to do."""
+    built = {isa.name: isa for isa in (Isa(*fields) for fields in kernels.isas())}
     lines = []
     for name, needs in kernels.needs_of_isas():
         if name == kernels.isa():
@@ -70,7 +74,7 @@ def _why_not(name: str, isa: Isa | None) -> str:
 
 
 def count_cores(cpus: Sequence[int], siblings: str = SIBLINGS) -> int | None:
-    """How many cores the system says that these CPUs belong to; None where it does not say."""
+    """Returns the number of cores that these CPUs belong to; None where the system does not say."""
     try:
         return len({Path(siblings.format(cpu)).read_text(encoding="utf-8") for cpu in cpus})
     except OSError:

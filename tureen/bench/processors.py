@@ -41,7 +41,7 @@ CLASSES = {
 
 
 class ProcessorOverhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling a step's one row greedily with a processor, and without one; they take turns."""
+    """The times of sampling a step's one row greedily with a processor, and without one; they take turns."""
 
     processor: str
     with_ms: Spread
@@ -50,7 +50,7 @@ class ProcessorOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processor_overhead() -> list[ProcessorOverhead]:
-    """Raises StartupError where there is no sandbox."""
+    """Measures processors that clients send as code. Raises StartupError where there is no sandbox."""
     arithmetic = _arithmetic()
     pool = ProcessorPool(1, VOCAB_SIZE)
     processors = CustomProcessors({}, pool)

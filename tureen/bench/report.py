@@ -1,4 +1,4 @@
-"""Figures from answers, and how they are shown."""
+"""Computes figures from answers, and formats them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tureen.bench.process import ProcessMemory
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Milliseconds."""
+    """Median, 99th percentile and maximum of times, in milliseconds."""
 
     p50: float
     p99: float
@@ -23,15 +23,17 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Goals(msgspec.Struct, frozen=True):
-    """A request counts for goodput when it keeps both."""
+    """The times that a request must keep, both of them, to count for goodput."""
 
     ttft_ms: float
     itl_ms: float  # mean over the request
 
 
 class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the start of the command, the moment between ready and first request left out; memory of all its
-    processes, when ready and at rest after the first request.
+    """The times and the memory of a server that was started here.
+
+    Seconds count from the start of the command, the moment between ready and first request left out. Memory is that of
+    all its processes, when ready and at rest after the first request.
     """
 
     ready_s: float
@@ -41,7 +43,7 @@ class ColdStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """One pass of one workload on one server."""
+    """The figures of one pass of one workload on one server."""
 
     workload: str
     target: str
@@ -71,7 +73,10 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest values, as numpy's default. `values` need not be sorted, must not be empty."""
+    """Returns a percentile, linear between the two nearest values, as numpy's default.
+
+    `values` need not be sorted, and must not be empty.
+    """
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     low = math.floor(position)
@@ -80,21 +85,23 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """`seconds` must not be empty."""
+    """Computes a Spread of times in seconds. `seconds` must not be empty."""
     values = (statistics.median(seconds), percentile(seconds, 99), max(seconds))
     return Spread(*(round(1000 * value, 3) for value in values))
 
 
 def ttft(answer: FinishedRequest) -> float:
+    """Returns the seconds from sending a request to its first token."""
     return answer.token_times_s[0] - answer.started_s
 
 
 def itl(answer: FinishedRequest) -> list[float]:
-    """Gaps between events with tokens: what a reader waits."""
+    """Returns the gaps between events with tokens, in seconds: what a reader waits."""
     return [later - earlier for earlier, later in pairwise(answer.token_times_s)]
 
 
 def keeps(answer: FinishedRequest, goals: Goals) -> bool:
+    """Says whether a request keeps the goals."""
     if answer.refused:
         return False
     decode_s = answer.token_times_s[-1] - answer.token_times_s[0]
@@ -112,8 +119,10 @@ def summarise(
     rate: float | None = None,
     goals: Goals | None = None,
 ) -> Result:
-    """Figures of one pass. One request after another: rates of the median request, so that one hiccup does not count;
-    otherwise of the whole pass.
+    """Computes the figures of one pass.
+
+    One request after another: rates of the median request, so that one hiccup does not count; otherwise of the whole
+    pass.
     """
     done = [answer for answer in answers if not answer.refused]
     seconds = max(a.ended_s for a in answers) - min(a.started_s for a in answers)
@@ -154,7 +163,7 @@ HEADINGS = (
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line a result; times in ms, memory in MiB, goodput in requests a second, reads of memory in GB/s."""
+    """Formats one line a result; times in ms, memory in MiB, goodput in requests a second, reads of memory in GB/s."""
     return lay_out([HEADINGS, *(_line(result) for result in results)])
 
 
@@ -184,10 +193,10 @@ def _line(result: Result) -> tuple[str, ...]:
     )
 
 
-def cold_starts(found: Mapping[str, ColdStart]) -> str:
-    """One line a server that was started here."""
+def cold_starts(starts: Mapping[str, ColdStart]) -> str:
+    """Formats one line for each server that was started here."""
     lines: list[tuple[str, ...]] = [("cold start", "", "ready s", "first token s", "MiB at rest", "of that private")]
-    for target, cold in found.items():
+    for target, cold in starts.items():
         rest = cold.memory_at_rest
         sizes = (in_short(rest.resident), in_short(rest.private)) if rest else ("–", "–")
         lines.append((target, "", in_short(cold.ready_s), in_short(cold.first_token_s), *sizes))
@@ -195,7 +204,7 @@ def cold_starts(found: Mapping[str, ColdStart]) -> str:
 
 
 def ratios(results: Sequence[Result], targets: Sequence[str]) -> str:
-    """Every target's speed over each other target's: the median over the rounds, each round compared within itself.
+    """Formats every target's speed over each other target's: the median over the rounds, each compared within itself.
 
     Speed is tokens a second, but requests a second where each server decides how long its answers are.
     """
@@ -219,7 +228,7 @@ def _pairs(targets: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def lay_out(lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be: names to the left, numbers to the right."""
+    """Formats columns as wide as they must be: names to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -231,6 +240,7 @@ def lay_out(lines: Sequence[Sequence[str]]) -> str:
 
 
 def in_short(value: float | None) -> str:
+    """Formats a number with three digits or so; – for None."""
     if value is None:
         return "–"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""One run of the benchmark: find or start the servers, run the workloads on each in turn, collect the results."""
+"""One run of the benchmark: finds or starts the servers, runs the workloads on each in turn, collects the results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct):
-    """Everything that was measured."""
+    """Everything that a run measured."""
 
     seed: int
     plan: BenchPlan
@@ -87,7 +87,10 @@ class TargetServer:
 
 
 def run_plan(plan: BenchPlan, say: Say) -> Outcome:
-    """Measure; `say` gets a line about each pass as it ends. Raises BenchError. Started servers are always stopped."""
+    """Runs the plan; `say` gets a line about each pass as it ends. Started servers are always stopped.
+
+    Raises BenchError.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(_Session(plan, say).run())
@@ -154,7 +157,7 @@ class _Session:
                 await self._pass(target, make_load(shape, dice, rate=plan.rate), number, plan.rate)
 
     async def _mixed(self, targets: list[TargetServer]) -> None:
-        """Capacity first, then arrivals at shares of it; with --rate at that rate only."""
+        """Measures the capacity first, then arrivals at shares of it; with --rate at that rate only."""
         plan = self.plan
         count = plan.requests or MIXED_REQUESTS[plan.quick]
         concurrency = plan.concurrency or MIXED_CONCURRENCY
@@ -227,7 +230,7 @@ class _Session:
         return result
 
     def _turns(self, targets: list[TargetServer]) -> Iterator[tuple[int, TargetServer]]:
-        """A B A B …: what changes with time on the machine then falls on all alike."""
+        """Yields the targets in turn, A B A B …: what changes with time on the machine then falls on all alike."""
         for number in range(self.plan.rounds):
             for target in targets:
                 yield number, target

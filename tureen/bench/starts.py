@@ -1,4 +1,5 @@
-"""The workload `start`: servers started in turn, each alone; how long until each answers, and what it took."""
+"""Runs the workload `start`: servers started in turn, each alone; measures how long until each answers, and what it
+took."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Say = Callable[[str], None]
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """One start. Seconds from the command on, the moment between ready and first request left out."""
+    """The figures of one start. Seconds count from the command on, the moment between ready and first request left
+    out."""
 
     target: str
     round: int
@@ -44,7 +46,7 @@ class Start(msgspec.Struct, kw_only=True):
 
 
 def run_starts(plan: BenchPlan, cold: str | None, say: Say) -> list[Start]:
-    """Start every target's command in turn, `plan.rounds` times, after a first time that does not count.
+    """Starts every target's command in turn, `plan.rounds` times, after a first time that does not count.
 
     cold: "evict" takes what the servers read out of the page cache before each start, "drop" takes all that is there.
     Raises BenchError.
@@ -75,15 +77,15 @@ class _Starts:
             await self._start(spec, -1)
         if self._cold == "evict":
             self._files.update(_files_below(_own_folders()))
-        found = []
+        starts = []
         for number in range(self._plan.rounds):
             for spec in self._plan.targets:
                 self._cool()
-                found.append(await self._start(spec, number))
+                starts.append(await self._start(spec, number))
                 self._say(
-                    f"{spec.name}: ready after {found[-1].ready_s:.2f} s, first token {found[-1].first_token_s:.2f} s"
+                    f"{spec.name}: ready after {starts[-1].ready_s:.2f} s, first token {starts[-1].first_token_s:.2f} s"
                 )
-        return found
+        return starts
 
     async def _start(self, spec: TargetSpec, number: int) -> Start:
         address = Address(spec.url, api_key=self._plan.api_key)
@@ -137,7 +139,7 @@ class _Starts:
 
 
 def evict(file: Path) -> None:
-    """Take a file's pages out of the page cache, but those that a running process has mapped."""
+    """Takes a file's pages out of the page cache, but those that a running process has mapped."""
     with contextlib.suppress(OSError), open_regular(file) as opened:  # else gone, not ours to read, or no file
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -156,14 +158,14 @@ def _files_below(folders: Iterable[Path]) -> Iterator[Path]:
 
 def _mapped_files(root: int) -> set[Path]:
     """Returns the files that the processes have mapped: programs, libraries, models."""
-    found = set()
+    paths = set()
     for pid in family(root):
         with contextlib.suppress(OSError):  # it has ended
             for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
                 path = line.partition("/")[2]
                 if path and not path.startswith(("dev/", "memfd:")):
-                    found.add(Path("/" + path))
-    return found
+                    paths.add(Path("/" + path))
+    return paths
 
 
 def _read_bytes(root: int) -> int:
@@ -177,16 +179,17 @@ def _read_bytes(root: int) -> int:
 
 
 def table(starts: Sequence[Start]) -> str:
-    """The median of each figure, with the least and the most of the times; and the first target's over the others'."""
+    """Formats the median of each figure, with the least and the most of the times; and the first target's over the
+    others'."""
     lines: list[tuple[str, ...]] = [("start", "", "ready s", "least", "most", "first token s", "cpu s", "MiB read")]
     medians: dict[str, float] = {}
-    for target in dict.fromkeys(one.target for one in starts):
-        mine = [one for one in starts if one.target == target]
-        ready = [one.ready_s for one in mine]
-        cpu = [one.cpu_s for one in mine if one.cpu_s is not None]
-        medians[target] = statistics.median(one.first_token_s for one in mine)
+    for target in dict.fromkeys(start.target for start in starts):
+        mine = [start for start in starts if start.target == target]
+        ready = [start.ready_s for start in mine]
+        cpu = [start.cpu_s for start in mine if start.cpu_s is not None]
+        medians[target] = statistics.median(start.first_token_s for start in mine)
         figures = (statistics.median(ready), min(ready), max(ready), medians[target])
-        more = (statistics.median(cpu) if cpu else None, statistics.median(one.read_mib for one in mine))
+        more = (statistics.median(cpu) if cpu else None, statistics.median(start.read_mib for start in mine))
         lines.append((target, "", *(in_short(value) for value in (*figures, *more))))
     first, *others = medians
     ratios = [f"first token {first}/{other}: {medians[first] / medians[other]:.2f}x" for other in others]

@@ -25,7 +25,7 @@ LEAD = 100  # steps in which the first sequences decode and the last prompts are
 
 
 class StepShare(msgspec.Struct, frozen=True, kw_only=True):
-    """One decode step with so many sequences running."""
+    """The shares of one decode step with so many sequences running."""
 
     running: int
     step_ms: Spread
@@ -65,7 +65,8 @@ class TimedRunner:
 
 
 def step_shares(config: Config) -> list[StepShare]:
-    """At 1, 16 and 64 sequences. Raises StartupError where there are no native kernels: only they know their time."""
+    """Measures at 1, 16 and 64 sequences. Raises StartupError where there are no native kernels: only they know their
+    time."""
     config = msgspec.structs.replace(config, device="cpu", kernels="native")
     model = find_model(config)
     runner = TimedRunner(load_runner(model.source, config))

@@ -1,4 +1,5 @@
-"""The `json` workload: objects of five fields, whether they match their schema, and how many steps they took."""
+"""The `json` workload: objects of five fields; measures whether they match their schema, and how many steps they
+took."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ ASKED = (
 
 
 def json_jobs(dice: Dice, count: int, *, are_new: bool = False) -> list[BenchRequest]:
-    """Prompts with a number of their own, the schemas in turn; `are_new`: every schema is one of its own too."""
+    """Makes prompts with a number of their own, the schemas in turn; `are_new`: every schema is one of its own too."""
     jobs = []
     for index in range(count):
         serial = dice.random.randrange(10**5, 10**6)
@@ -73,12 +74,12 @@ def json_jobs(dice: Dice, count: int, *, are_new: bool = False) -> list[BenchReq
 
 
 def plain_jobs(dice: Dice, count: int, output_len: int) -> list[BenchRequest]:
-    """The same kind of prompts without a schema, each answer exactly so long."""
+    """Makes the same kind of prompts without a schema, each answer exactly so long."""
     return [msgspec.structs.replace(job, schema=None, output_len=output_len) for job in json_jobs(dice, count)]
 
 
 def share_valid(jobs: Sequence[BenchRequest], answers: Sequence[FinishedRequest]) -> float | None:
-    """Share of the answers to jobs with a schema that are JSON and match it; None where no job has one."""
+    """Returns the share of the answers to jobs with a schema that are JSON and match it; None where no job has one."""
     asked = [(job.schema, answer.text) for job, answer in zip(jobs, answers, strict=True) if job.schema is not None]
     if not asked:
         return None
@@ -99,12 +100,15 @@ HEADINGS = (
 
 
 def table(results: Iterable[Result]) -> str:
-    """One line a pass with a schema. `decoded` = tokens less those that were forced, so the steps of each sequence in
-    all; `plain/json` = how many times as long as many tokens without a schema took."""
-    found = {(result.workload, result.target, result.round): result for result in results}
+    """Formats one line a pass with a schema.
+
+    `decoded` = tokens less those that were forced, so the steps of each sequence in all; `plain/json` = how many times
+    as long as many tokens without a schema took.
+    """
+    by_pass = {(result.workload, result.target, result.round): result for result in results}
     lines = [
-        _line(result, found.get((f"{workload}-plain", target, number)))
-        for (workload, target, number), result in found.items()
+        _line(result, by_pass.get((f"{workload}-plain", target, number)))
+        for (workload, target, number), result in by_pass.items()
         if result.valid is not None
     ]
     return lay_out([HEADINGS, *lines])
@@ -129,7 +133,7 @@ def _line(result: Result, plain: Result | None) -> tuple[str, ...]:
 
 
 def _schema(properties: dict[str, Any], choice: str | None) -> str:
-    """With one more choice where the object has an enumeration, if it is given."""
+    """Returns a schema of these properties; `choice`: one more choice where the object has an enumeration."""
     if choice is not None:
         properties = {
             name: value | {"enum": [*value["enum"], choice]} if "enum" in value else value

@@ -1,4 +1,4 @@
-"""Workloads: prompts of random token ids with exact lengths, and how they arrive."""
+"""The workloads: prompts of random token ids with exact lengths, and how they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIXED_LOADS = (0.5, 1.0, 3.0)  # shares of the capacity measured just before
 
 
 class BenchRequest(msgspec.Struct, frozen=True):
-    """One request: greedy, exactly `output_len` tokens long; with a schema the answer ends by itself, at most there."""
+    """A greedy request, exactly `output_len` tokens long; with a schema the answer ends by itself, at most there."""
 
     prompt: list[int] | str
     output_len: int
@@ -24,7 +24,7 @@ class BenchRequest(msgspec.Struct, frozen=True):
 
 
 class TimedPass(msgspec.Struct, frozen=True, kw_only=True):
-    """One timed pass of a workload. Lengths in tokens."""
+    """The shape of one timed pass of a workload. Lengths are in tokens."""
 
     name: str
     prompt_len: int  # of its own; `common_len` tokens that all requests share come before them
@@ -72,7 +72,8 @@ OVER_HTTP = (*SHAPES, "mixed", "json")
 def shapes(
     workload: str, *, quick: bool, requests: int | None = None, concurrency: int | None = None
 ) -> list[TimedPass]:
-    """The passes of a workload as they will run. `quick` = about a quarter of the output and of the requests."""
+    """Returns the passes of a workload as they will run. `quick` = about a quarter of the output and of the
+    requests."""
     chosen = SHAPES[workload]
     if concurrency is not None:
         chosen = (
@@ -104,14 +105,16 @@ class Dice:
         self.first_id, self.last_id = vocab_size // 16, vocab_size - vocab_size // 16 - 1
 
     def token_ids(self, count: int) -> list[int]:
+        """Returns so many random token ids."""
         return [self.random.randint(self.first_id, self.last_id) for _ in range(count)]
 
     def length(self, median: float, sigma: float, least: int, most: int) -> int:
-        """Lognormal, cut to [least, most]."""
+        """Draws a lognormal length, cut to [least, most]."""
         return max(least, min(most, round(median * self.random.lognormvariate(0.0, sigma))))
 
     def arrivals(self, count: int, rate: float) -> list[float]:
-        """Seconds after the start of a Poisson process with `rate` arrivals a second; the first comes at 0."""
+        """Returns the arrivals of a Poisson process with `rate` arrivals a second, in seconds after the start; the
+        first comes at 0."""
         times = [0.0]
         while len(times) < count:
             times.append(times[-1] + self.random.expovariate(rate))
@@ -119,7 +122,8 @@ class Dice:
 
 
 def make_load(shape: TimedPass, dice: Dice, *, rate: float | None = None) -> OfferedLoad:
-    """Jobs of a shape; with `rate` they arrive by chance, `rate` a second on average, whatever is still running."""
+    """Makes the jobs of a shape; with `rate` they arrive by chance, `rate` a second on average, whatever is still
+    running."""
     common = dice.token_ids(shape.common_len)
     jobs = [BenchRequest(common + dice.token_ids(shape.prompt_len), shape.output_len) for _ in range(shape.requests)]
     arrivals = None if rate is None else dice.arrivals(len(jobs), rate)
@@ -127,5 +131,5 @@ def make_load(shape: TimedPass, dice: Dice, *, rate: float | None = None) -> Off
 
 
 def mixed_jobs(dice: Dice, count: int) -> list[BenchRequest]:
-    """Prompts and outputs of lognormal length."""
+    """Makes jobs whose prompts and outputs have lognormal lengths."""
     return [BenchRequest(dice.token_ids(dice.length(*MIXED_PROMPT)), dice.length(*MIXED_OUTPUT)) for _ in range(count)]

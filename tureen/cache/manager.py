@@ -25,7 +25,7 @@ class PageTable:
 
     @property
     def as_tuple(self) -> tuple[int, ...]:
-        """The pages as a row carries them; made again only after a change."""
+        """Returns the pages as a row carries them; the tuple is made again only after a change."""
         if self._as_tuple is None:
             self._as_tuple = tuple(self.pages)
         return self._as_tuple
@@ -51,24 +51,28 @@ class CacheManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had: free, or held by the tree alone."""
+        """The number of pages that can be had: free, or held by the radix tree alone."""
         return self.pool.num_free + self.tree.num_evictable
 
     def num_pages_for(self, num_tokens: int) -> int:
+        """Returns how many pages hold so many tokens."""
         return -(-num_tokens // self.page_size)
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_tokens: int) -> list[RadixNode]:
-        """The nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks nothing."""
+        """Returns the nodes of the longest cached prefix of at most `max_tokens` tokens, whole pages only. Locks
+        nothing."""
         return self.tree.match(namespace, token_ids, max_tokens // self.page_size)
 
     def open(
         self, namespace: Namespace, nodes: list[RadixNode], num_tokens: int, *, headroom: int, is_public: bool = True
     ) -> PageTable | None:
-        """A page table that starts with the matched `nodes` and has pages for `num_tokens`.
+        """Makes a page table that starts with the matched `nodes` and has pages for `num_tokens`.
 
-        One that is not public is never found by others: what its token ids say is not what it holds.
+        is_public: whether its pages are published. Those of a sequence with embeddings of its client are not: the token
+        ids do not tell what the pages hold.
 
-        None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU order.
+        Returns None when that would leave fewer than `headroom` pages available; then nothing has changed but the LRU
+        order.
         """
         for node in nodes:
             self.tree.lock(node)
@@ -82,7 +86,8 @@ class CacheManager:
         return table
 
     def grow(self, table: PageTable, num_tokens: int) -> bool:
-        """Give the table pages for `num_tokens` in all. False, and no change, when there are not enough."""
+        """Gives the table pages for `num_tokens` in all. Returns False, and changes nothing, when there are not
+        enough."""
         missing = self.num_pages_for(num_tokens) - len(table.pages)
         if missing > self.num_available:
             return False
@@ -94,7 +99,7 @@ class CacheManager:
         return True
 
     def publish(self, table: PageTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """Put the table's full pages among the first `num_computed` tokens into the tree, where others find them.
+        """Puts the table's full pages among the first `num_computed` tokens into the tree, where others find them.
 
         Where the tree has a page with these tokens already, the table changes over to it and gives its own back.
         """
@@ -113,9 +118,9 @@ class CacheManager:
             table.nodes.append(node)
 
     def close(self, table: PageTable, *, distrust_from: int | None = None) -> None:
-        """Give all pages back. Published ones stay in the tree as evictable.
+        """Gives all pages of the table back. Published ones stay in the tree as evictable.
 
-        With `distrust_from`, the tree forgets what this table published or used from that page on.
+        With `distrust_from`, the tree forgets what this table published or used from the page of that index on.
         """
         if distrust_from is not None and distrust_from < len(table.nodes):
             self.tree.remove(table.nodes[distrust_from])
@@ -127,14 +132,15 @@ class CacheManager:
         del self._open[table]
 
     def flush(self) -> int:
-        """Forget every prefix that no sequence uses; returns how many pages that freed."""
+        """Forgets every prefix that no sequence uses; returns how many pages that freed."""
         num_flushed = self.tree.num_evictable
         for _ in range(num_flushed):
             self.tree.evict()
         return num_flushed
 
     def check(self) -> list[str]:
-        """Verify that free + cached + used pages are all pages, each counted once per holder. Returns what is wrong."""
+        """Verifies that free, cached and used pages are all pages, each counted once per holder. Returns what is
+        wrong."""
         holders = [0] * self.pool.num_pages
         wrong = []
         for table in self._open:

@@ -1,4 +1,5 @@
-"""The pool of KV-cache pages: a free list and reference counts. Integers only; the tensors live in the runner."""
+"""The pool of KV-cache pages: a free list and reference counts. It counts integers only; the tensors live in the
+runner."""
 
 from __future__ import annotations
 
@@ -16,23 +17,24 @@ class PagePool:
         return len(self._free)
 
     def count(self, page: int) -> int:
-        """How many hold this page: page tables plus one if it is in the radix tree."""
+        """Returns how many hold this page: each page table counts, and the radix tree."""
         return self._counts[page]
 
     def take(self) -> int:
-        """A free page, with a count of one. Raises IndexError when there is none: ask `num_free` first."""
+        """Takes a free page, with a count of one. Raises IndexError when there is none: ask `num_free` first."""
         page = self._free.pop()
         self._counts[page] = 1
         return page
 
     def share(self, page: int) -> None:
-        """One more holder of a page in use. Raises RuntimeError for a free page."""
+        """Adds a holder to a page in use. Raises RuntimeError for a free page."""
         if self._counts[page] == 0:
             raise RuntimeError(f"page {page} is free and cannot be shared")
         self._counts[page] += 1
 
     def give_back(self, page: int) -> int:
-        """One holder less; returns how many are left. Raises RuntimeError for a page that is free already."""
+        """Takes a holder from a page; returns how many are left. At 0 the page is free. Raises RuntimeError for a free
+        page."""
         count = self._counts[page] - 1
         if count < 0:
             raise RuntimeError(f"page {page} was given back more often than taken")
@@ -42,7 +44,7 @@ class PagePool:
         return count
 
     def check(self, holders: list[int]) -> list[str]:
-        """Compare the counts with how many really hold each page. Returns what is wrong."""
+        """Compares the counts with `holders`, how many really hold each page. Returns what is wrong."""
         wrong = [
             f"page {page}: count {count}, held by {real}"
             for page, (count, real) in enumerate(zip(self._counts, holders, strict=True))

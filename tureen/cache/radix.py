@@ -45,11 +45,11 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that only the tree holds."""
+        """The number of pages that only the tree holds."""
         return len(self._idle)
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[RadixNode]:
-        """The nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
+        """Returns the nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
         path: list[RadixNode] = []
         node = self.root
         while len(path) < max_pages:
@@ -66,7 +66,7 @@ class RadixTree:
         return chunk if index else namespace + chunk
 
     def insert(self, parent: RadixNode, key: Key, page: int) -> RadixNode:
-        """The node below `parent` with this key; made from `page` where there is none.
+        """Returns the node below `parent` with this key; makes it from `page` where there is none.
 
         `parent` is attached, and locked by the caller. A new node counts as locked by the caller, who holds `page`.
         """
@@ -77,25 +77,26 @@ class RadixTree:
         return node
 
     def is_attached(self, node: RadixNode) -> bool:
+        """Says whether the node is still in the tree: it was not evicted or removed."""
         return node.parent is not None or node is self.root
 
     def lock(self, node: RadixNode) -> None:
-        """One more holder. Its ancestors must be locked by the same holder, from the root down."""
+        """Adds a holder to a node. Its ancestors must be locked by the same holder, from the root down."""
         self._pages.share(node.page)
         self._idle.pop(node, None)
 
     def unlock(self, node: RadixNode) -> None:
-        """One holder less, from the leaf up."""
+        """Takes a holder from a node, from the leaf up."""
         if self._pages.give_back(node.page) == 1 and node.parent is not None:
             self._idle[node] = None
 
     def evict(self) -> None:
-        """Drop the idle node that was used longest ago. Raises KeyError when none is idle."""
+        """Drops the idle node that was used longest ago. Raises KeyError when none is idle."""
         node, _ = self._idle.popitem(last=False)
         self.remove(node)
 
     def remove(self, node: RadixNode) -> None:
-        """Forget a node and all below it: no one will find them again. Who holds their pages keeps them."""
+        """Forgets a node and all below it: nobody will find them again. Their holders keep the pages."""
         if node.parent is None:
             return
         del node.parent.children[node.key]
@@ -105,7 +106,7 @@ class RadixTree:
             self._pages.give_back(gone.page)
 
     def check(self, holders: list[int]) -> list[str]:
-        """Verify the tree against `holders`, how many page tables hold each page. Returns what is wrong.
+        """Verifies the tree against `holders`, how many page tables hold each page. Returns what is wrong.
 
         Adds the tree's own references to `holders`.
         """
@@ -133,7 +134,7 @@ class RadixTree:
 
 
 def _walk(top: RadixNode) -> Iterator[RadixNode]:
-    """A node and all below it, parents first."""
+    """Yields a node and all below it, parents first."""
     stack = [top]
     while stack:
         node = stack.pop()

@@ -25,6 +25,17 @@ MAX_N = 128
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
+EMPTY_IS_UNSET = ("json_schema", "regex", "ebnf", "structural_tag")
+"""The constraints of which an empty string says nothing, as SGLang has it."""
+VLLM_CONSTRAINTS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "ebnf",
+    "structural_tag": "structural_tag",
+}
+"""The names that vLLM has for the constraints."""
+
 COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
 VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -36,9 +47,9 @@ LogitBias = Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one request is sampled and when it ends.
+    """The sampling parameters of one request: how its tokens are drawn and when it ends.
 
-    Types and bounds are checked where it is decoded or converted (msgspec), the rest by `check_params`.
+    msgspec checks types and bounds where it decodes or converts them; `check_params` checks the rest.
     """
 
     max_new_tokens: Annotated[
@@ -118,9 +129,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     regex: Annotated[str | None, Meta(description="The output matches this pattern as Python's re.fullmatch does.")] = (
         None
     )
-    ebnf: Annotated[str | None, Meta(description="The output matches this grammar (GBNF), from its rule `root`.")] = (
-        None
-    )
+    ebnf: Annotated[
+        str | None, Meta(description="The output matches this grammar: GBNF, from its `root`, or Lark, from `start`.")
+    ] = None
     structural_tag: Annotated[
         str | JsonObject | None,
         Meta(description="Free text with constrained parts, an object or its text; see the structured outputs page."),
@@ -140,6 +151,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Free text, such as reasoning, comes first; the constraint holds from this marker on.",
         ),
     ] = ""
+    close_early: Annotated[
+        bool,
+        Meta(
+            description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
+            "what can still be closed is written. false = the limit cuts it.",
+        ),
+    ] = True
     logit_bias: Annotated[
         LogitBias,
         Meta(description="Added to the logits of these token ids; each in [-100, 100]."),
@@ -171,13 +189,16 @@ FLOAT_FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams) if i
 
 
 def check_params(params: SamplingParams, *, vocab_size: int, path: Callable[[str], str] = str) -> None:
-    """The rules that types and single bounds cannot say. Raises InvalidRequest; `path` says what it calls a field."""
+    """Checks the rules that types and single bounds cannot say.
+
+    path: returns the name that the client has for a field. Raises InvalidRequest naming the field.
+    """
     for name, message in _faults(params, vocab_size):
         raise InvalidRequest(f"{path(name)} {message}", field=path(name))
 
 
 def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Each broken rule as (field, message)."""
+    """Yields each broken rule as (field, message)."""
     for name in FLOAT_FIELDS:
         if not math.isfinite(getattr(params, name)):
             yield name, f"must be a finite number, got {getattr(params, name)}"
@@ -245,7 +266,7 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
 
 
 def _written_out_len(pattern: str) -> int:
-    """Not less than the pattern's length with every {count} written out, which is what compiling it costs."""
+    """Returns at least the pattern's length with every {count} written out, which is what compiling it costs."""
     length = len(pattern)
     for inside in COUNTS.findall(pattern):
         length *= max((int(number) for number in NUMBERS.findall(inside)), default=1) or 1

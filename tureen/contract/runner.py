@@ -14,7 +14,7 @@ from tureen.grammar import Mask
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence takes a slot (at admission, or again after preemption): all the sampler must know to start there."""
+    """All that the sampler must know when a sequence takes a slot: at admission, or again after a preemption."""
 
     slot: int
     params: SamplingParams
@@ -28,7 +28,8 @@ class SlotState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed, their K/V stored."""
+    """One sequence's share of a step: `token_ids` at positions start, start + 1, … are computed, and their K/V
+    stored."""
 
     slot: int
     token_ids: tuple[int, ...]
@@ -44,20 +45,23 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_known(self) -> int:
-        """How many of token_ids are no guesses."""
+        """The number of `token_ids` that are not guesses."""
         return len(self.token_ids) - self.num_drafts
 
 
 class Masks(Protocol):
-    """The tokens that constrained rows may draw; computed while the forward pass runs."""
+    """The tokens that constrained rows may draw. They are computed while the forward pass runs."""
 
     def wait(self) -> Mapping[int, Sequence[Mask]]:
-        """Wait for the masks of the rows that sample and have a grammar: by slot, one for each token that may be drawn.
-        They hold until the next step."""
+        """Waits for the masks of the rows that draw a token and have a grammar; returns them by slot.
+
+        A row has one for each token that it may draw. They hold until the next step.
+        """
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """A step, as plain data: msgpack carries it to another process. What is alive is handed over beside it."""
+    """A step as plain data, which msgpack carries to another process. Live objects, such as masks, are passed beside
+    it."""
 
     rows: tuple[Row, ...]
     new_slots: tuple[SlotState, ...] = ()
@@ -96,10 +100,14 @@ class RowOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """The results of a step, one for each row of the batch at the same index."""
+
     rows: tuple[RowOutput, ...]
 
 
 class Capacity(msgspec.Struct, frozen=True):
+    """The bounds of a runner: how many sequences, tokens and pages it can hold."""
+
     num_pages: int
     page_size: int  # tokens per page
     max_rows: int  # slots; ids 0 .. max_rows - 1
@@ -110,14 +118,14 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class PendingStep(Protocol):
-    """A step that was submitted."""
+    """A step that was submitted and may still be computed."""
 
     def result(self) -> StepOutput:
-        """Wait for what came of it. Raises what the step raised, as long as it is asked."""
+        """Waits for the step; returns its results. Raises what the step raised, at every call."""
 
 
 class FinishedStep(msgspec.Struct, frozen=True):
-    """The pending step of a runner that computes while it is called."""
+    """The pending step of a runner that computes while `submit` is called."""
 
     output: StepOutput
 
@@ -129,19 +137,22 @@ class Runner(Protocol):
     """Executes batches on a device, one after another."""
 
     def submit(self, batch: Batch, masks: Masks | None = None) -> PendingStep:
-        """Begin one forward pass and sampling. `masks`: of the rows that are constrained; None = no row is.
+        """Begins one forward pass and sampling. `masks`: those of the constrained rows; None = no row is constrained.
 
-        Where the step fails, this or the pending step's `result` raises, and no trace of a row is left in the
-        sampler's state. The next step is submitted once the last one's result was taken.
+        Where the step fails, this or the pending step's `result` raises, and the sampler's state is as it was before.
+        The next step is submitted after the last one's result was taken.
         """
 
     def capacity(self) -> Capacity: ...
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """A picture's embeddings, float32 [num_tokens, hidden_size], after a None for each piece of work before the
-        last. No number depends on what is done between two pieces."""
+        """Yields a picture's embeddings, float32 [num_tokens, hidden_size] as bytes, after a None for each earlier
+        piece of work.
+
+        The numbers do not depend on what is done between two pieces.
+        """
 
     def call(self, op: str, **args: Any) -> object:
-        """A control operation on every rank. Raises NotFound for an unknown `op`."""
+        """Runs a control operation on every rank. Raises NotFound for an unknown `op`."""
 
     def close(self) -> None: ...

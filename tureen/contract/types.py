@@ -15,18 +15,18 @@ HiddenStates = Literal["none", "last", "all", "pooled"]
 their mean, or what an embedding model makes of them."""
 
 Pooling = Literal["mean", "cls"]
-"""How an embedding model makes one vector of the tokens': their mean, or the first token's."""
+"""How an embedding model makes one vector of the tokens' vectors: their mean, or the first token's."""
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
 NO_TOKEN = -1
-"""Stands in a prompt's token ids where the client gave an embedding."""
+"""Stands in a prompt's token ids in place of a token that the client gave as an embedding."""
 
 PICTURE, VIDEO = NO_TOKEN - 1, NO_TOKEN - 2
 """Stand in a prompt's token ids for its placeholders, until what they stand for is there."""
 
 TokenLogprob = tuple[float | None, int]
-"""(log-probability in nats or null where there is no prediction, token id)."""
+"""A log-probability in nats, null where there is no prediction, and the token's id."""
 
 
 class LogprobSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -68,19 +68,23 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
+    limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
     resumed: tuple[int, ...] = ()
-    """Output that another engine made and the client has already: this one goes on behind it, as the other would have.
-    None of it is sent again, all of it counts in `usage`. It ends where a delta ended, so it tells which text came with
-    it: all but unfinished characters, possible stops, and what waited for log-probabilities. Never set by a client."""
+    """Output tokens that another engine made and the client has already. The output continues after them.
+
+    None of them is sent again; all of them count in `usage`. They end where a delta ended, which tells the text that
+    was sent with them: all but unfinished characters, possible stops, and what waited for log-probabilities. Never set
+    by a client.
+    """
     resumed_cached: int = 0  # cached tokens of the prompt as the client's usage has them
     resumed_states: int = 0  # hidden states that the client has already
 
 
 class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why a request ended. `error` carries the HTTP status its client should see."""
+    """The reason why a request ended. `error` carries the HTTP status that its client should see."""
 
     type: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None  # stop: the token id, the stop string, or the text that a stop_regex matched
@@ -91,6 +95,7 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None  # error: machine-readable code
     field: str | None = None  # error: the request's field at fault
     retry_after_s: int | None = None
+    closed_early: bool = False  # stop: the output was brought to its end because its limit was near
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -153,10 +158,10 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How the engine is, as the front sees it.
+    """The state of the engine, as the front sees it.
 
     `suspect`: it does not answer, and may come back; `replacing`: another one is being started. Requests wait meanwhile
-    and go on. `down`: they are refused; when that will end, nobody knows.
+    and go on. `down`: requests are refused, and nobody knows until when.
     """
 
     state: Literal["healthy", "suspect", "replacing", "down"] = "healthy"
@@ -168,7 +173,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts the front needs about the engine, known once it is ready."""
+    """Facts about the engine that the front needs, known once it is ready."""
 
     model_path: str
     model_name: str
@@ -197,6 +202,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    """Gives the engine a request."""
+
     request: GenerateRequest
     arrived_s: float | None = (
         None  # this machine's monotonic clock when the client asked; None = when the loop takes it
@@ -204,12 +211,14 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
+    """Ends a request early."""
+
     request_id: str
     reason: str = "client"
 
 
 class ControlCall(msgspec.Struct, frozen=True, tag="call", array_like=True):
-    """A control operation: the engine's method `op` with these arguments; answered by the CallResult of same number."""
+    """Runs the engine's method `op` with these arguments. The CallResult with the same number answers it."""
 
     number: int
     op: str
@@ -217,7 +226,7 @@ class ControlCall(msgspec.Struct, frozen=True, tag="call", array_like=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag="close", array_like=True):
-    """Stop the loop after the current step; unfinished requests end with an abort."""
+    """Stops the loop after the current step; unfinished requests end with an abort."""
 
 
 ToEngine = Submit | Abort | ControlCall | Close
@@ -226,22 +235,28 @@ ToEngine = Submit | Abort | ControlCall | Close
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step", array_like=True):
+    """The deltas of a step, and the engine's figures after it."""
+
     deltas: tuple[OutputDelta, ...]
     stats: EngineStats = EngineStats()
 
 
 class CallResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
+    """The answer to a ControlCall: its value, or its error."""
+
     number: int
     value: Any = None
     error: FinishReason | None = None  # type "error"
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    """The engine is built and takes requests."""
+
     info: EngineInfo
 
 
 class StartupPhase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
-    """Progress of start-up; `total` 0 = unknown."""
+    """Reports progress of start-up; `total` 0 = unknown."""
 
     name: str
     done: int
@@ -249,7 +264,8 @@ class StartupPhase(msgspec.Struct, frozen=True, tag="phase", array_like=True):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """The engine ends. `message` is one line for the operator; `startup` tells whether it ever was ready."""
+    """The engine ends. `message` is one line for the operator; `startup` says whether it failed before it was ever
+    ready."""
 
     message: str
     startup: bool = False

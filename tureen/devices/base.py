@@ -15,25 +15,29 @@ GPU_TRACES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
-    """A device that is there."""
+    """A device that is there, as `resolve_device` found it."""
 
     type: str  # cpu or cuda
     name: str  # as torch writes it: cpu, cuda:0
     num_threads: int  # CPU threads for tensor operations
 
     def free_bytes(self) -> int:
-        """Memory that new tensors may take, now."""
+        """Returns the bytes of memory that new tensors may take now."""
         free: int = _cuda().free_bytes() if self.type == "cuda" else cpu.free_bytes()
         return free
 
 
 def may_have_cuda() -> bool:
-    """Whether there is a driver, so that it is worth importing torch to ask for the device."""
+    """Says whether there is a CUDA driver, so that it is worth importing torch to ask for the device."""
     return any(Path(trace).exists() for trace in GPU_TRACES)
 
 
 def resolve_device(device: str, num_threads: int | None = None) -> DeviceInfo:
-    """`auto` = cuda where there is one. Raises StartupError when the device asked for is not there."""
+    """Finds the device of this name; `auto` = cuda where there is one.
+
+    num_threads: CPU threads to use; None = as many as this process may have. Raises StartupError when the device is not
+    there.
+    """
     threads = num_threads or cpu.num_threads()
     if device == "auto":
         device = "cuda" if may_have_cuda() and _cuda().is_available() else "cpu"

@@ -1,4 +1,5 @@
-"""The control groups that this process is in: version 1, version 2 and both at once, with all groups around them."""
+"""Reads the control groups that this process is in: version 1, version 2 and both at once, with all groups around
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ UNLIMITED = 1 << 62
 
 
 class GroupMemory(NamedTuple):
-    """Bytes that may be used, and how many of them are."""
+    """The bytes that a control group may use, and how many of them it uses."""
 
     limit: int
     used: int
@@ -24,7 +25,7 @@ def memory() -> list[GroupMemory]:
 
 
 def cpu_quotas() -> list[float]:
-    """Processors that each group around this process may use."""
+    """Returns the number of processors that each group around this process may use, as fractions."""
     return [quota for folder in _folders("cpu") if (quota := _quota_of(folder)) is not None]
 
 
@@ -54,7 +55,8 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """The folders of the groups, from the innermost to the root. In a container outer ones may not be visible."""
+    """Yields the folders of the groups, from the innermost to the root. In a container outer ones may not be
+    visible."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:

@@ -14,25 +14,26 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def num_threads() -> int:
-    """How many CPUs this process may use: those it may run on, within the quotas of the control groups, rounded up."""
+    """Returns how many CPUs this process may use: those it may run on, within the quotas of the control groups, rounded
+    up."""
     present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(present, *map(math.ceil, cgroups.cpu_quotas()), present)
 
 
 def free_bytes() -> int:
-    """Memory that can be had without swapping, within the limits of the control groups."""
+    """Returns the bytes of memory that can be had without swapping, within the limits of the control groups."""
     return max(
         0, min(_meminfo("MemAvailable"), *(group.limit - group.used for group in cgroups.memory()), cgroups.UNLIMITED)
     )
 
 
 def total_bytes() -> int:
-    """Memory of the machine, within the limits of the control groups."""
+    """Returns the bytes of memory of the machine, within the limits of the control groups."""
     return min(_meminfo("MemTotal"), *(group.limit for group in cgroups.memory()), cgroups.UNLIMITED)
 
 
 def trim() -> None:
-    """Give memory that was freed back to the system, where the C library keeps it (malloc_trim of glibc)."""
+    """Gives memory that was freed back to the system, where the C library keeps it (malloc_trim of glibc)."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

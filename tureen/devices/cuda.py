@@ -6,6 +6,7 @@ import torch
 
 
 def is_available() -> bool:
+    """Says whether torch can use a CUDA device here."""
     return torch.cuda.is_available()
 
 
@@ -16,6 +17,6 @@ def why_not() -> str:
 
 
 def free_bytes() -> int:
-    """Free device memory; what torch holds in reserve without using it counts as free."""
+    """Returns the free bytes of device memory; what torch holds in reserve without using it counts as free."""
     free, _ = torch.cuda.mem_get_info()
     return int(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""How idle CPU threads wait. No torch: this must be settled before torch is imported."""
+"""Sets how idle CPU threads wait. No torch: this must be settled before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SPINS = "10000"  # some tens of microseconds: as long as the gaps between the op
 
 
 def wait_politely() -> None:
-    """Let torch's idle threads sleep soon: spinning ones starve each other when other work wants the same CPUs.
+    """Lets torch's idle threads sleep soon: spinning ones starve each other when other work wants the same CPUs.
 
     Where every CPU is ours alone this costs nothing; beside one busy process a decode step is several times faster.
     Shorter spins do cost: at 2000 a decode step of one sequence took 40 ms, at 10000 26 ms, as with torch's default.

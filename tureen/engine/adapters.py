@@ -1,4 +1,4 @@
-"""The adapters that are loaded, by name."""
+"""Keeps the LoRA adapters that are loaded, by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ NO_NAME = "None"  # what clients of MindIE send for the model without an adapter
 
 
 class Caller(Protocol):
+    """The runner, as far as control operations go through it."""
+
     def call(self, op: str, **args: Any) -> object:
-        """A control operation of the runner."""
+        """Runs the runner's control operation `op` with these arguments; returns its result."""
 
 
 class Loaded(NamedTuple):
+    """An adapter in memory: its number in the runner, and the folder that it was read from."""
+
     number: int  # never used again, so that nothing cached for another is taken for its own
     path: str
 
@@ -34,7 +38,10 @@ class Adapters:
         self._last_number = NO_ADAPTER
 
     def load(self, name: str, path: str) -> dict[str, str]:
-        """Returns what is loaded then, name -> path. Raises InvalidRequest, and changes nothing, when it cannot be."""
+        """Loads the adapter in the folder `path` under `name`. Returns all that are loaded then, name -> path.
+
+        Raises InvalidRequest, and changes nothing, when it cannot be loaded.
+        """
         if not (1 <= len(name) <= MAX_NAME_CHARS and name.isprintable()):
             raise InvalidRequest(
                 f"lora_name must be 1 to {MAX_NAME_CHARS} printable characters, got {echo(name)}", field="lora_name"
@@ -53,7 +60,10 @@ class Adapters:
         return self.paths()
 
     def unload(self, name: str) -> dict[str, str]:
-        """Returns what is loaded then. Raises NotFound, and Conflict while requests use it."""
+        """Unloads the adapter of that name. Returns all that are loaded then, name -> path.
+
+        Raises NotFound for an unknown name, and Conflict while requests use it.
+        """
         if name not in self._loaded:
             raise not_loaded(name, "lora_name")
         number = self._loaded[name].number
@@ -69,11 +79,11 @@ class Adapters:
         return self.paths()
 
     def paths(self) -> dict[str, str]:
-        """Name -> path, in the order in which they were loaded."""
+        """Returns name -> path, in the order in which the adapters were loaded."""
         return {name: loaded.path for name, loaded in self._loaded.items()}
 
     def number_of(self, name: str) -> int:
-        """Return the number of the adapter of that name, or that was loaded from that path. Raises NotFound."""
+        """Returns the number of the adapter of that name, or that was loaded from that path. Raises NotFound."""
         by_path = (adapter for adapter in self._loaded.values() if adapter.path == name)
         loaded = self._loaded.get(name) or next(by_path, None)
         if loaded is None:

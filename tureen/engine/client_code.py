@@ -20,31 +20,33 @@ class ClientCode:
     def __init__(self, scheduler: Scheduler) -> None:
         """No code is taken before `allow`."""
         self._pool: ProcessorPool | None = None
+        self.has_helpers = False
         self._scheduler = scheduler
         self._leases: dict[Sequence, Lease] = {}
         self.waiting: dict[Sequence, None] = {}  # read from outside, changed here only
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def allow(self, pool: ProcessorPool) -> None:
-        """Take requests that use code; these processes run it."""
+        """Takes requests that use code from now on; the pool's processes run it."""
         self._pool = pool
+        self.has_helpers = True
         self._scheduler.rests = self.rests
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """The one of the processes that run it."""
+        """The supervisor of the processes that run clients' code; None where no code is taken."""
         return None if self._pool is None else self._pool.supervisor
 
     def share(self, budget: MemoryBudget) -> None:
-        """These processes count for the budget."""
+        """Counts the memory of the processes that run clients' code for this budget."""
         if self._pool is not None:
             self._pool.supervisor.share(budget)
 
     @contextlib.contextmanager
     def acquired(self, sequence: Sequence) -> Iterator[None]:
-        """Have its code loaded, if it uses any, unless the block raises. Raises TooManyRequests, Unavailable."""
+        """Has the sequence's code loaded, if it uses any; gives it up again if the block raises.
+
+        Raises TooManyRequests, Unavailable.
+        """
         if self._pool is not None and sequence.request.processor.startswith("{"):
             self._leases[sequence] = self._pool.acquire(sequence.request.client, sequence.request.processor)
         try:
@@ -54,7 +56,7 @@ class ClientCode:
             raise
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether its code is not loaded: it waits from now on, for take_ready, or for its end."""
+        """Says whether the sequence's code is not loaded yet. Then it waits here, until `take_ready` or `release`."""
         lease = self._leases.get(sequence)
         if lease is None or (lease.is_settled.is_set() and lease.error is None):
             return False
@@ -62,7 +64,7 @@ class ClientCode:
         return True
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
-        """Sequences that wait no longer: their code is loaded, or this is why it is not."""
+        """Returns the sequences that wait no longer: None beside those whose code is loaded, else the error."""
         done = [sequence for sequence in self.waiting if self._leases[sequence].is_settled.is_set()]
         for sequence in done:
             del self.waiting[sequence]
@@ -72,7 +74,7 @@ class ClientCode:
         ]
 
     def release(self, sequence: Sequence) -> bool:
-        """It has ended. Whether it still waited for its code."""
+        """Gives up the code of a sequence that has ended. Returns whether it still waited for it."""
         was_waiting = sequence in self.waiting
         self.waiting.pop(sequence, None)
         lease = self._leases.pop(sequence, None)
@@ -81,7 +83,10 @@ class ClientCode:
         return was_waiting
 
     def charge(self, sequences: Iterable[Sequence]) -> None:
-        """After a step: what these sequences, all that there are, waited for code of others among their clients."""
+        """Charges each client, after a step, for the seconds that other clients' sequences waited for its code.
+
+        sequences: all that have not ended.
+        """
         waits = {} if self._pool is None or not self._leases else self._pool.take_waits()
         for client, seconds in waits.items():
             own = None
@@ -95,7 +100,7 @@ class ClientCode:
                     self._scheduler.queue.order.held_up(own, seconds)
 
     def rests(self, sequence: Sequence) -> bool:
-        """Whether it sits out a step, because code of its client made others wait."""
+        """Says whether the sequence sits out a step, because code of its client made others wait."""
         return (
             self._pool is not None
             and sequence in self._leases

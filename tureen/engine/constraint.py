@@ -5,22 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask
+from tureen.grammar.closing import ClosingPlace
 from tureen.log import get_logger
 
 log = get_logger("engine")
 
 
 class Constraint:
-    """The grammar of one sequence. EOS is allowed where the grammar accepts; with `avoids_end` only where nothing else
-    is."""
+    """The grammar of one sequence.
+
+    The mask allows EOS where the grammar accepts; with `avoids_end`, only where nothing else is allowed.
+    """
 
     def __init__(
-        self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool, field: str = "grammar"
+        self,
+        grammar: Grammar,
+        eos_token_ids: tuple[int, ...],
+        *,
+        avoids_end: bool,
+        field: str = "grammar",
+        place: ClosingPlace | None = None,
     ) -> None:
-        """`field`: what the client calls it."""
+        """`field`: what the client calls it; `place`: what brings the output to an end in time."""
         self.num_forced = 0  # output tokens that nobody drew
+        self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
+        self._place = place
+        self._is_near: list[bool] = []  # the end, where the next tokens are drawn
         self._grammar = grammar
         self._eos_token_ids = eos_token_ids
         self._avoids_end = avoids_end
@@ -28,39 +42,72 @@ class Constraint:
 
     @property
     def is_accepting(self) -> bool:
-        """Raises InvalidRequest, RequestFailed."""
+        """Says whether the output may end here. Raises InvalidRequest, RequestFailed."""
         with following(self._field):
             return self._grammar.is_accepting
 
     @property
     def is_done(self) -> bool:
-        """Raises InvalidRequest where it takes too much to tell, RequestFailed."""
+        """Says whether the output can only end here. Raises InvalidRequest where that takes too much to tell,
+        RequestFailed."""
         with following(self._field):
             return self._grammar.is_done
 
-    def fill_mask(self, mask: Mask) -> None:
-        """Raises GrammarError."""
+    @property
+    def closes(self) -> bool:
+        """The output can end, wherever it is, within what is left of its limit."""
+        return self._place is not None
+
+    def fill_mask(self, mask: Mask, left: int) -> bool:
+        """Writes which tokens may come next, where so many may come. Whether the end is near, and others might have
+        come else. Raises GrammarError."""
         self._grammar.fill_mask(mask)
+        is_near = self._place is not None and self._place.restrict(mask, left, gently=not self._avoids_end)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
                 mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
             if not mask.any():
                 mask[:] = before
+        return is_near
 
-    def fill_masks(self, masks: Sequence[Mask], *, guesses: tuple[int, ...] = ()) -> None:
-        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises
-        GrammarError."""
-        self.fill_mask(masks[0])
-        for mask, token_id in zip(masks[1:], guesses, strict=True):
+    def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> None:
+        """Fills one mask for the next token and one for the token after each guess. The grammar stays where it was.
+
+        The guesses must be among those that `num_followed` counts. Raises GrammarError.
+        """
+        self._is_near = [self.fill_mask(masks[0], left)]
+        for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):
             self._grammar.accept(token_id)
-            self.fill_mask(mask)
+            if self._place is not None:
+                self._place.accept(token_id)
+            self._is_near.append(self.fill_mask(mask, left - number))
         if guesses:
             self._grammar.rollback(len(guesses))
+            if self._place is not None:
+                self._place.rollback(len(guesses))
+
+    def look_ahead(self, left: int) -> None:
+        """Do what filling a mask does besides, for a token that was drawn in another engine. Raises InvalidRequest,
+        RequestFailed."""
+        self._is_near = []
+        if self._place is None or self.is_closed_early:
+            return
+        with following(self._field):
+            self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left)]
+
+    def note_drawn(self) -> None:
+        """The next token was drawn, under the first of the masks that were filled and not noted yet."""
+        if self._is_near and self._is_near.pop(0):
+            self.is_closed_early = True
 
     def num_followed(self, guesses: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, the grammar allows one after the other, with a choice behind
-        each: where it forces what follows, nothing is drawn. Changes nothing. Raises InvalidRequest, RequestFailed."""
+        """Returns how many of these guesses, from the first on, the grammar allows one after the other. Changes
+        nothing.
+
+        A guess counts only where the grammar leaves a choice after it: a token that is forced is not drawn, so nothing
+        could be guessed for it. Raises InvalidRequest, RequestFailed.
+        """
         num_accepted = num_followed = 0
         with following(self._field):
             for token_id in guesses:
@@ -75,25 +122,32 @@ class Constraint:
         return num_followed
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token that was drawn under the mask, or was forced. Raises RequestFailed, InvalidRequest."""
+        """Advances the grammar by a token that was drawn under the mask, or was forced. Raises RequestFailed,
+        InvalidRequest."""
         with following(self._field):
             is_allowed = self._grammar.accept(token_id)
         if not is_allowed:
             raise RequestFailed(
                 f"token {token_id} was drawn, but the grammar does not allow it", code="grammar_mismatch"
             )
+        if self._place is not None:
+            self._place.accept(token_id)
 
-    def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest,
+    def forced(self, left: int) -> list[int]:
+        """The tokens that come next whatever the model says; to be accepted one by one. Near the end of what is left,
+        only as many as leave it time to end: they are not the shortest way to write their text. Raises InvalidRequest,
         RequestFailed."""
         with following(self._field):
-            return self._grammar.forced()
+            token_ids = self._grammar.forced()
+            if self._place is not None and token_ids:
+                del token_ids[self._place.num_closing(token_ids, left) :]
+            return token_ids
 
 
 @contextlib.contextmanager
 def following(field: str) -> Iterator[None]:
-    """A grammar that is too complex to follow is its client's fault; whatever else a library raises ends this request,
-    not the engine."""
+    """Turns what a grammar raises into an error of this request: InvalidRequest where it is too complex to follow,
+    RequestFailed for whatever else its library raises. The engine goes on."""
     try:
         yield
     except GrammarError as error:

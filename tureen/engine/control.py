@@ -1,5 +1,5 @@
-"""The operator's actions on a running engine: hold it up, empty its cache, exchange the model's weights, give its
-memory back for a while."""
+"""Actions of an operator on a running engine: pause it, empty its cache, exchange the model's weights, give its memory
+back for a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("kv_cache", "weights")
 
 
 class Control:
-    """Says whether the engine may step, and takes new requests."""
+    """Says whether the engine is paused, and whether it takes new requests."""
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class Control:
         """sequences: a view of all that have not ended. abort: ends one, with a reason. clear: forgets all that is
         cached and not in use; returns the pages freed."""
         self.is_paused = False
-        self._is_held = False
         self._released: set[str] = set()  # parts of the model whose memory was given back
         self._runner = runner
         self._scheduler = scheduler
@@ -42,6 +41,7 @@ class Control:
 
     @property
     def operations(self) -> dict[str, Callable[..., object]]:
+        """Returns the operations of this class by the names under which `Engine.call` finds them."""
         return {
             "flush_cache": self.flush_cache,
             "pause": self.pause,
@@ -56,11 +56,6 @@ class Control:
             "stop_profile": partial(self._runner.call, "stop_profile"),
         }
 
-    @property
-    def may_step(self) -> bool:
-        """Whether sequences that have not ended may go on."""
-        return not self.is_paused and (not self._is_held or self._scheduler.num_begun > 0)
-
     def check_there(self, parts: Iterable[str] = PARTS) -> None:
         """Raises Unavailable while the memory of one of these parts of the model is given back."""
         missing = self._released.intersection(parts)
@@ -73,8 +68,11 @@ class Control:
             )
 
     def pause(self, mode: PauseMode) -> int:
-        """Take no step until `resume`; new requests wait. Returns how many requests were not ended then. What runs ends
-        (`abort`), gives its pages back to be computed again (`retract`), or keeps them (`in_place`)."""
+        """Takes no step until `resume`; new requests wait. Returns the number of requests that had not ended.
+
+        mode: what happens to running requests. `abort` ends them, `retract` gives their pages back so that they are
+        computed again, `in_place` keeps the pages.
+        """
         num_requests = len(self._sequences)
         self.is_paused = True
         if mode == "abort":
@@ -85,19 +83,20 @@ class Control:
         return num_requests
 
     def resume(self) -> None:
-        """Go on after `pause`; nothing when there was none."""
+        """Steps again after `pause`; does nothing when there was none."""
         self.is_paused = False
 
     def hold(self) -> int:
-        """Lets no new sequence begin until `let_go`. Returns how many that have begun will go on until they end."""
-        self._is_held = self._scheduler.is_held = True
+        """Lets no new sequence begin until `let_go`. Returns how many have begun: they go on until they end."""
+        self._scheduler.is_held = True
         return 0 if self.is_paused else self._scheduler.num_begun
 
     def let_go(self) -> None:
-        self._is_held = self._scheduler.is_held = False
+        """Ends `hold`: waiting sequences may begin again."""
+        self._scheduler.is_held = False
 
     def flush_cache(self) -> int:
-        """Forget all cached prefixes, and give their memory back to the system; returns the number of pages freed.
+        """Forgets all cached prefixes and gives their memory back to the system. Returns the number of pages freed.
 
         Raises InvalidRequest while requests run.
         """
@@ -110,11 +109,12 @@ class Control:
         return num_pages
 
     def update_weights(self, **source: Any) -> int:
-        """Compute with other weights from now on. Returns how many requests have begun and are paused: they go on with
-        the new weights, all that the old ones computed of them is computed again. Those that were sent what the old
-        ones computed of their prompt end: the rest of it would be another model's.
+        """Computes with other weights from now on. Returns how many paused requests will be computed again with them.
 
-        Raises Conflict while requests run, InvalidRequest when the weights cannot be had: then nothing has changed.
+        source: where the weights are, as the runner's operation `update_weights` takes it. A request of which hidden
+        states or prompt log-probabilities of the old weights were sent ends: the rest would be another model's.
+
+        Raises Conflict while requests run, InvalidRequest when the weights cannot be loaded: then nothing has changed.
         """
         num_begun = self._scheduler.num_begun
         if num_begun and not self.is_paused:
@@ -129,7 +129,7 @@ class Control:
         return num_begun - len(mixed)
 
     def release_memory(self, tags: list[str]) -> None:
-        """Give back the memory of these parts of the model: `weights`, `kv_cache`. No request is taken meanwhile.
+        """Gives back the memory of these parts of the model: `weights`, `kv_cache`. No request is taken meanwhile.
 
         Raises Conflict while requests have not ended.
         """
@@ -144,7 +144,8 @@ class Control:
         self._released.update(tags)
 
     def resume_memory(self, tags: list[str]) -> None:
-        """Take it again. Raises Conflict, InvalidRequest when the weights cannot be read again."""
+        """Takes the memory of these parts again. Raises Conflict, and InvalidRequest when the weights cannot be read
+        again."""
         self._runner.call("resume_memory", tags=tags)
         self._released.difference_update(tags)
 

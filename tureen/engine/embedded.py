@@ -16,11 +16,12 @@ class Embedded:
 
     @property
     def end(self) -> int:
-        """The position behind the last such token."""
+        """The position after the last token that is given as an embedding; 0 where there is none."""
         return self._num_prompt if self._given else max(item.start + item.num_tokens for item in self.media)
 
     def between(self, start: int, end: int) -> bytes:
-        """float32 [k, hidden_size]: of those positions from start to end that are embedded."""
+        """Returns the embeddings of those positions from start to end - 1 that have one: float32 [k, hidden_size] as
+        bytes."""
         if self._given:
             size = len(self._given) // self._num_prompt
             return self._given[start * size : end * size]
@@ -32,5 +33,5 @@ class Embedded:
 
 
 def without_digests(token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """NO_TOKEN where a picture's digest stands in place of a token."""
+    """Returns the token ids with NO_TOKEN in place of the digests that stand for a picture's tokens."""
     return tuple(max(token_id, NO_TOKEN) for token_id in token_ids)

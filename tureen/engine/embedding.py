@@ -20,7 +20,7 @@ DONE = FinishReason(type="length", length=0)
 NO_TEXT = "this model makes embeddings and generates no text; use /v1/embeddings, /v1/rerank or /encode"
 
 MAX_FAILED = 8
-"""Texts in a row whose computation fails: then it is the device, and the engine ends."""
+"""Number of texts in a row whose computation may fail. After that the device is at fault, and the engine ends."""
 
 log = get_logger("engine")
 
@@ -29,12 +29,14 @@ class Embedder(Protocol):
     """A model that makes one vector of a text."""
 
     def embed(self, token_ids: Many[int]) -> bytes:
-        """float32 [hidden_size]. Raises RequestFailed."""
+        """Returns the embedding of a text, float32 [hidden_size] as bytes. Raises RequestFailed."""
 
 
 class EmbeddingEngine:
-    """See `SteppedEngine`. A step is as many waiting texts as fit the token budget, so that in between requests can
-    come and be aborted. Not thread-safe."""
+    """The engine of an embedding model; it has the methods of `SteppedEngine`. Not thread-safe.
+
+    A step computes as many waiting texts as fit the token budget, so that requests can come and be aborted in between.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class EmbeddingEngine:
     def prepare(self) -> None: ...
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         if request.hidden_states != "pooled" or request.max_new_tokens:
             raise InvalidRequest(NO_TEXT, code="not_a_generation_model")
         if request.embeds:
@@ -95,14 +97,14 @@ class EmbeddingEngine:
         self._queue.add(sequence)
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """End a request now; its delta comes with the next step. Idempotent; an unknown id is a no-op."""
+        """Ends a request now; its delta comes with the next step. Does nothing for an unknown id."""
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
             self._queue.remove(sequence)
             self._end(sequence.request, finish.aborted(reason))
 
     def step(self) -> list[OutputDelta]:
-        """The texts whose turn it is."""
+        """Computes the texts whose turn it is, and returns their outputs."""
         budget = 0 if self._is_paused else self._token_budget
         for sequence in self._queue.candidates():
             if budget <= 0:
@@ -117,7 +119,7 @@ class EmbeddingEngine:
         return ended
 
     def call(self, op: str, **args: object) -> object:
-        """A control operation. Raises NotFound for one that such a model does not have."""
+        """Runs a control operation. Raises NotFound for one that an embedding model does not have."""
         operations: dict[str, Callable[..., object]] = {
             "flush_cache": lambda: 0,
             "stats": self.stats,
@@ -129,7 +131,8 @@ class EmbeddingEngine:
         return operations[op](**args)
 
     def pause(self, mode: PauseMode) -> int:
-        """Take no step until `resume`; `abort` ends what waits. Returns how many requests were not ended then."""
+        """Takes no step until `resume`; mode `abort` ends what waits. Returns the number of requests that had not
+        ended."""
         num_requests = len(self._waiting)
         self._is_paused = True
         if mode == "abort":

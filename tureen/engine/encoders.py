@@ -1,4 +1,4 @@
-"""The pictures of waiting requests: encoded a piece at a time, between steps, each picture once."""
+"""Encodes the pictures of waiting requests: a piece at a time, between steps, and each picture once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from tureen.errors import RequestFailed, Unavailable
 from tureen.log import get_logger
 
 SHARE = 0.8
-"""Seconds of encoding for each second of steps while both have work: the time between tokens stays under twice."""
+"""Seconds of encoding allowed for each second of steps while both have work: the time between tokens at most
+doubles."""
 
 KEPT_BYTES = 256 << 20
-"""Bytes of embeddings that may be asked for again; and of those that wait for a place in a step."""
+"""Most bytes of embeddings that are cached for requests to come; and most that may wait for their rows to be
+computed."""
 
 MAX_PIXEL_BYTES = 1 << 30
-"""Bytes of pixels of all requests that have not ended; each picture counts once, for they share its pixels."""
+"""Most bytes of pixels of all requests that have not ended. Requests that show the same picture share its pixels."""
 
 MAX_ENCODE_S = 600.0
 FAILED = RowError("request_failed", "its picture could not be encoded")
@@ -37,8 +39,10 @@ Key = tuple[str, str]
 
 
 class PictureEncoder(Protocol):
+    """A model's vision encoder, as the engine sees it."""
+
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """See Runner.encode."""
+        """Yields None after each piece of work, and last the embeddings; see Runner.encode."""
 
 
 class Current(NamedTuple):
@@ -50,21 +54,21 @@ class Current(NamedTuple):
 
 
 class EncodedSequence(NamedTuple):
-    """A sequence that waits no longer: it has all its embeddings, or here is why it never will."""
+    """A sequence that waits no longer: it has all its embeddings, or `error` says why it never will."""
 
     sequence: Sequence
     error: RowError | None = None
 
 
 class Encoders:
-    """Sequences whose pictures are not all encoded, and what came of earlier pictures.
+    """Sequences whose pictures are not all encoded yet, and a cache of embeddings of earlier pictures.
 
-    One picture is encoded after the other; which is next, `rank` says, the queue's own order.
+    Pictures are encoded one after the other. `rank`, the queue's own order, says which is next.
     """
 
     def __init__(self, runner: PictureEncoder, rank: Rank, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._num_found = 0  # in prompts, as far as there are embeddings for them
-        self._num_encoded = 0
+        self.num_pictures = 0  # in prompts, as far as there are embeddings for them
+        self.num_encoded = 0
         self._runner = runner
         self._rank = rank
         self._clock = clock
@@ -76,40 +80,35 @@ class Encoders:
         self._credit_s = 0.0
         self._step_began_s = 0.0
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def add(self, sequence: Sequence) -> bool:
-        """Whether it has all its embeddings already; else it waits for them."""
+        """Returns whether the sequence has all its embeddings already; otherwise it waits here for them."""
         is_ready = self._complete(sequence)
         if not is_ready:
             self.waiting[sequence] = None
         return is_ready
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
+        """Takes out a sequence that waits here and has ended."""
         del self.waiting[sequence]
         if self._current is not None and self._current.sequence is sequence:
             successor = next((waiting for waiting in self.waiting if self._current.key in _keys(waiting)), None)
             self._current = None if successor is None else self._current._replace(sequence=successor)
 
     def clear(self) -> None:
-        """Forget what came of earlier pictures."""
+        """Forgets the embeddings of earlier pictures."""
         self._kept.clear()
         self._kept_bytes = 0
 
-    def stats(self) -> dict[str, int]:
-        """Its part of EngineStats."""
-        return {"total_pictures": self._num_found, "total_pictures_encoded": self._num_encoded}
-
     def begin_step(self) -> None:
+        """Notes the time at which a step begins: the time for encoding is a share of it."""
         if self.waiting:
             self._step_began_s = self._clock()
 
     def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[EncodedSequence]:
-        """Encode for as long as the step that has just ended allows; one piece where there was none.
+        """Encodes for as long as the step that has just ended allows; one piece where no step ran.
 
-        Nothing while those that are `queued` hold much already. Returns who waits no longer.
+        queued: sequences that have all their embeddings and wait to run; nothing is encoded while they hold KEPT_BYTES.
+        Returns the sequences that wait no longer.
         """
         if not self.waiting:
             return []
@@ -129,7 +128,7 @@ class Encoders:
         return ready
 
     def _advance(self) -> list[EncodedSequence]:
-        """One piece of work."""
+        """Does one piece of work. Returns the sequences that wait no longer because of it."""
         current = self._current = self._current or self._begin()
         try:
             embeddings = self._take_piece(current)
@@ -141,7 +140,7 @@ class Encoders:
         if embeddings is None:
             return []
         self._current = None
-        self._num_encoded += 1
+        self.num_encoded += 1
         self._keep(current.key, embeddings)
         ready = [sequence for sequence in self.waiting if self._complete(sequence)]
         for sequence in ready:
@@ -169,7 +168,8 @@ class Encoders:
         return embeddings
 
     def _complete(self, sequence: Sequence) -> bool:
-        """Give it what is there of the embeddings it lacks. Whether it has all then; its pixels go."""
+        """Gives a sequence the embeddings it lacks, as far as they are there. Returns whether it has all then; its
+        pixels go."""
         embedded = sequence.embedded
         assert embedded is not None
         for key in _keys(sequence)[len(embedded.encoded) :]:
@@ -178,7 +178,7 @@ class Encoders:
                 return False
             self._kept.move_to_end(key)
             embedded.encoded.append(kept)
-            self._num_found += 1
+            self.num_pictures += 1
         embedded.media = tuple(msgspec.structs.replace(item, pixels=b"") for item in embedded.media)
         sequence.request = msgspec.structs.replace(sequence.request, media=embedded.media)
         return True
@@ -192,9 +192,9 @@ class Encoders:
 
 
 def share_pixels(request: GenerateRequest, others: Iterable[Sequence]) -> GenerateRequest:
-    """The request, with the pixels that others have where they show the same pictures.
+    """Returns the request with the pixels of other requests that show the same pictures in place of its own.
 
-    Raises Unavailable when the pictures of all requests together would take too much memory.
+    Raises Unavailable when the pixels of all requests together would take too much memory.
     """
     if not request.media:
         return request

@@ -1,5 +1,7 @@
-"""The engine: add, abort, step, call. A step is schedule, run, commit. No tensors, no sockets; no clock but that of
-encoders.py, which shares out time."""
+"""The engine: add, abort, step, call. A step is schedule, run, commit.
+
+It knows no tensors and no sockets, and no clock but that of encoders.py, which shares out time.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,6 @@ from tureen.engine.queue import (
 from tureen.engine.rows import RowRunner
 from tureen.engine.scheduler import Scheduler
 from tureen.engine.sequence import Sequence
-from tureen.engine.totals import Totals
 from tureen.errors import InvalidRequest, NotFound, TureenError, Unavailable, echo
 from tureen.log import get_logger
 from tureen.text.detokenizer import Detokenizer
@@ -42,9 +43,41 @@ log = get_logger("engine")
 
 
 class EngineLimits(NamedTuple):
+    """Bounds on what the engine takes."""
+
     context_len: int  # tokens of one sequence
     vocab_size: int
     max_queued: int  # requests that wait
+
+
+class EngineTotals:
+    """Counts since the engine was made."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.steps = 0
+        self.output_tokens = 0
+        self.forced_tokens = 0
+
+    def stats(self, scheduler: Scheduler, preparing: Preparing, *, step_ms: float, is_paused: bool) -> EngineStats:
+        """Returns them with the gauges of the other parts."""
+        cache = scheduler.cache
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_queued=len(scheduler.queue) + preparing.num_sequences - len(preparing.grammars.waiting),
+            num_free_pages=cache.pool.num_free,
+            num_cached_pages=cache.tree.num_evictable,
+            num_pages=cache.pool.num_pages,
+            total_prompt_tokens=scheduler.num_prompt_tokens,
+            total_cached_tokens=scheduler.num_cached_tokens,
+            total_output_tokens=self.output_tokens,
+            total_preemptions=scheduler.num_preemptions,
+            total_steps=self.steps,
+            step_ms=step_ms,
+            is_paused=is_paused,
+            total_forced_tokens=self.forced_tokens,
+            **preparing.stats(),
+        )
 
 
 class Engine:
@@ -76,7 +109,7 @@ class Engine:
             by_priority=schedule.by_priority,
         )
         context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
-        grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
+        grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids, context_len)
         self.preparing = Preparing(grammars, ClientCode(self.scheduler), Encoders(runner, rank), context_len)
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
@@ -85,27 +118,32 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
-        self._totals = Totals()
+        self._totals = EngineTotals()
         sequences = self._sequences.values()
         self.control = Control(runner, self.scheduler, sequences, abort=self.abort, clear=self._clear)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._ended) or (len(self._sequences) > len(self.preparing) and self.control.may_step)
+        return bool(self._ended) or (self._may_step and len(self._sequences) > sum(map(len, self.preparing.unready)))
 
     @property
     def is_preparing(self) -> bool:
-        """Requests wait for their grammar, their client's code, or for what was sent of their output; `prepare` must be
-        called often."""
-        return len(self.preparing) > 0
+        """Says whether requests wait for a grammar, for a client's code or for a replay; then `prepare` must be called
+        often."""
+        return any(self.preparing.unready)
+
+    @property
+    def _may_step(self) -> bool:
+        """Whether sequences that have not ended may go on."""
+        return not self.control.is_paused and (not self.scheduler.is_held or self.scheduler.num_begun > 0)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """See Preparing."""
+        """Names the helper processes that are being replaced; None where there are no helpers. See Preparing."""
         return self.preparing.helpers_down
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
+        """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
         self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
@@ -115,7 +153,8 @@ class Engine:
         else:
             num_waiting = len(self.scheduler.queue) + self.preparing.num_sequences
             _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
-        request = share_pixels(request, self._sequences.values())
+        if request.media:
+            request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
         adapter = self.adapters.number_of(request.adapter) if request.adapter else NO_ADAPTER
         self._totals.requests += 1
@@ -125,14 +164,14 @@ class Engine:
         self._sequences[request.id] = sequence
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """End a request now; its last delta comes with the next step. Idempotent; an unknown id is a no-op."""
+        """Ends a request now; its last delta comes with the next step. Does nothing for an unknown id."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._ended.append(self._end(sequence, finish.aborted(reason)))
 
     def prepare(self) -> None:
-        """Queue the requests whose grammar and code have become ready, and those that have gone through what was sent
-        of them; end those for which one was refused."""
+        """Queues the requests whose grammar and code are ready and whose replay is done; ends those for which one
+        failed."""
         for sequence, error in self.preparing.client_code.take_ready():
             self._line_up(sequence)
             if error is not None:
@@ -151,9 +190,10 @@ class Engine:
             self._begin(sequence)
 
     def step(self) -> list[OutputDelta]:
-        """One round over all requests that run. Raises RequestFailed when the runner seems to be broken for good."""
+        """Schedules, runs and commits one step; returns the new pieces of outputs. Raises RequestFailed when the runner
+        seems to be broken for good."""
         deltas, self._ended = self._ended, []
-        if not self.control.may_step:
+        if not self._may_step:
             return deltas
         plan = self.scheduler.schedule()
         if not plan.rows:
@@ -169,13 +209,14 @@ class Engine:
                 delta = self._fail(sequence, error)
             if delta is not None:
                 deltas.append(delta)
-        self.preparing.client_code.charge(self._sequences.values())
+        if self.preparing.client_code.has_helpers:
+            self.preparing.client_code.charge(self._sequences.values())
         if self.preparing.encoders.waiting:
             self._encode(after_step=True)
         return deltas
 
     def call(self, op: str, **args: object) -> object:
-        """A control operation: the method named `op`. Raises NotFound for an unknown one."""
+        """Runs a control operation: the method named `op`. Raises NotFound for an unknown one."""
         operations: dict[str, Callable[..., object]] = {
             "stats": self.stats,
             "prepare_grammars": self.preparing.grammars.prepare,
@@ -188,49 +229,40 @@ class Engine:
         return operations[op](**args)
 
     def close(self) -> None:
-        """Give back what the runner and the compiler hold; nothing may be called afterwards."""
+        """Gives back what the runner and the compiler hold; nothing may be called afterwards."""
         self._rows.close()
 
     def stats(self, step_ms: float = 0.0) -> EngineStats:
-        """Gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
-        return self._totals.stats(
-            self.scheduler,
-            self.cache,
-            step_ms=step_ms,
-            is_paused=self.control.is_paused,
-            num_held_back=self.preparing.num_sequences - len(self.preparing.grammars.waiting),
-            more=self.preparing.stats(),
-        )
+        """Returns gauges and totals as of now. The caller measures `step_ms`: there is no clock here."""
+        return self._totals.stats(self.scheduler, self.preparing, step_ms=step_ms, is_paused=self.control.is_paused)
 
     def _clear(self) -> int:
-        """Forget what is cached and not in use; returns the number of pages freed."""
+        """Forgets what is cached and not in use; returns the number of pages freed."""
         self.preparing.clear()
         return self.cache.flush()
 
     def _begin(self, sequence: Sequence) -> None:
         """Lets a sequence line up, or end, once everything that it waited for is there."""
-        if sequence not in self.preparing.replays:
+        if sequence not in self.preparing.replays.waiting:
             self._line_up(sequence)
         if sequence.ended is not None and (sequence.ended.type == "error" or not sequence.needs_run):
             self._ended.append(self._end(sequence, sequence.ended))
 
     def _line_up(self, sequence: Sequence) -> None:
-        """It may run, once its client's code is loaded and its pictures are encoded."""
+        """Queues a sequence once its client's code is loaded and its pictures are encoded."""
         if self.preparing.may_queue(sequence):
             self.scheduler.queue.add(sequence)
 
     def _encode(self, *, after_step: bool) -> None:
-        """Spend some time on pictures."""
+        """Spends some time on pictures."""
         for sequence, error in self.preparing.encoders.advance(self.scheduler.queue.waiting, after_step=after_step):
             self.scheduler.queue.add(sequence)
             if error is not None:
                 self._ended.append(self._end(sequence, finish.row_failed(error)))
 
     def _take_over(self, sequence: Sequence, row: Row, result: RowOutput) -> OutputDelta | None:
-        """A row's result becomes the sequence's. Returns what its client gets of it.
-
-        Raises InvalidRequest, RequestFailed.
-        """
+        """Applies a row's result to its sequence. Returns what its client gets. Raises InvalidRequest,
+        RequestFailed."""
         can_only_end = result.error == NOTHING_TO_DRAW and sequence.is_accepted
         if result.error is not None and not can_only_end:
             return self._drop(sequence, result.error)
@@ -248,10 +280,10 @@ class Engine:
         return self._delta(sequence)
 
     def _append_drawn(self, sequence: Sequence, result: RowOutput) -> None:
-        """Take what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
+        """Appends what was drawn, up to where the output ends; right guesses are computed. Raises as `_take_over`."""
         for index, token_id in enumerate(result.token_ids):
-            if result.logprobs:
-                sequence.scores.add_drawn(result.logprobs[index])
+            if sequence.asked.scores is not None and result.logprobs:
+                sequence.asked.scores.add_drawn(result.logprobs[index])
             sequence.ended = output.append(sequence, token_id, self._limits.context_len, is_drawn=True)
             if sequence.constraint is not None and sequence.ended is None:
                 sequence.ended = self._force(sequence)
@@ -260,20 +292,20 @@ class Engine:
         sequence.num_computed = min(sequence.num_computed + len(result.token_ids) - 1, sequence.num_needed)
 
     def _force(self, sequence: Sequence) -> FinishReason | None:
-        """Append what the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+        """Appends what the grammar leaves no choice about. Returns why the output ends there; None = it goes on."""
         num_forced = sequence.num_forced
         reason = output.forced(sequence, context_len=self._limits.context_len)
         self._totals.forced_tokens += sequence.num_forced - num_forced
         return reason
 
     def _fail(self, sequence: Sequence, error: TureenError) -> OutputDelta:
-        """End a request whose output could not be taken over."""
+        """Ends a request whose output could not be taken over."""
         if error.status >= 500:
             log.error("request %s failed: %s", sequence.request.id, error)
         return self._drop(sequence, RowError.of(error))
 
     def _drop(self, sequence: Sequence, error: RowError) -> OutputDelta:
-        """End a request whose step went wrong. What it published is forgotten; after wrong numbers, what it reused too:
+        """Ends a request whose row failed. What it published is forgotten; after wrong numbers, what it reused too:
         they may come from any page that it read."""
         assert sequence.table is not None
         distrust_from = 0 if error == NAN_LOGITS else sequence.table.num_matched
@@ -281,7 +313,8 @@ class Engine:
         return OutputDelta(sequence.request.id, usage=sequence.usage, finish=finish.row_failed(error))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputDelta:
-        delta = None if self.preparing.replays.lacks(sequence) else self._delta(sequence, reason)
+        lacks = bool(sequence.request.resumed) and self.preparing.replays.lacks(sequence)
+        delta = None if lacks else self._delta(sequence, reason)
         self._forget(sequence)
         return delta or OutputDelta(sequence.request.id, finish=reason)
 
@@ -299,7 +332,7 @@ class Engine:
 
 
 def _cached_len(cache: CacheManager, sequence: Sequence) -> int:
-    """Count the pages of a sequence that are cached."""
+    """Counts the pages of a sequence that are cached."""
     return len(cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused))
 
 

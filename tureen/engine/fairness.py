@@ -1,5 +1,5 @@
-"""The order in which clients that wait at the same time get equal shares: the virtual token counter of "Fairness in
-Serving Large Language Models" (Sheng et al., arXiv:2401.00588, algorithm 2), weighted by client."""
+"""Equal shares for clients that wait at the same time: the virtual token counter of "Fairness in Serving Large Language
+Models" (Sheng et al., arXiv:2401.00588, algorithm 2), weighted by client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LeastServedFirst(QueueOrder):
         self._last_admitted = ""
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
-        """Lazily: what is admitted meanwhile counts."""
+        """Yields the waiting sequences in order. It is lazy: what is admitted meanwhile counts for the rest."""
         if len({sequence.request.client for sequence in waiting}) < 2:
             yield from waiting
             return
@@ -49,7 +49,8 @@ class LeastServedFirst(QueueOrder):
                 del lines[client]
 
     def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
-        """A client that did not wait has no claim to what others got meanwhile."""
+        """Raises the counter of a client that did not wait to that of the least served: it has no claim to what others
+        got."""
         client = sequence.request.client
         others = {other.request.client for other in waiting} or {self._last_admitted}
         if client not in others and not sequence.is_resuming:

@@ -1,4 +1,4 @@
-"""How a request ends. `reached` is the only function that decides whether its output is complete."""
+"""Decides how a request ends. `reached` is the only function that decides whether its output is complete."""
 
 from __future__ import annotations
 
@@ -11,32 +11,39 @@ from tureen.errors import TryLater, TureenError
 def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
-    """Decides whether the output ends after its newest token: stop string, end token, length, context end; None = it
-    goes on.
+    """Decides whether the output ends after its newest token. None = it goes on. Raises InvalidRequest, RequestFailed.
 
-    `stop` is what the detokenizer matched, `end_token_id` the newest token if it is one that ends and now may.
+    The reasons, in order of precedence: stop string, end token, length, end of the context. stop: the stop string that
+    the detokenizer matched. end_token_id: the newest token, if it is one that ends the output and now may.
     """
     if stop is not None:
         return FinishReason(type="stop", matched=stop)
     if end_token_id is not None:
-        return FinishReason(type="stop", matched=end_token_id)
+        return FinishReason(type="stop", matched=end_token_id, closed_early=_is_closed_early(sequence))
     if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):
+        if sequence.constraint is not None and sequence.constraint.closes and sequence.is_accepted:
+            return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
     return None
 
 
 def complete(sequence: Sequence) -> FinishReason:
-    """The end of an output that matches its grammar and can only end."""
-    return FinishReason(type="stop", matched=sequence.token_ids[-1] if sequence.num_output else None)
+    """Returns the finish reason of an output that matches its grammar and can only end."""
+    matched = sequence.token_ids[-1] if sequence.num_output else None
+    return FinishReason(type="stop", matched=matched, closed_early=_is_closed_early(sequence))
+
+
+def _is_closed_early(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and sequence.constraint.is_closed_early
 
 
 def aborted(reason: str) -> FinishReason:
-    """The end of a request that was called off."""
+    """Returns the finish reason of a request that was called off."""
     return FinishReason(type="abort", message="Aborted", reason=reason)
 
 
 def failed(error: TureenError) -> FinishReason:
-    """The end of a request that was refused or failed, as its client should see it."""
+    """Returns the finish reason of a request that was refused or failed, as its client should see it."""
     return FinishReason(
         type="error",
         message=error.message,
@@ -48,6 +55,6 @@ def failed(error: TureenError) -> FinishReason:
 
 
 def row_failed(error: RowError) -> FinishReason:
-    """The end of a request whose row failed in a step."""
+    """Returns the finish reason of a request whose row failed in a step."""
     message = error.message or f"the model failed on this request ({error.code}); other requests go on"
     return FinishReason(type="error", message=message, status=error.status, code=error.code, field=error.field)

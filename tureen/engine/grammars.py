@@ -1,4 +1,4 @@
-"""The grammars of an engine's sequences: compiled elsewhere, waited for, their masks filled beside the forward pass."""
+"""The grammars of an engine's sequences: compiled in other processes, their masks filled beside the forward pass."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from tureen.sandbox.supervisor import Supervisor
 
 
 class Grammars:
-    """Sequences whose grammar is not ready, and the masks of those that run."""
+    """Sequences whose grammar is not compiled yet, and the masks of those that run."""
 
-    def __init__(self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...], context_len: int
+    ) -> None:
         self._compiler = compiler
+        self._context_len = context_len
         self._masks = masks
         self._eos_token_ids = eos_token_ids
+        self.has_helpers = compiler is not None
         self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def add(self, sequence: Sequence, spec: GrammarSpec) -> None:
-        """Have its grammar compiled. Raises InvalidRequest."""
+        """Has a sequence's grammar compiled; the sequence waits here until `take_ready`. Raises InvalidRequest."""
         if self._compiler is None:
             field = sequence.request.grammar_field
             raise InvalidRequest(f"{field}: the server runs with --grammar-backend none; leave it out", field=field)
@@ -38,28 +39,28 @@ class Grammars:
 
     @property
     def supervisor(self) -> Supervisor | None:
-        """The one of the processes that compile, once there are some."""
+        """The supervisor of the processes that compile; None before there are some."""
         return None if self._compiler is None else self._compiler.supervisor
 
     def share(self, budget: MemoryBudget) -> None:
-        """These processes count for the budget."""
+        """Counts the memory of the compile workers for this budget."""
         if self._compiler is not None:
             self._compiler.share(budget)
 
     def prepare(self) -> None:
-        """Begin what the first constraint would wait for."""
+        """Begins what the first constraint would otherwise wait for: the start of the compile workers."""
         if self._compiler is not None:
             self._compiler.prepare()
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
+        """Takes out a sequence that waits here and has ended."""
         compilation = self.waiting.pop(sequence)
         if self._compiler is not None:
             self._compiler.release(compilation)
 
     def take_ready(self) -> list[tuple[Sequence, RowError | None]]:
-        """Sequences that wait no longer: their constraint is there, or this is why there is none."""
-        if self._compiler is None or not self.waiting:
+        """Returns the sequences that wait no longer: None beside those that have their constraint, else the error."""
+        if self._compiler is None:
             return []
         self._compiler.poll()
         done = [
@@ -70,21 +71,22 @@ class Grammars:
         return [(sequence, self._start(sequence, compilation)) for sequence, compilation in done]
 
     def fill_masks(self, sequences: Iterable[Sequence], rows: Iterable[Row]) -> PendingMasks | None:
-        """Begin to fill the masks of those that are constrained and draw a token; None where none does."""
+        """Begins to fill the masks of the rows that are constrained and draw a token; None where no row does."""
         fills, num_masks = {}, {}
         for sequence, row in zip(sequences, rows, strict=True):
             if sequence.constraint is not None and row.sample:
                 guesses = row.token_ids[row.num_known :]
-                fills[row.slot] = partial(sequence.constraint.fill_masks, guesses=guesses)
+                fills[row.slot] = partial(sequence.constraint.fill_masks, left=sequence.num_left, guesses=guesses)
                 num_masks[row.slot] = 1 + len(guesses)
         return self._masks.start(fills, num_masks) if fills else None
 
     def clear(self) -> None:
+        """Forgets the compiled grammars that are cached."""
         if self._compiler is not None:
             self._compiler.clear()
 
     def stats(self) -> dict[str, Any]:
-        """The fields of EngineStats that concern grammars."""
+        """Returns the fields of EngineStats that concern grammars."""
         if self._compiler is None:
             return {}
         totals = self._compiler.stats
@@ -113,10 +115,34 @@ class Grammars:
                 grammar = compilation.compiled.start()
         except TureenError as error:
             return RowError.of(error)
+        place = None
+        params, closing = sequence.request.params, compilation.compiled.closing
+        if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
+            refusal = _fit(sequence, closing.least, self._context_len)
+            if refusal is not None:
+                return refusal
+            place = closing.start(sequence.num_left)
         sequence.constraint = Constraint(
-            grammar,
-            self._eos_token_ids,
-            avoids_end=sequence.request.params.ignore_eos,
-            field=field,
+            grammar, self._eos_token_ids, avoids_end=params.ignore_eos, field=field, place=place
         )
         return None
+
+
+def _fit(sequence: Sequence, least: int, context_len: int) -> RowError | None:
+    """Make its limit large enough for the shortest output, where its client set none. The error where it is not."""
+    request = sequence.request
+    most = context_len - sequence.terms.num_prompt
+    needed = f"the shortest output that {request.grammar_field} allows takes {least} tokens"
+    if least > most:
+        num_prompt = sequence.terms.num_prompt
+        message = (
+            f"{needed}, but only {most} fit behind the prompt's {num_prompt}; shorten the prompt or the constraint"
+        )
+        return RowError("context_exceeded", message, 400, request.grammar_field)
+    if sequence.num_left >= least:
+        return None
+    if request.limit_field:
+        message = f"{request.limit_field} is {sequence.num_left}, but {needed}; send at least {least}, or leave it out"
+        return RowError("max_new_tokens_too_small", message, 400, request.limit_field)
+    sequence.terms = sequence.terms._replace(max_tokens=sequence.terms.num_prompt + least)
+    return None

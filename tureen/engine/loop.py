@@ -1,4 +1,5 @@
-"""The engine's loop: take messages, enforce deadlines, step, publish. The edge at which the engine's exceptions end."""
+"""The engine's loop: takes messages, enforces deadlines, steps, publishes. No exception of the engine goes beyond
+it."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ from tureen.log import get_logger
 WINDOW_S = 0.5  # time in steps over which one pace is measured
 NUM_WINDOWS = 60
 HEARTBEAT_S = 1.0
-"""A paused engine reports so often: it is not hung."""
+"""Seconds between two reports of a paused engine, which show that it does not hang."""
 PREPARE_S = 0.0003
 """Seconds between two looks of an idle engine at whether a grammar is compiled."""
 
 HELPERS_S = 0.25
-"""An idle engine looks as often whether a helper process is being replaced, where it has some."""
+"""Seconds between two looks of an idle engine at whether a helper process is being replaced."""
 
 log = get_logger("engine")
 
@@ -73,9 +74,10 @@ class SteppedEngine(Protocol):
 
 
 class Loop:
-    """Drives one engine until Close, or until it fails: then every live request gets an error and Failed is published.
+    """Drives one engine until Close, or until it fails: then every live request gets an error and EngineFailed is
+    published.
 
-    `take(wait_s)` returns the messages that have come in; it waits so long for the first, None = until there is one.
+    `take(wait_s)` returns the messages that have come in; it waits that long for the first one, None = without a limit.
     """
 
     def __init__(
@@ -90,16 +92,17 @@ class Loop:
         self._pace = Pace()
         self._step_ms = 0.0
         self._reported_s = -math.inf
-        self._helpers_down: tuple[str, ...] | None = None  # as reported last
+        self._helpers_down: tuple[str, ...] = ()  # as reported last
         self._is_closed = False
 
     def run(self) -> None:
-        """Returns after Close or the engine's failure; raises nothing that the engine raised."""
+        """Runs until Close or the engine's failure; raises nothing that the engine raised."""
         try:
+            wait_s: float | None = 0.0
             while not self._is_closed:
-                for message in self._take(self._wait_s()):
+                for message in self._take(wait_s):
                     self._handle(message)
-                self._turn()
+                wait_s = self._turn()
         except Exception as error:
             log.exception("the engine failed")
             self._fail(type(error).__name__)
@@ -107,18 +110,19 @@ class Loop:
             self._engine.close()
 
     def _wait_s(self) -> float | None:
-        """How long nothing need be done. A paused engine has live requests and no work: their deadlines go on."""
-        if self._engine.has_work:
-            return 0.0
+        """How long an engine without work may wait. A paused one has live requests, whose deadlines go on."""
         if not self._live:
             return None if self._engine.helpers_down is None else HELPERS_S
         longest_s = PREPARE_S if self._engine.is_preparing else HEARTBEAT_S
         return min(longest_s, max(0.0, self._soonest_s - self._clock()))
 
-    def _turn(self) -> None:
-        """Abort what is late, then one step, published with the engine's figures. Nothing once closed."""
+    def _turn(self) -> float | None:
+        """Abort what is late, then one step, published with the engine's figures. Nothing once closed.
+
+        Returns for how many seconds the next turn may wait for a message; None = until there is one.
+        """
         if self._is_closed:
-            return
+            return None
         now = self._clock()
         if now >= self._soonest_s:
             self._abort_late(now)
@@ -126,15 +130,16 @@ class Loop:
             self._engine.prepare()
         if not self._engine.has_work:
             is_due = bool(self._live) and now - self._reported_s >= HEARTBEAT_S
-            if is_due or self._engine.helpers_down != self._helpers_down:
+            if is_due or (self._engine.helpers_down or ()) != self._helpers_down:
                 self._report()
-            return
+            return self._wait_s()
         deltas = self._engine.step()
         seconds = self._clock() - now
         num_ended = sum(delta.finish is not None for delta in deltas)
         self._pace.add(seconds, sum(map(self._note, deltas)), num_ended)
         self._step_ms = seconds * 1000
         self._report(*deltas)
+        return 0.0
 
     def _abort_late(self, now: float) -> None:
         for request_id, limits in self._live.items():
@@ -143,7 +148,7 @@ class Loop:
         self._soonest_s = min((limits.soonest_s for limits in self._live.values()), default=math.inf)
 
     def _fail(self, why: str) -> None:
-        """End every live request with an error; nothing more is done."""
+        """Ends every live request with an error; nothing more is done."""
         error = Unavailable("the engine failed while it had this request; send it again", code="engine_dead")
         self._publish(EngineFailed(why))  # first: who hears of his request's end may ask at once how the engine is
         self._publish(StepReport(tuple(OutputDelta(id=id, finish=finish.failed(error)) for id in self._live)))
@@ -192,8 +197,8 @@ class Loop:
 
     def _report(self, *deltas: OutputDelta) -> None:
         self._reported_s = self._clock()
-        self._helpers_down = self._engine.helpers_down
         stats = self._engine.stats(self._step_ms)
+        self._helpers_down = stats.helpers_down
         stats = msgspec.structs.replace(stats, seconds_per_end=self._pace.seconds_per_end)
         self._publish(StepReport(deltas, stats))
 
@@ -217,7 +222,7 @@ class Loop:
         self._is_closed = True
 
     def _note(self, delta: OutputDelta) -> int:
-        """Keep the books on a delta; the number of tokens whose computation it proves."""
+        """Records a delta; returns the number of tokens whose computation it proves."""
         limits = self._live.get(delta.id)
         usage = delta.usage or Usage(0, len(delta.token_ids), 0)
         is_proof = usage.forced_tokens < usage.output_tokens or bool(delta.output_logprobs)
@@ -232,7 +237,7 @@ class Loop:
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """The times by which a live request must have its first token, and its last; monotonic seconds."""
+    """The times by which a live request must have its first token, and its last, in seconds of the monotonic clock."""
 
     num_prompt: int
     client: str = ""
@@ -242,6 +247,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, request: GenerateRequest, arrived_s: float) -> Deadlines:
+        """Computes the deadlines of a request that arrived at `arrived_s`, from its time-outs."""
         ttft, end = request.ttft_deadline_ms, request.deadline_ms
         return cls(
             num_prompt=len(request.token_ids),
@@ -257,8 +263,10 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """How fast the engine computes tokens: the best of recent windows, so that its estimates are lower bounds. And how
-    often a request ends."""
+    """Measures how fast the engine computes tokens and how often a request ends.
+
+    The speed is that of the best of recent windows, so that estimates made with it are lower bounds.
+    """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=NUM_WINDOWS)  # tokens per second
@@ -269,6 +277,7 @@ class Pace:
         self._since_tokens_s = 0.0  # time in steps without proved tokens: chunks of a prompt show only at its end
 
     def add(self, seconds: float, num_tokens: int, num_ended: int = 0) -> None:
+        """Notes a step: its seconds, the tokens computed in it, and the requests that ended."""
         before_s, before = self._ends.pop()
         self._ends.append((before_s + seconds, before + num_ended))
         if before_s + seconds >= WINDOW_S:
@@ -282,7 +291,7 @@ class Pace:
             self._seconds, self._tokens = 0.0, 0
 
     def seconds_for(self, waiting: Iterable[int]) -> float:
-        """Least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
+        """Returns the least time until prompts of these lengths are computed; 0 when nothing was measured yet."""
         num_tokens = sum(waiting)
         if not num_tokens or not self._rates:
             return 0.0

@@ -1,4 +1,4 @@
-"""How a sequence's output grows, by drawn tokens and by those that its grammar forces, and what is sent of it."""
+"""Grows a sequence's output, by drawn tokens and by those that its grammar forces, and decides what is sent of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from tureen.engine.sequence import Sequence
 
 
 def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: bool) -> FinishReason | None:
-    """One more token. Why the output ends there; None = it goes on. Raises InvalidRequest, RequestFailed."""
+    """Appends one token to the output. Returns why the output ends there; None = it goes on.
+
+    Raises InvalidRequest, RequestFailed.
+    """
     params = sequence.request.params
     stops_allowed = len(sequence.token_ids) - sequence.terms.num_prompt + 1 >= params.min_new_tokens
     is_end = stops_allowed and token_id in sequence.terms.end_token_ids
     constraint = None if is_end else sequence.constraint
+    if is_drawn and sequence.constraint is not None:
+        sequence.constraint.note_drawn()
     if constraint is not None:
         constraint.accept(token_id)
     stop = None
@@ -25,12 +30,15 @@ def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: boo
 
 
 def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
-    """Append the tokens that the grammar leaves no choice about. Why the output ends there; None = it goes on."""
+    """Appends the tokens that the grammar leaves no choice about. Returns why the output ends there; None = it goes on.
+
+    Raises InvalidRequest, RequestFailed.
+    """
     if sequence.constraint is None or sequence.request.max_new_tokens == 0:
         return None
     if sequence.constraint.is_done:
         return finish.complete(sequence)
-    for token_id in sequence.constraint.forced():
+    for token_id in sequence.constraint.forced(sequence.num_left):
         sequence.constraint.num_forced += 1
         reason = append(sequence, token_id, context_len, is_drawn=False)
         if reason is not None:
@@ -40,7 +48,11 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
 
 def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None:
     """Returns the part of the output that may be sent and was not; None where there is none and the output goes on."""
-    token_ids, logprobs = sequence.scores.take_output(sequence.token_ids)
+    start = sequence.terms.num_prompt + sequence.sent.num_tokens
+    logprobs = () if sequence.asked.scores is None else sequence.asked.scores.take_output()
+    end = None if sequence.asked.scores is None else start + len(logprobs)  # all are sent in order, with their scores
+    token_ids = tuple(sequence.token_ids[start:end])
+    sequence.sent.num_tokens += len(token_ids)
     if not token_ids and reason is None:
         return None
     text_end = None if sequence.terms.is_plain else sequence.text_end
@@ -54,7 +66,7 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         text=text,
         usage=sequence.usage,
         output_logprobs=logprobs,
-        prompt_logprobs=sequence.scores.take_prompt(),
+        prompt_logprobs=() if sequence.asked.scores is None else sequence.asked.scores.take_prompt(),
         finish=reason,
-        hidden_states=sequence.hidden.take(is_last=reason is not None),
+        hidden_states=() if sequence.asked.hidden is None else sequence.asked.hidden.take(is_last=reason is not None),
     )

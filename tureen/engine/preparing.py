@@ -1,7 +1,9 @@
-"""Sequences between their arrival and the queue: what they need is compiled, loaded, replayed, encoded."""
+"""Sequences between their arrival and the queue: grammars are compiled, code is loaded, outputs replayed, pictures
+encoded."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from tureen.engine.client_code import ClientCode
@@ -13,70 +15,83 @@ from tureen.sandbox.supervisor import helpers_down
 
 
 class Preparing:
-    """Sequences that cannot be queued yet: their grammar is not compiled, their client's code not loaded, what was sent
-    of their output not gone through, or their pictures not encoded. Each is in one of these places at most."""
+    """Sequences that cannot be queued yet, and what each waits for.
+
+    That is a grammar to be compiled, a client's code to be loaded, an earlier output to be replayed, or pictures to be
+    encoded. A sequence waits for one of these at a time.
+    """
 
     def __init__(self, grammars: Grammars, client_code: ClientCode, encoders: Encoders, context_len: int) -> None:
         self.grammars = grammars
         self.client_code = client_code
         self.replays = Replays()
         self.encoders = encoders
+        self.unready: tuple[Sized, ...] = grammars.waiting, client_code.waiting, self.replays.waiting
+        """The sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in steps."""
         self._context_len = context_len
-
-    def __len__(self) -> int:
-        """The number of sequences that wait for other processes, or for `replays.advance`. Pictures are encoded in
-        steps."""
-        return len(self.grammars.waiting) + len(self.client_code.waiting) + len(self.replays.waiting)
 
     @property
     def num_sequences(self) -> int:
-        """All of them."""
-        return len(self) + len(self.encoders.waiting)
+        """The number of all sequences that wait here."""
+        return sum(map(len, self.unready)) + len(self.encoders.waiting)
 
     @property
     def helpers_down(self) -> tuple[str, ...] | None:
-        """Helper processes that are being replaced, in words; None = there are no helpers."""
-        supervisors = self.grammars.supervisor, self.client_code.supervisor
+        """Names the helper processes that are being replaced; None where there are no helpers."""
+        supervisors = [place.supervisor for place in (self.grammars, self.client_code) if place.has_helpers]
         return helpers_down(*supervisors) if any(supervisors) else None
 
     def begin(self, sequence: Sequence) -> bool:
-        """It has arrived. Whether it can be queued. Raises TooManyRequests, Unavailable where its client's code is not
-        taken."""
-        request = sequence.request
+        """Takes a sequence that has arrived. Returns whether it can be queued at once.
+
+        Raises TooManyRequests, Unavailable where its client's code is not taken.
+        """
+        if not sequence.request.processor:
+            return self._begin(sequence)
         with self.client_code.acquired(sequence):
-            if request.grammar is not None:
-                self.grammars.add(sequence, request.grammar)
-                return False
-            if request.resumed:
-                self.replay(sequence)
-                return False
-            return self.may_queue(sequence)
+            return self._begin(sequence)
 
     def replay(self, sequence: Sequence) -> None:
-        """Go through what was sent of its output; its grammar, if it has one, is there."""
+        """Begins to replay the output that another engine sent. The sequence's grammar, if it has one, is compiled."""
         self.replays.add(sequence, self._context_len)
 
     def may_queue(self, sequence: Sequence) -> bool:
-        """Whether its client's code is loaded and its pictures are encoded; else it waits for them from now on."""
-        if self.client_code.must_wait(sequence):
+        """Returns whether the client's code is loaded and the pictures are encoded; otherwise the sequence waits here
+        for them."""
+        if sequence.request.processor and self.client_code.must_wait(sequence):
             return False
         return not sequence.request.media or self.encoders.add(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
-        """It ends. Whether it was here."""
-        if self.client_code.release(sequence):
+        """Forgets a sequence that has ended. Returns whether it was here."""
+        if sequence.request.processor and self.client_code.release(sequence):
             return True
         for place in (self.grammars, self.replays, self.encoders):
-            if sequence in place:
+            if sequence in place.waiting:
                 place.remove(sequence)
                 return True
         return False
 
     def clear(self) -> None:
-        """Forget what is kept for requests to come."""
+        """Forgets what is cached for requests to come: compiled grammars, embeddings of pictures."""
         self.grammars.clear()
         self.encoders.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Its part of EngineStats."""
-        return {**self.grammars.stats(), **self.encoders.stats(), "helpers_down": self.helpers_down or ()}
+        """Returns the fields of EngineStats that concern waiting sequences."""
+        return {
+            **(self.grammars.stats() if self.grammars.has_helpers else {}),
+            "total_pictures": self.encoders.num_pictures,
+            "total_pictures_encoded": self.encoders.num_encoded,
+            "helpers_down": self.helpers_down or (),
+        }
+
+    def _begin(self, sequence: Sequence) -> bool:
+        request = sequence.request
+        if request.grammar is not None:
+            self.grammars.add(sequence, request.grammar)
+            return False
+        if request.resumed:
+            self.replay(sequence)
+            return False
+        return self.may_queue(sequence)

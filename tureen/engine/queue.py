@@ -1,4 +1,4 @@
-"""The waiting sequences, and the orders in which they are tried."""
+"""The waiting sequences, and the orders in which the scheduler tries them."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ FIRST_COME = Schedule()
 
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:
-    """Preempted sequences, then by arrival."""
+    """Ranks preempted sequences first, then by arrival."""
     return not sequence.is_resuming, sequence.terms.number
 
 
 def priority_first(sequence: Sequence) -> tuple[int, ...]:
-    """Higher priority first; within one priority first come."""
+    """Ranks higher priority first; within one priority as `first_come`."""
     return -sequence.request.priority, not sequence.is_resuming, sequence.terms.number
 
 
 class QueueOrder:
-    """In which order the scheduler tries ranked waiting sequences: as they are, unless a subclass knows better."""
+    """The order in which the scheduler tries the waiting sequences: as they are ranked, unless a subclass overrides
+    it."""
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
-        """The same sequences in the order to be tried."""
+        """Returns the same sequences in the order in which they are to be tried."""
         return waiting
 
     def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
-        """It begins to wait, beside these."""
+        """Hears that a sequence begins to wait beside `waiting`."""
 
     def admitted(self, sequence: Sequence) -> None:
-        """It runs for the first time."""
+        """Hears that a sequence runs for the first time."""
 
     def held_up(self, sequence: Sequence, seconds: float) -> None:
-        """Code of its client made others wait so long."""
+        """Hears that code of the sequence's client made others wait for so many seconds."""
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
-        """Notes that so many more tokens of a sequence's output are sent."""
+        """Hears that so many more tokens of a sequence's output are sent."""
 
 
 class LongestPrefixFirst(QueueOrder):
-    """Among sequences that arrived close together (same 64), those with more cached tokens first.
+    """Among sequences that arrived close together (in the same window of 64), tries those with more cached tokens
+    first.
 
     The window bounds how often a sequence is passed over, and how many prefixes are looked up in a step.
     """
@@ -96,5 +98,5 @@ class WaitingQueue:
         del self.waiting[bisect_left(self.waiting, self._rank(sequence), key=self._rank)]
 
     def candidates(self) -> Iterable[Sequence]:
-        """All waiting sequences in the order to be tried; safe against changes of the queue."""
+        """Returns all waiting sequences in the order in which to try them; safe against changes of the queue."""
         return self.order.arrange(tuple(self.waiting))

@@ -1,4 +1,4 @@
-"""Outputs that another engine began: what their clients have of them is gone through again, some tokens at a time."""
+"""Replays outputs that another engine began: appends what their clients have of them, some tokens at a time."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from tureen.engine.sequence import Sequence
 from tureen.errors import RequestFailed, TureenError
 
 TOKENS_AT_ONCE = 256
-"""Between two steps: so many hold up what runs for no longer than a step does."""
+"""Most tokens that are replayed between two steps: so many hold up other requests for no longer than a step does."""
 
 
 class Replays:
-    """Sequences that have not yet all of their output that was sent. Afterwards each is as if it had been preempted."""
+    """Sequences that do not have all of the output yet that another engine sent.
+
+    After its replay a sequence is in the state of one that was preempted.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[Sequence, Iterator[None]] = {}  # read from outside, changed here only
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self.waiting
-
     def add(self, sequence: Sequence, context_len: int) -> None:
-        """Its grammar, if it has one, is there."""
+        """Begins to replay a sequence's output. Its grammar, if it has one, is compiled."""
         self.waiting[sequence] = _replay(sequence, context_len)
 
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer."""
+        """Takes out a sequence that is being replayed and has ended."""
         del self.waiting[sequence]
 
     def lacks(self, sequence: Sequence) -> bool:
-        """It has not all of its output that was sent: nothing that it says of it may be sent."""
+        """Says whether the sequence lacks a part of the output that was sent. Then nothing of it may be sent."""
         return sequence in self.waiting or sequence.num_output < len(sequence.request.resumed)
 
     def advance(self) -> list[Sequence]:
-        """Go on, first come first. Returns who is through, and who has `ended` with an error: that one still waits."""
+        """Replays up to TOKENS_AT_ONCE tokens, first come first. Returns the sequences that are done.
+
+        One that `ended` with an error is returned too, and still waits here.
+        """
         done: list[Sequence] = []
         num_left = TOKENS_AT_ONCE
         for sequence, tokens in tuple(self.waiting.items()):
@@ -54,9 +57,10 @@ class Replays:
 
 
 def check(request: GenerateRequest, vocab_size: int) -> None:
-    """Raises RequestFailed for what no output of this request can be."""
+    """Raises RequestFailed where `resumed` cannot be an output of this request."""
     num_resumed = len(request.resumed)
-    if num_resumed > request.max_new_tokens:
+    is_fixed = request.grammar is None or bool(request.limit_field)  # else it may rise once the grammar is there
+    if num_resumed > request.max_new_tokens and is_fixed:
         raise _not_resumable(f"it has {num_resumed} tokens, at most {request.max_new_tokens} are asked for")
     unknown = next((token_id for token_id in request.resumed if not 0 <= token_id < vocab_size), None)
     if unknown is not None:
@@ -66,14 +70,18 @@ def check(request: GenerateRequest, vocab_size: int) -> None:
 
 
 def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
-    """Append the output that was sent as it came about, drawn tokens and what the grammar forced behind each. What is
-    forced behind the last comes out as it would have. Raises InvalidRequest, RequestFailed."""
+    """Appends the output that was sent as it came about: drawn tokens, and what the grammar forced after each.
+
+    What is forced after the last comes out as it would have. Raises InvalidRequest, RequestFailed.
+    """
     resumed = sequence.request.resumed
     sequence.ended = output.forced(sequence, context_len=context_len)
     while sequence.num_output < len(resumed):
         if sequence.ended is not None:
             raise _not_resumable(f"it ends after {sequence.num_output} of {len(resumed)} tokens")
         token_id = resumed[sequence.num_output]
+        if sequence.constraint is not None:
+            sequence.constraint.look_ahead(sequence.num_left)
         sequence.ended = output.append(sequence, token_id, context_len, is_drawn=True)
         if sequence.ended is None:
             sequence.ended = output.forced(sequence, context_len=context_len)
@@ -81,7 +89,7 @@ def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
     num_prompt = sequence.terms.num_prompt
     if tuple(sequence.token_ids[num_prompt : num_prompt + len(resumed)]) != resumed:
         raise _not_resumable("the grammar does not allow it")
-    sequence.detokenizer.take(sequence.scores.text_ends[len(resumed) - 1])  # was sent with them
+    sequence.detokenizer.take(sequence.sent.text_ends[len(resumed) - 1])  # was sent with them
 
 
 def _not_resumable(why: str) -> RequestFailed:

@@ -1,4 +1,4 @@
-"""A step's rows through the runner: where that raises, each by itself, so that only those at fault fail."""
+"""Runs a step's rows; where the runner raises, runs each row by itself, so that only those at fault fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger("engine")
 
 
 class RowRunner:
-    """Runs plans, one a step, with the masks of the rows that have a grammar."""
+    """Runs step plans, with the masks of the rows that have a grammar."""
 
     def __init__(self, runner: Runner, grammars: Grammars, cache: CacheManager) -> None:
         self._runner = runner
@@ -30,7 +30,7 @@ class RowRunner:
         self._num_failed_steps = 0  # in a row
 
     def run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
-        """Runs a step and returns the output of each row. Raises RequestFailed when the runner seems to be broken for
+        """Runs a step. Returns the output of each row. Raises RequestFailed when the runner seems to be broken for
         good."""
         try:
             outputs = self._run(plan)
@@ -51,11 +51,12 @@ class RowRunner:
         return outputs
 
     def close(self) -> None:
+        """Closes the runner."""
         self._grammars.close()
         self._runner.close()
 
     def _can_compute(self) -> bool:
-        """Whether the runner can compute a token that no client sent; True where there is no page to try it on."""
+        """Says whether the runner can compute a token that no client sent; True where there is no page to try it on."""
         table = self._cache.open(("", ""), [], 1, headroom=0, is_public=False)
         if table is None:
             return True
@@ -71,7 +72,9 @@ class RowRunner:
 
     def _run(self, plan: StepPlan) -> tuple[RowOutput, ...]:
         new_slots = tuple([sequence.slot_state() for sequence in plan.new]) if plan.new else ()
-        masks = self._grammars.fill_masks(plan.sequences, plan.rows)
+        masks = None
+        if any(sequence.constraint is not None for sequence in plan.sequences):
+            masks = self._grammars.fill_masks(plan.sequences, plan.rows)
         try:
             outputs = self._runner.submit(Batch(tuple(plan.rows), new_slots), masks).result().rows
         finally:
@@ -88,7 +91,7 @@ class RowRunner:
 
 
 def _explained(outputs: tuple[RowOutput, ...], plan: StepPlan, masks: PendingMasks) -> tuple[RowOutput, ...]:
-    """The same, where a mask could not be computed with the reason."""
+    """Returns the same outputs, with the reason in place of those whose mask could not be computed."""
     if not masks.failures:
         return outputs
     return tuple(

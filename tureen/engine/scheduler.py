@@ -18,11 +18,11 @@ RESUME_HEADROOM = 64
 
 
 Drafter = Callable[[Sequence, int], tuple[int, ...]]
-"""Guesses which tokens come next of a sequence, at most so many. What it guesses changes no output, only its pace."""
+"""A function that guesses the next tokens of a sequence, at most so many. Guesses change no output, only the speed."""
 
 
 class StepPlan(NamedTuple):
-    """A step: sequences, the row of each at the same index, and those of them that have just taken their slot."""
+    """A step's sequences, the row of each at the same index, and those of them that have just taken their slot."""
 
     sequences: list[Sequence]
     rows: list[Row]
@@ -48,7 +48,7 @@ class Scheduler:
         self.num_cached_tokens = 0  # ... found in the prefix cache
         self.rests: Callable[[Sequence], bool] | None = None  # who sits out a step, where others run
         self.drafter: Drafter | None = None  # whose guesses steps verify; None: each draws one token a sequence
-        self._cache = cache
+        self.cache = cache
         self._free_slots = list(range(max_rows - 1, -1, -1))
         self._token_budget = token_budget
         self._by_priority = by_priority
@@ -60,17 +60,17 @@ class Scheduler:
 
     @property
     def num_begun(self) -> int:
-        """Sequences that run, or did before they were preempted."""
+        """The number of sequences that run, or ran before they were preempted."""
         return len(self.running) + sum(sequence.is_resuming for sequence in self.queue.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens that are not computed yet, of all sequences: the work before a new one."""
+        """The number of known tokens of all sequences that are not computed yet: the work before a new sequence."""
         known = (*self.running, *self.queue.waiting)
         return sum(sequence.num_tokens - sequence.num_computed for sequence in known)
 
     def schedule(self) -> StepPlan:
-        """The next step's rows; none only when nothing waits or runs."""
+        """Plans the next step. The plan has no rows only when nothing waits or runs."""
         plan = StepPlan([], [], [])
         budget = self._token_budget
         num_preemptions = self.num_preemptions
@@ -95,33 +95,34 @@ class Scheduler:
         return plan
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
-        """Spend what is left of the budget on guesses. Nobody is preempted for them."""
+        """Spends what is left of the budget on guesses. Nobody is preempted for them."""
         budget = self._token_budget - sum(len(row.token_ids) for row in plan.rows)
         for index, (sequence, row) in enumerate(zip(plan.sequences, plan.rows, strict=True)):
             most = min(budget, sequence.terms.max_tokens - sequence.num_tokens - 1)
             if most <= 0 or sequence.table is None or not sequence.takes_guesses(row):
                 continue
             guesses = _allowed(sequence, drafter(sequence, most)[:most])
-            if guesses and self._cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
+            if guesses and self.cache.grow(sequence.table, sequence.num_tokens + len(guesses)):
                 plan.rows[index] = sequence.row(len(row.token_ids), guesses)
                 budget -= len(guesses)
 
     def release(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
-        """Take a sequence out, wherever it is: it has ended. See CacheManager.close for `distrust_from`."""
+        """Takes out a sequence that has ended, wherever it is. See CacheManager.close for `distrust_from`."""
         if sequence.table is None:
             self.queue.remove(sequence)
         else:
             self._stop_running(sequence, distrust_from=distrust_from)
 
     def preempt_all(self) -> None:
-        """Every running sequence gives its pages back and waits."""
+        """Makes every running sequence give its pages back and wait."""
         for sequence in reversed(tuple(self.running)):
             self._preempt(sequence)
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow the table of a running sequence, preempting from the end. False when that took the sequence itself."""
+        """Grows the table of a running sequence, preempting from the end. Returns False when that took the sequence
+        itself."""
         while sequence.table is not None:
-            if self._cache.grow(sequence.table, num_tokens):
+            if self.cache.grow(sequence.table, num_tokens):
                 return True
             self._preempt(self.running[-1])
         return False
@@ -133,13 +134,14 @@ class Scheduler:
 
     def _stop_running(self, sequence: Sequence, *, distrust_from: int | None = None) -> None:
         assert sequence.table is not None
-        self._cache.close(sequence.table, distrust_from=distrust_from)
+        self.cache.close(sequence.table, distrust_from=distrust_from)
         self._free_slots.append(sequence.slot)
         self.running.remove(sequence)
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Waiting sequences in the queue's order, up to the first that does not fit; followers are passed over."""
+        """Admits waiting sequences in the queue's order, up to the first that does not fit; followers are passed
+        over."""
         if not self._free_slots:
             return
         for sequence in self.queue.candidates():
@@ -147,13 +149,13 @@ class Scheduler:
                 return
             if sequence.is_following or (self.is_held and not sequence.is_resuming):
                 continue
-            nodes = self._cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
+            nodes = self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
             sequence.leader = self._find_leader(sequence, nodes)
             if sequence.leader is not None:
                 continue
             headroom = self._headroom(sequence)
             is_public = not sequence.request.embeds
-            table = self._cache.open(
+            table = self.cache.open(
                 sequence.namespace, nodes, sequence.num_tokens, headroom=headroom, is_public=is_public
             )
             if table is None:
@@ -166,7 +168,7 @@ class Scheduler:
             budget -= num_tokens
 
     def _headroom(self, sequence: Sequence) -> int:
-        """Pages that must stay available after an admission. Nobody is held up when nobody runs.
+        """Returns the pages that must stay available after an admission; 0 when nobody runs, so that nobody is held up.
 
         A preempted sequence waits for more room than a new one: otherwise it would be preempted again at once.
         """
@@ -174,12 +176,13 @@ class Scheduler:
             return 0
         if sequence.is_resuming:
             growth = (s.terms.max_tokens - s.num_tokens for s in (*self.running, sequence))
-            return sum(self._cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
+            return sum(self.cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
         return len(self.running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
-        """A running sequence that is about to compute the very next page this one needs, and how far they agree."""
-        size = self._cache.page_size
+        """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
+        they share."""
+        size = self.cache.page_size
         index, last = len(nodes), sequence.max_reused // size
         if index >= last:
             return None
@@ -199,7 +202,7 @@ class Scheduler:
         self.queue.remove(sequence)
         sequence.table = table
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = table.num_matched * self._cache.page_size
+        sequence.num_computed = table.num_matched * self.cache.page_size
         if sequence.num_cached is None:
             sequence.num_cached = min(
                 sequence.num_computed, sequence.terms.num_prompt
@@ -216,7 +219,7 @@ class Scheduler:
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Keep the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
+    """Returns the guesses that the sequence's grammar follows; none where it fails: the next mask will say why."""
     if sequence.constraint is None:
         return guesses
     try:
@@ -226,7 +229,7 @@ def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _num_common_pages(first: list[int], other: list[int], size: int, known: int, last: int) -> int:
-    """How many full pages two token lists share from the start; `known` of them surely, `last` at most."""
+    """Returns how many full pages two token lists share from the start; `known` of them surely, `last` at most."""
     while known < last and first[known * size : (known + 1) * size] == other[known * size : (known + 1) * size]:
         known += 1
     return known

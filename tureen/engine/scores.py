@@ -1,4 +1,4 @@
-"""Log-probabilities of one sequence: of which known tokens they are still to be computed, and what was not sent yet."""
+"""Log-probabilities of one sequence: which known tokens are still to be scored, and which scores were not sent yet."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from tureen.contract.types import LogprobSpec, PositionLogprobs
 
 
 class ScoreQueue:
-    """Known tokens are those of the prompt and those that were forced; they are scored in order, as they are computed.
+    """The scores, that is log-probabilities, that one sequence asked for, in order.
 
-    The scores of drawn tokens come with them and only pass through here, so that all are sent in order.
+    Known tokens, those of the prompt and those that were forced, are scored as they are computed. The scores of drawn
+    tokens come with them and only pass through here, so that all are sent in order.
     """
 
-    def __init__(self, spec: LogprobSpec | None, prompt_ids: Sequence[int], num_sent: int = 0) -> None:
-        """num_sent: so many output tokens were sent by another engine, and before them what is asked of the prompt."""
-        self.is_wanted = spec is not None
-        self.num_sent = num_sent  # output tokens the client has got
-        self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
+    def __init__(self, spec: LogprobSpec, prompt_ids: Sequence[int], num_sent: int = 0) -> None:
+        """num_sent: the number of output tokens that another engine has sent. The prompt's scores were sent before
+        them."""
         self._num_prompt = len(prompt_ids)
         self._next = self._num_prompt  # first position whose logits are still asked for
         self._end = self._num_prompt - 1  # the position behind the last of these
         self._prompt: list[PositionLogprobs] = []
         self._output: list[PositionLogprobs] = []  # of output tokens that were not sent yet
-        start = spec.prompt_start if spec else -1
+        start = spec.prompt_start
         if 0 <= start < self._num_prompt:
             self._prompt.append(PositionLogprobs(token=(None, prompt_ids[start])))
             self._next = start
@@ -34,11 +33,12 @@ class ScoreQueue:
 
     @property
     def first_needed(self) -> int | None:
-        """The position from which on logits are still asked for."""
+        """Returns the position from which on logits are still needed; None where none are."""
         return self._next if self._next < self._end else None
 
     def start_again(self) -> bool:
-        """Starts the prompt's scores again, as another model computes them. False where they were sent already."""
+        """Scores the prompt again, because the weights have changed. Returns False where its scores were sent
+        already."""
         if self._start >= self._num_prompt - 1:  # nothing is
             return True
         self._next = self._start
@@ -46,15 +46,14 @@ class ScoreQueue:
         return bool(self._prompt)
 
     def ask(self, position: int) -> None:
-        """The token at this position of the output was forced."""
-        if self.is_wanted and position >= self._num_prompt + self.num_sent:
-            if self.first_needed is None:
-                self._next = position - 1
-            self._end = position
+        """Asks for the score of a forced token, by its position behind prompt and output so far."""
+        if self.first_needed is None:
+            self._next = position - 1
+        self._end = position
 
     def targets(self, token_ids: Sequence[int], start: int, end: int) -> tuple[int, tuple[int, ...]]:
-        """Returns, for a row of positions start … end - 1, the index of the first that is scored, and the tokens that
-        follow."""
+        """Returns, for a row of positions start … end - 1, the index of the first that is scored, and the tokens to be
+        scored: each is the one that follows its position."""
         score_from = max(0, self._next - start)
         targets = tuple(token_ids[start + score_from + 1 : min(end, self._end) + 1])
         return score_from if targets else 0, targets
@@ -67,22 +66,17 @@ class ScoreQueue:
         self._next += len(scores)
 
     def add_drawn(self, score: PositionLogprobs) -> None:
+        """Adds the score of a token that was drawn."""
         self._output.append(score)
 
-    def take_output(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
-        """Returns the output tokens that may be sent, with their log-probabilities where these are asked
-        for; each once."""
-        start = self._num_prompt + self.num_sent
-        if not self.is_wanted:
-            self.num_sent = len(token_ids) - self._num_prompt
-            return tuple(token_ids[start:]), ()
-        taken, scores = tuple(token_ids[start : start + len(self._output)]), tuple(self._output)
-        self.num_sent += len(taken)
+    def take_output(self) -> tuple[PositionLogprobs, ...]:
+        """Returns the scores of the next output tokens, as far as they are there; each once."""
+        taken = tuple(self._output)
         self._output.clear()
-        return taken, scores
+        return taken
 
     def take_prompt(self) -> tuple[PositionLogprobs, ...]:
-        """Returns the scores of the prompt, all of them, once; nothing before all are there."""
+        """Returns the scores of the whole prompt, once; nothing before all of them are there."""
         if self._next < self._num_prompt - 1:
             return ()
         taken = tuple(self._prompt)

@@ -1,4 +1,4 @@
-"""Sequence: the only mutable state of a request."""
+"""The state of a running request: `Sequence` is its only mutable object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.text.detokenizer import Detokenizer
 
 
 class SequenceTerms(NamedTuple):
-    """The settings of a sequence that are fixed when it comes."""
+    """The settings of a sequence that are fixed when it arrives."""
 
     number: int  # order of arrival
     num_prompt: int
@@ -24,6 +24,21 @@ class SequenceTerms(NamedTuple):
     end_token_ids: frozenset[int]
     is_plain: bool  # nothing comes out but tokens and text
     adapter: int  # its number; 0 = none
+
+
+class Asked(NamedTuple):
+    """Queues of the outputs that a request asked for besides tokens and text; None where it did not."""
+
+    scores: ScoreQueue | None
+    hidden: HiddenStateQueue | None
+
+
+class Sent:
+    """How much of an output its client has."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.text_ends: list[int] = []  # of each output token, where its text ends, while somebody may ask
 
 
 class Sequence:
@@ -56,8 +71,8 @@ class Sequence:
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
-        self.scores = ScoreQueue(request.logprobs, request.token_ids, len(request.resumed))
-        self.hidden = HiddenStateQueue(request.hidden_states, len(request.token_ids), request.resumed_states)
+        self.sent = Sent(len(request.resumed))
+        self.asked = _asked(request)
 
     @property
     def namespace(self) -> Namespace:
@@ -72,13 +87,18 @@ class Sequence:
         return len(self.token_ids) - self.terms.num_prompt
 
     @property
+    def num_left(self) -> int:
+        """How many more tokens its output may have."""
+        return self.terms.max_tokens - len(self.token_ids)
+
+    @property
     def is_resuming(self) -> bool:
-        """It ran before and was preempted, here or in another engine."""
+        """Says whether the sequence ran before and was preempted, here or in another engine."""
         return self.table is None and self.num_cached is not None
 
     @property
     def is_following(self) -> bool:
-        """It waits for pages that another sequence is computing, and still will publish."""
+        """Says whether the sequence waits for pages that a running one computes and will publish."""
         if self.leader is None:
             return False
         table, num_pages = self.leader
@@ -86,57 +106,60 @@ class Sequence:
 
     @property
     def is_accepted(self) -> bool:
-        """It has a grammar, and its output may end here."""
+        """Says whether the sequence has a grammar and its output may end here."""
         return self.constraint is not None and self.constraint.is_accepting
 
     @property
     def num_needed(self) -> int:
-        """How many tokens must be computed: of a complete output all but the last, which nothing follows."""
+        """The number of tokens that must be computed: of a complete output all but the last, which nothing follows."""
         return len(self.token_ids) - 1 if self.ended and self.num_output else len(self.token_ids)
 
     @property
     def needs_run(self) -> bool:
-        """Something is still to be drawn, scored or returned."""
+        """Says whether something is still to be drawn, scored or returned."""
         if self.ended is None:
             return True
-        is_asked = self.scores.first_needed is not None or self.hidden.is_wanted
-        return is_asked and self.num_computed < self.num_needed
+        has_scores = self.asked.scores is not None and self.asked.scores.first_needed is not None
+        return (has_scores or self.asked.hidden is not None) and self.num_computed < self.num_needed
 
     @property
     def max_reused(self) -> int:
-        """Most tokens whose K/V may come from the cache: logits are needed from there on."""
-        firsts = (self.num_needed - 1, self.scores.first_needed, self.hidden.first_needed())
-        return min(first for first in firsts if first is not None)
+        """The most tokens whose K/V may come from the cache; logits are needed from there on."""
+        firsts = [self.num_needed - 1]
+        if self.asked.scores is not None and self.asked.scores.first_needed is not None:
+            firsts.append(self.asked.scores.first_needed)
+        if self.asked.hidden is not None and (first := self.asked.hidden.first_needed()) is not None:
+            firsts.append(first)
+        return min(firsts)
 
     @property
     def num_forced(self) -> int:
-        """Output tokens that nobody drew."""
+        """The number of output tokens that the grammar forced."""
         return self.constraint.num_forced if self.constraint else 0
 
     @property
     def text_end(self) -> int | None:
-        """The end of the text of the tokens that were sent, if others wait for their log-probabilities."""
-        num_sent = self.scores.num_sent
-        if not self.scores.is_wanted or num_sent == self.num_output:
+        """The end of the text of the tokens that were sent, if others wait for their log-probabilities; else None."""
+        if self.asked.scores is None or self.sent.num_tokens == self.num_output:
             return None
-        return self.scores.text_ends[num_sent - 1] if num_sent else 0
+        return self.sent.text_ends[self.sent.num_tokens - 1] if self.sent.num_tokens else 0
 
     @property
     def usage(self) -> Usage:
-        """The token counts of the output that is, or may be, sent: forced tokens that wait for their log-probabilities
-        do not count."""
+        """Returns the token counts of the output that is, or may be, sent. Forced tokens that wait for their
+        log-probabilities do not count."""
         num_output, num_held = len(self.token_ids) - self.terms.num_prompt, 0
-        if self.scores.is_wanted:
-            num_held = num_output - self.scores.num_sent
+        if self.asked.scores is not None:
+            num_held = num_output - self.sent.num_tokens
         num_forced = 0 if self.constraint is None else max(0, self.constraint.num_forced - num_held)
         return Usage(self.terms.num_prompt, num_output - num_held, self.num_cached or 0, num_forced)
 
     def takes_guesses(self, row: Row) -> bool:
-        """Whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
+        """Says whether guesses may follow the row's tokens: it samples, and nothing else is asked of it."""
         return row.sample and not (row.embeds or row.score_targets or row.hidden_from is not None)
 
     def row(self, num_tokens: int, guesses: tuple[int, ...] = ()) -> Row:
-        """This sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
+        """Returns this sequence's share of a step: its next `num_tokens` tokens, and guesses of those that follow."""
         start = self.num_computed
         end = start + num_tokens
         token_ids = (*self.token_ids[start:end], *guesses)
@@ -147,7 +170,12 @@ class Sequence:
             token_ids, embeds = without_digests(token_ids), self.embedded.between(start, end)
         if self.terms.is_plain and not embeds:
             return Row(self.slot, token_ids, start, pages, samples, self.terms.adapter, num_drafts=len(guesses))
-        score_from, score_targets = self.scores.targets(self.token_ids, start, end)
+        score_from, score_targets = 0, tuple[int, ...]()
+        if self.asked.scores is not None:
+            score_from, score_targets = self.asked.scores.targets(self.token_ids, start, end)
+        hidden_from = None
+        if self.asked.hidden is not None:
+            hidden_from = self.asked.hidden.asked_from(start, end, reaches_end=end == self.num_needed)
         return Row(
             slot=self.slot,
             token_ids=token_ids,
@@ -158,7 +186,7 @@ class Sequence:
             score_from=score_from,
             score_targets=score_targets,
             embeds=embeds,
-            hidden_from=self.hidden.asked_from(start, end, reaches_end=end == self.num_needed),
+            hidden_from=hidden_from,
             num_drafts=len(guesses),
         )
 
@@ -177,25 +205,37 @@ class Sequence:
         )
 
     def append(self, token_id: int, *, is_drawn: bool) -> None:
-        """One more output token."""
-        if not is_drawn:
-            self.scores.ask(len(self.token_ids))
-        if self.scores.is_wanted or self.request.resumed:
-            self.scores.text_ends.append(self.detokenizer.length)
+        """Appends one output token."""
+        if self.asked.scores is not None and not is_drawn and self.num_output >= self.sent.num_tokens:
+            self.asked.scores.ask(len(self.token_ids))
+        if self.asked.scores is not None or self.request.resumed:
+            self.sent.text_ends.append(self.detokenizer.length)
         self.token_ids.append(token_id)
 
     def start_again(self) -> bool:
-        """Another model computes it from its first token on. False where it was sent what the first one computed of
-        its prompt."""
-        return self.scores.start_again() and self.hidden.start_again()
+        """Computes the sequence from its first token on, because the weights have changed.
+
+        Returns False where its client has something that the old weights computed of its prompt.
+        """
+        return all(queue.start_again() for queue in (self.asked.scores, self.asked.hidden) if queue is not None)
 
     def advance(self, row: Row, output: RowOutput) -> None:
-        """Take over what a step computed, except the drawn token."""
+        """Takes over what a step computed, except the drawn tokens."""
         self.num_computed += row.num_known
-        if row.score_targets:
-            self.scores.add(output.scores)
-        if row.hidden_from is not None:
-            self.hidden.add(output.hidden_states, self.num_computed)
+        if self.asked.scores is not None and row.score_targets:
+            self.asked.scores.add(output.scores)
+        if self.asked.hidden is not None and row.hidden_from is not None:
+            self.asked.hidden.add(output.hidden_states, self.num_computed)
+
+
+def _asked(request: GenerateRequest) -> Asked:
+    num_prompt, num_sent = len(request.token_ids), len(request.resumed)
+    scores, hidden = None, None
+    if request.logprobs is not None:
+        scores = ScoreQueue(request.logprobs, request.token_ids, num_sent)
+    if request.hidden_states != "none":
+        hidden = HiddenStateQueue(request.hidden_states, num_prompt, request.resumed_states)
+    return Asked(scores, hidden)
 
 
 def _terms(request: GenerateRequest, number: int, eos_token_ids: tuple[int, ...], adapter: int) -> SequenceTerms:

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterable
 from functools import cache
 
+import regex
+
 from tureen.grammar.alphabet import Ranges, merged
 from tureen.grammar.expression import ANY_CHAR, MAX_CODE_POINT, SURROGATES
 
@@ -114,6 +116,17 @@ def python_class(letter: str, ascii_only: bool) -> Ranges:
         return {"d": ASCII_DIGIT, "w": ASCII_WORD, "s": ASCII_SPACE}[letter]
     runs = re.finditer(rf"\{letter}+", _all_characters())
     return tuple((match.start(), match.end() - 1) for match in runs)
+
+
+@cache
+def property_class(written: str) -> Ranges | None:
+    r"""Returns the characters that `regex` finds for a property, written as in `\p{Script=Greek}`; None where it knows
+    none."""
+    try:
+        runs = regex.finditer(rf"\{written}+", _all_characters())
+    except regex.error:
+        return None
+    return union((match.start(), match.end() - 1) for match in runs)
 
 
 def _all_characters() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -24,11 +23,10 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.regular import is_empty
-from tureen.grammar.rules import can_be_empty, can_end, chain, cycle, holding, left_calls, parts, simplified
+from tureen.grammar.rules import chain
+from tureen.grammar.written_rules import MAX_RULES, WrittenRules, fault, language_of_rules
 
 ROOT = "root"
-MAX_RULES = 1_000
-MAX_PARTS = 20_000  # of all rules together, those that are repeated {n} times counted n times
 MAX_NESTING = 20  # parentheses in each other
 MAX_TIMES = 2_000  # in {n,m}
 
@@ -110,31 +108,7 @@ def ebnf(text: str) -> Language:
 
     A rule without recursion becomes one regular expression, if it is not too large.
     """
-    grammar = _Parser(text).read()
-    _check_names(grammar)
-    rules = grammar.rules
-    _check_size(rules)
-    empty = holding(rules, can_be_empty)
-    names = cycle({name: left_calls(rule, empty) for name, rule in rules.items()})
-    if names is not None:
-        raise GrammarError(_left_recursion(names, grammar))
-    endless = rules.keys() - holding(rules, can_end)
-    if endless:
-        name = next(name for name in rules if name in endless)
-        raise GrammarError(
-            f"rule {echo(name)} (line {grammar.lines[name]}) can never end: every alternative needs a rule that needs "
-            f"itself again, or matches nothing; give it an alternative that ends"
-        )
-    return simplified(ROOT, rules)
-
-
-@dataclass(slots=True)
-class WrittenRules:
-    """The rules as they were written, by name, with the lines they start in and the lines of the first calls."""
-
-    rules: dict[str, Expression] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, tuple[str, int]] = field(default_factory=dict)  # rule called -> by which rule, line
+    return language_of_rules(_Parser(text).read(), ROOT, " ::=")
 
 
 class _Parser:
@@ -153,7 +127,7 @@ class _Parser:
                 at += 2
                 continue
             if not self._groups:
-                raise _error(f"{echo(token.text)} stands before the first rule", token.line, "write name ::= …")
+                raise fault(f"{echo(token.text)} stands before the first rule", token.line, "write name ::= …")
             self._item(token)
             at += 1
         self._finish_rule()
@@ -161,17 +135,17 @@ class _Parser:
 
     def _define(self, token: Token) -> None:
         if not token.starts_line:
-            raise _error(f"rule {echo(token.text)} starts within a line", token.line, "start it on a line of its own")
+            raise fault(f"rule {echo(token.text)} starts within a line", token.line, "start it on a line of its own")
         self._finish_rule()
         lines = self._grammar.lines
         if token.text in lines:
-            raise _error(
+            raise fault(
                 f"rule {echo(token.text)} is defined twice: in line {lines[token.text]} and again",
                 token.line,
                 "put the alternatives into one rule, with | between them",
             )
         if len(lines) == MAX_RULES:
-            raise _error("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
+            raise fault("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
         self._name = token.text
         lines[token.text] = token.line
         self._groups = [OpenGroup(token.line)]
@@ -317,7 +291,7 @@ class _Parser:
         return chars
 
     def _fault(self, what: str, line: int, fix: str = "") -> GrammarError:
-        return _error(f"rule {echo(self._name)}: {what}", line, fix)
+        return fault(f"rule {echo(self._name)}: {what}", line, fix)
 
 
 def _tokens(text: str) -> list[Token]:
@@ -348,12 +322,8 @@ def _is_name(character: str) -> bool:
 def _unexpected(text: str, at: int, line: int) -> GrammarError:
     for sign, hint in HINTS:
         if text.startswith(sign, at):
-            return _error(f"{echo(sign)} is not expected", line, hint)
-    return _error(f"{echo(text[at])} is not expected", line, "write literal text in double quotes")
-
-
-def _error(what: str, line: int, fix: str = "") -> GrammarError:
-    return GrammarError(f"{what} (line {line})" + (f"; {fix}" if fix else ""))
+            return fault(f"{echo(sign)} is not expected", line, hint)
+    return fault(f"{echo(text[at])} is not expected", line, "write literal text in double quotes")
 
 
 def _escape_hint(letter: str) -> str:
@@ -363,43 +333,3 @@ def _escape_hint(letter: str) -> str:
     if letter in ("x", "u", "U"):
         return "write \\xhh, \\uhhhh or \\Uhhhhhhhh with hexadecimal digits"
     return 'allowed are \\n \\r \\t \\\\ \\" \\] \\- \\^ \\xhh \\uhhhh \\Uhhhhhhhh'
-
-
-def _check_names(grammar: WrittenRules) -> None:
-    if ROOT not in grammar.rules:
-        names = ", ".join(echo(name) for name in list(grammar.rules)[:5]) or "none"
-        raise GrammarError(f"there is no rule 'root', where every output starts (rules: {names}); write root ::= …")
-    for name, (caller, line) in grammar.calls.items():
-        if name not in grammar.rules:
-            similar = difflib.get_close_matches(name, grammar.rules, 1)
-            hint = (
-                f"did you mean {echo(similar[0])}?" if similar else f"add {name[:64]} ::= …, or quote it as a literal"
-            )
-            raise _error(f"rule {echo(caller)} calls {echo(name)}, which is not defined", line, hint)
-
-
-def _check_size(rules: dict[str, Expression]) -> None:
-    total = 0
-    for name, rule in rules.items():
-        total += _written_out(rule)
-        if total > MAX_PARTS:
-            raise GrammarError(
-                f"the grammar is too large: up to rule {echo(name)} it has more than {MAX_PARTS} parts with every "
-                f"repetition {{n}} written out; at most {MAX_PARTS}"
-            )
-
-
-def _written_out(expression: Expression) -> int:
-    if isinstance(expression, Repeat):
-        return max(1, expression.least, expression.most or 0) * _written_out(expression.item)
-    return 1 + sum(_written_out(part) for part in parts(expression))
-
-
-def _left_recursion(names: list[str], grammar: WrittenRules) -> str:
-    shown = " -> ".join([*names[:8], *(["…"] if len(names) > 8 else []), names[0]])
-    name = names[0]
-    return (
-        f"rule {echo(name)} (line {grammar.lines[name]}) is left-recursive: it can call itself before any character is "
-        f'matched ({shown}); write the repetition out: {name[:64]} ::= item ("," item)* instead of '
-        f'{name[:64]} ::= {name[:64]} "," item | item'
-    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
-from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.free_text import to_the_end, up_to
 from tureen.grammar.json_text import check_characters, decoded, strings
+from tureen.grammar.notations import grammar
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import calls
 from tureen.grammar.schema.language import json_schema
@@ -53,13 +53,13 @@ def _check_text(text: str, name: str, most: int) -> None:
 def _language(spec: GrammarSpec) -> Language:
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text)
+            return json_schema(spec.text, strict=True)
         case "structural_tag":
             return structural_tag(spec.text)
         case "regex":
             return Language(_whole(_regex(spec.text)))
         case "ebnf":
-            language = ebnf(spec.text)
+            language = grammar(spec.text)
             return Language(_whole(language.start), language.rules)
         case "choice":
             return Language(_whole(_choice(spec.text)))

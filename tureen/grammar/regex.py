@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from tureen.errors import echo
-from tureen.grammar.alphabet import Ranges, alphabet_of
+from tureen.grammar.alphabet import alphabet_of
 from tureen.grammar.char_sets import NEWLINE, complement
 from tureen.grammar.edges import beginning, chain, either, ending, is_nullable, matches_char
 from tureen.grammar.expression import (
@@ -31,20 +31,23 @@ from tureen.grammar.expression import (
     Text,
 )
 from tureen.grammar.regex_classes import Flavour
-from tureen.grammar.regex_syntax import (
+from tureen.grammar.regex_nodes import (
     ASSERTING,
     Alternatives,
+    Behind,
     Concatenation,
     Guarded,
     Look,
     Mark,
     Node,
-    PatternParser,
     Times,
     alternatives,
-    unmarked,
+    asked,
+    marks,
     without,
 )
+from tureen.grammar.regex_places import matched, needs_places
+from tureen.grammar.regex_syntax import PatternParser
 from tureen.grammar.regular import strings_of
 
 MAX_STEPS = 10_000  # of resolving the assertions of one pattern
@@ -59,7 +62,7 @@ def parse(pattern: str, *, flavour: Flavour) -> Expression:
 
     Raises GrammarError for what is no pattern, is not regular or not supported, with the position.
     """
-    return Resolver(pattern, flavour).language((PatternParser(pattern, flavour).pattern(),), "")
+    return Resolver(pattern, flavour).whole((PatternParser(pattern, flavour).pattern(),))
 
 
 def search(pattern: str, *, flavour: Flavour) -> Expression:
@@ -70,7 +73,11 @@ def search(pattern: str, *, flavour: Flavour) -> Expression:
     plain: list[Node] = [branch for branch in branches if not isinstance(branch, ASSERTING)]
     branches = [alternatives(plain), *(branch for branch in branches if isinstance(branch, ASSERTING))]
     resolver = Resolver(pattern, flavour)
-    return either(resolver.language((ANYTHING, branch, ANYTHING), "") for branch in branches)
+    return either(resolver.whole((ANYTHING, branch, ANYTHING)) for branch in branches)
+
+
+class UnresolvedError(Exception):
+    """The assertions of a pattern cannot be resolved from its end to its beginning."""
 
 
 class Resolver:
@@ -88,6 +95,21 @@ class Resolver:
 
     def _refuse(self, what: str) -> NoReturn:
         raise GrammarError(f"pattern {echo(self._pattern)}: {what}")
+
+    def whole(self, items: tuple[Node, ...], before: str = "") -> Expression:
+        """Returns the texts, up to the end, that these match one after the other."""
+        if not any(map(needs_places, items)):
+            try:
+                return self.language(items, before)
+            except UnresolvedError:
+                pass
+        first, behind = _final_behind(items)
+        if behind is not None and not before:  # it has seen the whole text
+            seen = self.whole((ANYTHING, behind.item))
+            return _both(self.whole(first), Not(seen) if behind.negative else seen)
+        if before:
+            self._refuse("a lookahead that asks what came before it cannot repeat what holds assertions")
+        return matched(items, self.whole, self._refuse, boundary_in_empty=self._empty_has_no_boundary)
 
     def language(self, items: tuple[Node, ...], before: str) -> Expression:
         """Returns the texts, up to the end, that these match one after the other."""
@@ -146,7 +168,7 @@ class Resolver:
 
     def _after(self, first: Expression, rest: tuple[Node, ...], before: str) -> Expression:
         """`first`, then what its last character allows of the rest."""
-        sets = set(_asked(rest))
+        sets = set(asked(rest))
         if not sets:
             return chain((first, self.language(rest, before)))
         following: dict[Expression, list[tuple[int, int]]] = {}
@@ -167,12 +189,9 @@ class Resolver:
 
     def _guarded(self, guarded: Guarded, rest: tuple[Node, ...]) -> Expression:
         """Before a fixed text: the lookahead holds at each place that is farther from the end than it is long."""
-        texts = None if set(_asked(rest)) else strings_of(self.language(rest, ""), MAX_ENDINGS)
+        texts = None if set(asked(rest)) else strings_of(self.language(rest, ""), MAX_ENDINGS)
         if texts is None:
-            self._refuse(
-                "a repeated group with a lookahead is supported only where fixed texts follow up to the end,"
-                " as in ^((?!no).)*$"
-            )
+            raise UnresolvedError
         options = []
         for text in texts:
             fails = Both(Not(self._seen(guarded.look, "")), Repeat(ANY_CHAR, len(text) + 1))
@@ -200,24 +219,24 @@ class Resolver:
         return either((at_end, beginning(following, complement(mark.word))))
 
 
-def _asked(items: tuple[Node, ...]) -> Iterator[Ranges]:
-    """The sets of which the assertions at the beginning of these ask whether the character before is in them."""
-    for item in items:
-        match item:
-            case Mark(kind, word):
-                if kind in ("start", "line start"):
-                    yield NEWLINE if kind == "line start" else ()
-                elif word:
-                    yield word
-            case Concatenation(parts):
-                yield from _asked(parts)
-            case Alternatives(parts):
-                for part in parts:
-                    yield from _asked((part,))
-            case Look(inner, _) | Times(inner):
-                yield from _asked((inner,))
-            case _ if not is_nullable(unmarked(item)):
-                return
+def _final_behind(items: tuple[Node, ...]) -> tuple[tuple[Node, ...], Behind | None]:
+    """Returns what comes before a lookbehind at the end, and the lookbehind if it asks of ^ at most."""
+    flat: list[Node] = []
+    waiting = list(reversed(items))
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Concatenation):
+            waiting.extend(reversed(item.items))
+        else:
+            flat.append(item)
+    if len(flat) > 1 and flat[-1] == ANYTHING and flat[-2] == Mark("end"):
+        flat.pop()
+    while flat and flat[-1] in (Mark("end"), Mark("final")):
+        flat.pop()
+    last = flat[-1] if flat else None
+    if isinstance(last, Behind) and marks(last.item) <= {"start", "line start"}:
+        return tuple(flat[:-1]), last
+    return items, None
 
 
 def _unrolled(times: Times) -> Iterator[tuple[Node, ...]]:

@@ -15,6 +15,7 @@ from tureen.grammar.char_sets import (
     category,
     complement,
     ignoring_case,
+    property_class,
     python_class,
     union,
 )
@@ -33,6 +34,11 @@ ECMA_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 ECMA_PAIR = re.compile(r"u([dD][89abAB][0-9A-Fa-f]{2})\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 ECMA_CONTROL = re.compile(r"c([A-Za-z])")
 ECMA_PROPERTY = re.compile(r"([pP])\{(?:(?:gc|General_Category)=)?([A-Za-z_]+)\}")
+ECMA_OTHER_PROPERTY = re.compile(r"([pP])\{((?:Script|sc|Script_Extensions|scx)=)?([A-Za-z_]+)\}")
+PYTHON_PROPERTY = re.compile(r"([pP])(\{\^?[A-Za-z0-9_ &=:-]{1,64}\}|[A-Za-z])")
+ECMA_BINARY = frozenset(
+    ("Alphabetic", "Lowercase", "Uppercase", "White_Space", "ASCII_Hex_Digit", "Hex_Digit", "ID_Start", "ID_Continue")
+)
 ECMA_SETS = {"Any": ANY_CHAR.ranges, "ASCII": ((0, 127),)}
 
 
@@ -82,7 +88,7 @@ def escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
     if letter == "b" and in_class:
         source.at += 1
         return 8
-    return _python_escape(source, in_class) if source.is_python else _ecma_escape(source)
+    return _python_escape(source, in_class, flags) if source.is_python else _ecma_escape(source)
 
 
 def _shorthand(source: PatternSource, letter: str, flags: int) -> Ranges:
@@ -93,8 +99,12 @@ def _shorthand(source: PatternSource, letter: str, flags: int) -> Ranges:
     return ranges if letter.islower() else complement(ranges)
 
 
-def _python_escape(source: PatternSource, in_class: bool) -> int:
+def _python_escape(source: PatternSource, in_class: bool, flags: int) -> int | Ranges:
     start = source.at
+    if match := source.match(PYTHON_PROPERTY):
+        if flags & IGNORECASE:
+            source.refuse("\\p and \\P are not supported where case is ignored; write both cases of them", start)
+        return _property(source, match[0], start)
     if match := source.match(PYTHON_CLASS_OCTAL if in_class else PYTHON_OCTAL):
         value = int(match[0], 8)
         return value if value <= 0o377 else source.refuse("an octal escape is at most \\377", start)
@@ -130,16 +140,35 @@ def _ecma_escape(source: PatternSource) -> int | Ranges:
         return value if value <= MAX_CODE_POINT else source.refuse("no code point is so large", start)
     if match := source.match(ECMA_CONTROL):
         return ord(match[1]) % 32
-    if match := source.match(ECMA_PROPERTY):
-        ranges = ECMA_SETS.get(match[2]) or category(match[2])
-        if ranges is None:
-            source.refuse("only general categories of Unicode are supported, as in \\p{L} or \\p{Lu}", start)
-        return ranges if match[1] == "p" else complement(ranges)
+    if source.peek() in ("p", "P") and (ranges := _ecma_property(source)) is not None:
+        return ranges
     if source.peek() in "123456789k":
         source.refuse("backreferences make a language that is not regular")
     if source.take("0"):
         return source.refuse("octal escapes are none of ECMA-262's") if source.peek() in tuple("0123456789") else 0
     return _identity(source)
+
+
+def _ecma_property(source: PatternSource) -> Ranges | None:
+    """Reads `p{…}` or `P{…}`; None where nothing of that form comes next."""
+    start = source.at
+    if match := source.match(ECMA_PROPERTY):
+        ranges = ECMA_SETS.get(match[2]) or category(match[2])
+        if ranges is not None:
+            return ranges if match[1] == "p" else complement(ranges)
+        source.at = start
+    if match := source.match(ECMA_OTHER_PROPERTY):
+        if match[2] or match[3] in ECMA_BINARY:
+            return _property(source, f"{match[1]}{{{match[2] or ''}{match[3]}}}", start)
+        source.refuse("no such property: supported are general categories, Script=… and common binary ones", start)
+    return None
+
+
+def _property(source: PatternSource, written: str, start: int) -> Ranges:
+    ranges = property_class(written)
+    if ranges is None:
+        source.refuse(f"Unicode has no property \\{written}", start)
+    return ranges
 
 
 def _identity(source: PatternSource) -> int:

@@ -1,37 +1,47 @@
-"""Patterns as trees, in which assertions (anchors, word boundaries, lookaheads) stand where they were written."""
+"""Patterns as text: their parser."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeAlias
-
-import msgspec
+from functools import partial
 
 from tureen.errors import echo
-from tureen.grammar.alphabet import Ranges, merged
 from tureen.grammar.char_sets import (
     ASCII_WORD,
     ECMA_LINE_END,
     NEWLINE,
     complement,
-    intersection,
     python_class,
     variants,
 )
-from tureen.grammar.edges import chain, chars, either, is_nullable, matches_char
+from tureen.grammar.edges import chars
 from tureen.grammar.expression import (
     ANY_CHAR,
     EMPTY,
-    NOTHING,
     SURROGATES,
-    Chain,
     Chars,
-    Choice,
     Expression,
     Repeat,
     Text,
 )
+from tureen.grammar.regex_atomic import atomic, possessive
 from tureen.grammar.regex_classes import ASCII, IGNORECASE, Flavour, PatternSource, bracketed, escape
+from tureen.grammar.regex_nodes import (
+    ASSERTING,
+    Behind,
+    Concatenation,
+    Guarded,
+    Look,
+    Mark,
+    Node,
+    Times,
+    alternatives,
+    char_set,
+    marks,
+    sequence,
+    unmarked,
+    written,
+)
 
 MAX_PATTERN = 64 * 1024  # characters
 MAX_DEPTH = 50  # groups in each other
@@ -40,9 +50,11 @@ MAX_WRITTEN = 1_000_000  # characters of the pattern with all counted repeats wr
 
 PYTHON_DOT = Chars(complement(NEWLINE))
 ECMA_DOT = Chars(complement(ECMA_LINE_END))
-DOTALL, MULTILINE = int(re.DOTALL), int(re.MULTILINE)
-FLAGS = {"i": IGNORECASE, "s": DOTALL, "m": MULTILINE, "a": ASCII, "u": 0}
+DOTALL, MULTILINE, VERBOSE = int(re.DOTALL), int(re.MULTILINE), int(re.VERBOSE)
+FLAGS = {"i": IGNORECASE, "s": DOTALL, "m": MULTILINE, "a": ASCII, "u": 0, "x": VERBOSE}
 PLAIN = re.compile(r"[^\\.^$*+?()\[\]{}|]+")
+PLAIN_VERBOSE = re.compile(r"[^\\.^$*+?()\[\]{}|#\s]+", re.ASCII)
+GAP = re.compile(r"(?:[ \t\n\r\f\v]|#[^\n]*)+")
 QUANTIFIER = re.compile(r"([*+?])|\{([0-9]*)(,?)([0-9]*)\}")
 OPEN_NAMED = re.compile(r"\?(P?)<([^>=!]*)>")
 GLOBAL_FLAGS = re.compile(r"\(\?([a-zA-Z]+)()\)")
@@ -50,164 +62,15 @@ OPEN_FLAGS = re.compile(r"\?([a-zA-Z]*)(-[a-zA-Z]*)?([:)])")
 COMMENT = re.compile(r"\(\?#[^)]*\)")
 NEVER = re.compile(r"(?!)")
 NOT_REGULAR = {
-    "?<=": "lookbehind is not supported",
-    "?<!": "lookbehind is not supported",
     "?P=": "backreferences make a language that is not regular",
     "?(": "conditional groups are not supported",
-    "?>": "atomic groups are not supported",
 }
-
-MarkKind: TypeAlias = Literal["start", "line start", "end", "final", "line end", "boundary", "no boundary"]
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """An assertion about a place; "final" is the end or before the newline that ends the text."""
-
-    kind: MarkKind
-    word: Ranges = ()  # for boundaries
-
-
-class Look(msgspec.Struct, frozen=True):
-    """Asserts that the text that follows begins with `item`, or does not."""
-
-    item: Node
-    negative: bool
-
-
-class Concatenation(msgspec.Struct, frozen=True):
-    """One after the other, assertions among them."""
-
-    items: tuple[Node, ...]
-
-
-class Alternatives(msgspec.Struct, frozen=True):
-    """Any of these, assertions among them."""
-
-    items: tuple[Node, ...]
-
-
-class Times(msgspec.Struct, frozen=True):
-    """A repeat of something that holds "start", "end" or "final" marks and never matches the empty string."""
-
-    item: Node
-    least: int
-    most: int | None
-
-
-class Guarded(msgspec.Struct, frozen=True):
-    """A repeat of one character, each where the lookahead holds, which asks nothing about what came before."""
-
-    look: Look
-    item: Expression
-    least: int
-    most: int | None
-
-
-Node: TypeAlias = Expression | Mark | Look | Concatenation | Alternatives | Times | Guarded
-ASSERTING = (Mark, Look, Concatenation, Alternatives, Times, Guarded)
-
-
-def sequence(items: list[Node]) -> Node:
-    """Joins nodes one after the other; neighbouring texts become one, and a lookahead at one character is done with."""
-    joined: list[Node] = []
-    for item in items:
-        last = joined[-1] if joined else None
-        if isinstance(item, Text) and isinstance(last, Text):
-            joined[-1] = Text(last.text + item.text)
-        elif isinstance(last, Look) and (narrowed := _narrowed(last, item)):
-            joined[-1] = narrowed
-        elif item != EMPTY:
-            joined.append(item)
-    pure = [item for item in joined if not isinstance(item, ASSERTING)]
-    if len(pure) == len(joined):
-        return chain(pure)
-    return Concatenation(tuple(joined)) if len(joined) > 1 else joined[0]
-
-
-def _narrowed(look: Look, item: Node) -> Expression | None:
-    """The characters that both are about, where both are about one."""
-    seen, own = _char_set(look.item), _char_set(item)
-    if seen is None or own is None:
-        return None
-    return chars(intersection(own, complement(seen) if look.negative else seen))
-
-
-def _char_set(node: Node) -> Ranges | None:
-    """The characters it matches, if it matches only single ones."""
-    match node:
-        case Chars(ranges):
-            return ranges
-        case Text(text) if len(text) == 1:
-            return ((ord(text), ord(text)),)
-        case Choice(items):
-            sets = [_char_set(item) for item in items]
-            return merged(span for part in sets if part for span in part) if None not in sets else None
-    return None
-
-
-def alternatives(items: list[Node]) -> Node:
-    """Returns any of the nodes."""
-    pure = [item for item in items if not isinstance(item, ASSERTING)]
-    if len(pure) == len(items):
-        return either(pure)
-    return Alternatives(tuple(items)) if len(items) > 1 else items[0]
-
-
-def without(node: Node, kinds: tuple[MarkKind, ...]) -> Node:
-    """Returns the node as it is where these marks never hold."""
-    match node:
-        case Mark(kind):
-            return NOTHING if kind in kinds else node
-        case Concatenation(items):
-            return sequence([without(item, kinds) for item in items])
-        case Alternatives(items):
-            return alternatives([without(item, kinds) for item in items])
-        case Times(item, least, most):
-            inner = without(item, kinds)
-            return Times(inner, least, most) if isinstance(inner, ASSERTING) else Repeat(inner, least, most)
-    return node
-
-
-def unmarked(node: Node) -> Expression:
-    """Returns at least what the node can match, as if every mark and lookahead held."""
-    match node:
-        case Mark() | Look():
-            return EMPTY
-        case Concatenation(items):
-            return chain(unmarked(item) for item in items)
-        case Alternatives(items):
-            return either(unmarked(item) for item in items)
-        case Times(item, least, most) | Guarded(_, item, least, most):
-            return Repeat(unmarked(item), least, most)
-    return node
-
-
-def marks(node: Node) -> set[str]:
-    """Returns the kinds of the assertions in it."""
-    match node:
-        case Mark(kind):
-            return {kind}
-        case Look() | Guarded():
-            return {"lookahead"}
-        case Concatenation(items) | Alternatives(items):
-            return {kind for item in items for kind in marks(item)}
-        case Times(item):
-            return marks(item)
-    return set()
-
-
-def written(node: Node) -> int:
-    """Counts about how many characters a node has with all counted repeats written out."""
-    match node:
-        case Text(text):
-            return len(text)
-        case Chain(items) | Choice(items) | Concatenation(items) | Alternatives(items):
-            return sum(written(item) for item in items)
-        case Repeat(item, least, most) | Times(item, least, most) | Guarded(_, item, least, most):
-            return written(item) * max(least if most is None else most, 1)
-        case Look(item):
-            return written(item)
-    return 1
+LOOKAROUNDS: dict[str, tuple[type[Look | Behind], bool]] = {
+    "?=": (Look, False),
+    "?!": (Look, True),
+    "?<=": (Behind, False),
+    "?<!": (Behind, True),
+}
 
 
 class PatternParser:
@@ -218,6 +81,7 @@ class PatternParser:
         self.flags = 0
         self.depth = 0
         self.names: set[str] = set()
+        self.lazy = 0  # repeats of which the shortest match comes first
 
     def pattern(self) -> Node:
         """Returns the whole pattern. Raises GrammarError."""
@@ -247,15 +111,13 @@ class PatternParser:
     def _flags(self, match: re.Match[str], start: int) -> int:
         """The flags in force after (?on-off."""
         on, off = match[1], (match[2] or "")[1:]
-        if "x" in on:
-            self.source.refuse("verbose patterns (?x) are not supported", start)
         both_kinds = "a" in on and "u" in on
-        if not set(on) <= set("imsau") or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
+        if not set(on) <= set(FLAGS) or not set(off) <= set("imsx") or set(on) & set(off) or both_kinds:
             self.source.refuse(f"(?{match[1]}{match[2] or ''}: no such flags", start)
         flags = self.flags & ~ASCII if "u" in on else self.flags
         for letter in on:
             flags |= FLAGS[letter]
-        for letter in off.replace("x", ""):
+        for letter in off:
             flags &= ~FLAGS[letter]
         return flags
 
@@ -269,19 +131,25 @@ class PatternParser:
         """Reads until the next "|" or ")" of this level, or the end."""
         atoms: list[Node] = []
         repeated = False
-        while (char := self.source.peek()) and char not in "|)":
+        while self._pass_gap() and (char := self.source.peek()) not in "|)":
             start = self.source.at
             if char in "*+?{" and (quantifier := self._quantifier()):
                 if not atoms or (isinstance(atoms[-1], Mark) and self.source.pattern[start - 1] != ")"):
                     self.source.refuse("there is nothing to repeat", start)
                 if repeated:
                     self.source.refuse("a repeat is repeated; put it in a group", start)
-                atoms[-1] = self._times(atoms[-1], *quantifier, start)
+                atoms[-1] = self._repeated(atoms[-1], *quantifier, start)
                 repeated = True
             elif not self.source.match(COMMENT if self.source.is_python else NEVER):
                 atoms += self._atoms()
                 repeated = False
         return sequence(atoms)
+
+    def _pass_gap(self) -> bool:
+        """Read what a verbose pattern leaves out. Whether more follows."""
+        if self.flags & VERBOSE:
+            self.source.match(GAP)
+        return self.source.peek() != ""
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         """Read one; None where the brace is a character like others."""
@@ -302,11 +170,17 @@ class PatternParser:
             span = (least, int(high) if high else None if comma else least)
         if span[1] is not None and span[1] < span[0]:
             self.source.refuse("the counts of the repeat are reversed", start)
-        if not self.source.take("?") and self.source.is_python and self.source.peek() == "+":
-            self.source.refuse("possessive repeats are not supported")
         return span
 
-    def _times(self, item: Node, least: int, most: int | None, start: int) -> Node:
+    def _repeated(self, item: Node, least: int, most: int | None, start: int) -> Node:
+        """Reads whether the repeat is lazy, which changes no language, or possessive."""
+        if self.source.take("?"):
+            self.lazy += 1
+        elif self.source.is_python and self.source.take("+"):
+            return possessive(item, least, most, partial(self.source.refuse, at=start))
+        return self._times(item, least, most)
+
+    def _times(self, item: Node, least: int, most: int | None) -> Node:
         if not isinstance(item, ASSERTING):
             if most == 0 or item == EMPTY:
                 return EMPTY
@@ -318,22 +192,15 @@ class PatternParser:
             return item if least else alternatives([item, EMPTY])
         if isinstance(item, Concatenation) and isinstance(look := item.items[0], Look) and len(item.items) == 2:
             repeated = unmarked(item.items[1])
-            if _char_set(repeated) is not None and marks(look.item) <= {"end", "final", "line end"}:
+            if char_set(repeated) is not None and marks(look.item) <= {"end", "final", "line end"}:
                 return Guarded(look, repeated, least, most)
-        kinds = marks(item)
-        if not kinds <= {"start", "end", "final"}:
-            self.source.refuse(
-                f"a repeated group cannot hold a {min(kinds - {'start', 'end', 'final'})} assertion", start
-            )
-        if is_nullable(whole) or ("final" in kinds and matches_char(whole, "\n")):
-            self.source.refuse("a repeated group with an anchor must always match some character", start)
         return Times(item, least, most)
 
     def _atoms(self) -> list[Node]:
         """Reads what comes next and is no repeat: a run of characters, of which the last can be repeated, or one
         item."""
         source = self.source
-        if match := source.match(PLAIN):
+        if match := source.match(PLAIN_VERBOSE if self.flags & VERBOSE else PLAIN):
             return self._literal(match[0])
         char = source.peek()
         source.at += 1
@@ -386,23 +253,32 @@ class PatternParser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             self.source.refuse(f"its groups are nested too deep: at most {MAX_DEPTH} in each other", start)
-        look = self._opened(start) if self.source.peek() == "?" else ""
+        opening = self._opened(start) if self.source.peek() == "?" else ""
+        lazy = self.lazy
         node = self._alternatives()
         if not self.source.take(")"):
             self.source.refuse('a group is not closed: ")" is missing', start)
         self.flags = flags
         self.depth -= 1
-        return Look(node, look == "!") if look else node
+        if opening == "?>":
+            if self.lazy > lazy:
+                self.source.refuse("an atomic group cannot hold a lazy repeat", start)
+            return atomic(node, partial(self.source.refuse, at=start))
+        if opening in LOOKAROUNDS:
+            kind, is_negative = LOOKAROUNDS[opening]
+            return kind(node, is_negative)
+        return node
 
     def _opened(self, start: int) -> str:
-        """Read what follows the "(" of a group that begins with "?". Returns "=" or "!" for a lookahead."""
+        """Read what follows the "(" of a group that begins with "?". Returns it for an atomic group or a lookaround."""
         source = self.source
         for prefix, reason in NOT_REGULAR.items():
             if source.pattern.startswith(prefix, source.at):
                 source.refuse(reason, start)
-        for prefix in ("?:", "?=", "?!"):
-            if source.take(prefix):
-                return prefix[1].replace(":", "")
+        openings: tuple[str, ...] = ("?:", *LOOKAROUNDS, *(("?>",) if source.is_python else ()))
+        for opening in openings:
+            if source.take(opening):
+                return opening
         if (match := source.match(OPEN_NAMED)) and bool(match[1]) == source.is_python:
             name = match[2]
             if not name.replace("$", "" if source.is_python else "_").isidentifier() or name in self.names:

@@ -222,14 +222,50 @@ def cycle(edges: Mapping[str, Sequence[str]]) -> list[str] | None:
     return None
 
 
+def calls_each_other(edges: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Returns the largest groups of names that all lead to each other, or to themselves; later ones may lead to earlier
+    ones. Tarjan, "Depth-first search and linear graph algorithms" (1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_names: dict[str, None] = {}
+    groups: list[list[str]] = []
+    for root in edges:
+        path = [] if root in number else [(root, iter(edges[root]))]
+        while path:
+            name, followers = path[-1]
+            if name not in number:
+                number[name] = lowest[name] = len(number)
+                open_names[name] = None
+            follower = next(followers, None)
+            if follower is None:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[name])
+                if lowest[name] == number[name]:
+                    group = _popped(open_names, name)
+                    groups += [group] if len(group) > 1 or name in edges[name] else []
+            elif follower not in number:
+                path.append((follower, iter(edges[follower])))
+            elif follower in open_names:
+                lowest[name] = min(lowest[name], number[follower])
+    return groups
+
+
+def _popped(names: dict[str, None], last: str) -> list[str]:
+    """Takes the last names off, up to and with this one."""
+    popped: list[str] = []
+    while not popped or popped[-1] != last:
+        popped.append(names.popitem()[0])
+    return popped[::-1]
+
+
 def simplified(start: str, rules: Rules) -> Language:
     """Returns the same language, in which nothing empty is repeated and every rule is needed by `start`.
 
     Rules without recursion become one regular expression where it is not too large. Every rule must be able to end.
     """
     needed = reachable(RuleCall(start), rules)
-    full = _Full(needed)
-    needed = reachable(RuleCall(start), full.rewritten())
+    needed = reachable(RuleCall(start), EmptyFree(needed).rewritten())
     ending = holding(needed, can_end)
     dead = needed.keys() - ending
     if dead:
@@ -270,21 +306,28 @@ def _extent(expression: Expression, of_calls: Mapping[str, tuple[int, int]]) -> 
     return 1 + sum(size for size, _ in inner), 1 + max((depth for _, depth in inner), default=0)
 
 
-class _Full:
+class EmptyFree:
     """Rewrites rules so that what is repeated is never empty: x* is (x but not empty)*."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, names: Mapping[str, str] | None = None) -> None:
+        """`names`: rule -> the rule that matches the same but not the empty string, where there is one."""
         self._rules = rules
         self._empty = holding(rules, can_be_empty)
-        self._names: dict[str, str] = {}  # rule -> the rule that matches the same but not the empty string
+        self._names = dict(names or {})
         self._to_do: list[str] = []
         self._work = 0
 
     def rewritten(self) -> Rules:
+        """Returns the rules, with those that they need besides."""
         rules = {name: self._rewrite(rule) for name, rule in self._rules.items()}
+        return rules | self.pending()
+
+    def pending(self) -> dict[str, Expression]:
+        """Returns the rules that are needed besides, and have not been returned yet."""
+        rules: dict[str, Expression] = {}
         while self._to_do:
             name = self._to_do.pop()
-            rules[self._names[name]] = self._full(self._rules[name])
+            rules[self._names[name]] = self.non_empty(self._rules[name])
         return rules
 
     def _rewrite(self, expression: Expression) -> Expression:
@@ -296,12 +339,12 @@ class _Full:
                 return choice(self._rewrite(item) for item in items)
             case Repeat(item, least, most):
                 if self._is_empty(item):
-                    return repeat(self._full(item), 0, most)
+                    return repeat(self.non_empty(item), 0, most)
                 return repeat(self._rewrite(item), least, most)
         return expression
 
-    def _full(self, expression: Expression) -> Expression:
-        """The expression, rewritten, without the empty string."""
+    def non_empty(self, expression: Expression) -> Expression:
+        """Returns the expression, rewritten, without the empty string."""
         self._count()
         if not self._is_empty(expression):
             return self._rewrite(expression)
@@ -309,12 +352,12 @@ class _Full:
             case RuleCall(name):
                 return RuleCall(self._full_name(name))
             case Choice(items):
-                return choice(self._full(item) for item in items)
+                return choice(self.non_empty(item) for item in items)
             case Chain(items):
                 rests = [chain(self._rewrite(item) for item in items[at + 1 :]) for at in range(len(items))]
-                return choice(chain((self._full(item), rest)) for item, rest in zip(items, rests, strict=True))
+                return choice(chain((self.non_empty(item), rest)) for item, rest in zip(items, rests, strict=True))
             case Repeat(item, _, most):
-                return NOTHING if most == 0 else repeat(self._full(item), 1, most)
+                return NOTHING if most == 0 else repeat(self.non_empty(item), 1, most)
             case Both() | Not():
                 return Both(expression, SOMETHING)
             case Terminal(item):

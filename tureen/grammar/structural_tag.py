@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.ebnf import ebnf
 from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
+from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
 from tureen.grammar.schema.language import json_schema
+from tureen.grammar.schema.strings import encoded_language
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ class _Builder:
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
+            "json_string": self._json_string,
             "grammar": self._grammar,
             "regex": self._regex,
             "any_text": self._any_text,
@@ -159,14 +161,14 @@ class _Builder:
         return self._ended(self._schema(json.dumps(schema), f"{place.path}.json_schema"), place)
 
     def _schema(self, schema: str, path: str) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix()))
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
         self.assembly.rules.update(language.rules)
         return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 
     def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))
         text = string(value["grammar"], f"{place.path}.grammar")
-        language = _at(f"{place.path}.grammar", lambda: ebnf(text))
+        language = _at(f"{place.path}.grammar", lambda: grammar(text))
         prefix = self._prefix()
 
         def renamed(name: str) -> RuleCall:
@@ -174,6 +176,23 @@ class _Builder:
 
         self.assembly.rules.update({prefix + name: replaced(rule, renamed) for name, rule in language.rules.items()})
         return self._set(replaced(language.start, renamed), place)
+
+    def _json_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        """Reads a JSON string whose text a grammar or a pattern allows."""
+        kind = "pattern" if isinstance(value, dict) and "pattern" in value else "grammar"
+        keys(value, place.path, ("type", kind))
+        path = f"{place.path}.{kind}"
+        text, prefix = string(value[kind], path), self._prefix()
+
+        def language() -> Language:
+            strings = grammar(text) if kind == "grammar" else Language(regex.parse(text, flavour="python"))
+            if kind == "pattern" and is_empty(strings.start):
+                raise GrammarError(f"it matches nothing: {echo(text)}; change it")
+            return encoded_language(strings, lambda name: RuleCall(prefix + name))
+
+        encoded = _at(path, language)
+        self.assembly.rules.update(encoded.rules)
+        return self._set(encoded.start, place)
 
     def _regex(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "pattern"))

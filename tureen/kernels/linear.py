@@ -1,7 +1,7 @@
 """Matrix products with weights in the layout that the device reads fastest; on a CPU a row's bits depend on it alone.
 
 On a CPU with oneDNN the weights are laid out in blocks once, at load: a third less time at small batches than
-`torch.nn.functional.linear`. Of either product it is probed which numbers of rows give a row the same bits: see
+`torch.nn.functional.linear`. For either product a probe finds which numbers of rows give a row the same bits: see
 `rows.py`. The probe's inputs cancel exactly, so that nothing is left of a sum but its rounding.
 """
 
@@ -22,6 +22,7 @@ PROBE_WEIGHTS = 1 << 22  # a matrix of more is probed with the same weights for 
 
 
 def can_pack(weight: Tensor) -> bool:
+    """Says whether `pack` lays this weight out in blocks."""
     if weight.device.type != "cpu":
         return False
     return (weight.dtype == torch.float32 and has_onednn()) or (
@@ -30,9 +31,9 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[out, in] -> the same weights for `linear`; may be opaque, of the same size, or the tensor itself.
+    """Lays a weight [out, in] out for `linear`. The result may be opaque, of the same size, or the tensor itself.
 
-    The products that will be made with them are probed.
+    The products that will be made with it are probed.
     """
     if weight.device.type == "cpu":
         _sizes(weight.shape[1], weight.shape[0], weight.dtype, can_pack(weight), bias is not None, _threads())
@@ -45,7 +46,7 @@ def unpack(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [rows, in] @ weight.T + bias -> [rows, out]; `weight` comes from `pack`."""
+    """Computes x [rows, in] @ weight.T + bias: [rows, out]. `weight` comes from `pack`."""
     if weight.device.type != "cpu":
         return functional.linear(x, weight, bias)
     outputs, inputs = weight.shape
@@ -73,7 +74,7 @@ def _threads() -> int:
 def _sizes(
     inputs: int, outputs: int, dtype: torch.dtype, is_packed: bool, has_bias: bool, threads: int
 ) -> tuple[int, ...]:
-    """See rows.py. `threads`: the number that torch uses now."""
+    """Probes numbers of rows; see rows.py. `threads`: the number that torch uses now."""
     with torch.inference_mode():
         rows, weight = _cancelling(inputs, outputs, dtype)
         weight = _packed(weight) if is_packed else weight.contiguous()
@@ -84,7 +85,7 @@ def _sizes(
 
 
 def _cancelling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows [3, in] and weights [out, in]; of their products' exact sum nothing is left."""
+    """Returns rows [3, in] and weights [out, in]; of their products' exact sum nothing is left."""
     generator = torch.Generator().manual_seed(inputs)
     half = inputs // 2
     order = torch.randperm(half, generator=generator)

@@ -1,4 +1,4 @@
-"""Functions of rows, computed so that a row's bits do not depend on the rows beside it.
+"""Computes functions of rows so that a row's bits do not depend on the rows beside it.
 
 A library picks its code by the number of rows, and may treat the last ones otherwise than the first: nobody promises
 that a row's sum has one order. So rows are computed in pieces of a few sizes, and of these only in sizes for which a
@@ -27,7 +27,8 @@ def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Se
     """Returns the largest set of these sizes that gives each of `rows` the same bits, among any others and at any
     place.
 
-    rows: a few that differ. Empty when not even the same computation gives the same bits twice; the operator is told.
+    rows: a few that differ. Returns () when not even the same computation gives the same bits twice, and tells the
+    operator.
     """
     groups: list[tuple[Tensor, list[int]]] = []
     for size in sizes:
@@ -46,9 +47,9 @@ def agreeing_sizes(function: Callable[[Tensor], Tensor], rows: Tensor, sizes: Se
 
 
 def by_pieces(function: Callable[[Tensor], Tensor], x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """function(x), row by row of x [rows, ...], in pieces of these sizes; the last is filled up with zeros.
+    """Computes function(x), row by row of x [rows, ...], in pieces of these sizes; the last is filled up with zeros.
 
-    Without sizes: all at once, as it comes.
+    sizes (): all rows at once.
     """
     rows = x.shape[0]
     if rows in sizes or not sizes or not rows:
@@ -64,6 +65,7 @@ def by_pieces(function: Callable[[Tensor], Tensor], x: Tensor, sizes: tuple[int,
 
 @lru_cache(maxsize=1)
 def say_that_nothing_is_promised() -> None:
+    """Tells the operator, once, that results may depend on what they are batched with."""
     log.warning(
         "the same request may give other tokens beside other requests: no way of computing has been found for which "
         "torch gives the same bits on this machine; --kernels native, where it can run, promises them"
@@ -71,7 +73,7 @@ def say_that_nothing_is_promised() -> None:
 
 
 def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor | None:
-    """Computes each row in pieces of that size; None where the result depends on its place, or changes.
+    """Computes each row in pieces of that size; returns None where the result depends on its place, or changes.
 
     Each row stands at each place, and is computed twice or more.
     """
@@ -86,7 +88,7 @@ def of_each(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Te
 
 @lru_cache(maxsize=4096)
 def _pieces(rows: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes, in ascending order, whose sum is no less than rows: few of them, and little to fill up."""
+    """Returns sizes, in ascending order, whose sum is no less than rows: few of them, and little to fill up."""
     pieces = []
     while rows > 0:
         above = next((size for size in sizes if size >= rows), sizes[-1])

@@ -1,7 +1,8 @@
-"""Gated activations: of [tokens, 2 * size], the first half activated times the second. Functions of single numbers.
+"""Gated activations: of [tokens, 2 * size], the first half activated times the second (arXiv:2002.05202).
 
 torch computes what is left over where a vector or a thread's share ends with another exp or tanh than the rest, so that
-a number's last bits depend on its place. `by_rows` keeps to numbers of rows of which it is probed that they do not.
+a number's last bits depend on its place. `by_rows` keeps to numbers of rows for which a probe has shown that they do
+not.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ TRIED = 1 << 16  # numbers among which those are sought that show the difference
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """Computes silu(gate) * up of x [tokens, 2 * size], whose halves are gate and up: [tokens, size]."""
     return by_rows(_silu_and_mul, x)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Computes gelu(gate) * up, gelu by its tanh approximation, of x [tokens, 2 * size]: [tokens, size]."""
     return by_rows(_gelu_tanh_and_mul, x)
 
 
@@ -42,7 +45,8 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def by_rows(function: Function, x: Tensor) -> Tensor:
-    """function(x) for x [rows, size]; on a CPU a row's bits do not depend on the others. See kernels/rows.py."""
+    """Computes function(x) for x [rows, size]; on a CPU a row's bits do not depend on the others. See
+    kernels/rows.py."""
     if x.device.type != "cpu":
         return function(x)
     return by_pieces(function, x.contiguous(), _sizes(function, x.shape[1], x.dtype, torch.get_num_threads()))
@@ -60,7 +64,8 @@ def _gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _sizes(function: Function, size: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
-    """See rows.py. `threads`: the number that torch uses now; rows that they can share evenly are tried too."""
+    """Probes numbers of rows; see rows.py. `threads`: the number that torch uses now; rows that they can share evenly
+    are tried too."""
     with torch.inference_mode():
         tried = sorted({*SIZES, *(threads * rows for rows in SIZES if threads * rows <= SIZES[-1])})
         least = [rows for rows in tried if rows * size <= PROBE_ELEMENTS] or [1]
@@ -68,7 +73,7 @@ def _sizes(function: Function, size: int, dtype: torch.dtype, threads: int) -> t
 
 
 def _telling_rows(function: Function, size: int, dtype: torch.dtype) -> Tensor:
-    """[3, size] of numbers that become others where they stand alone than in a vector, if there are any."""
+    """Returns [3, size] of numbers whose results differ alone and in a vector, if there are any such numbers."""
     generator = torch.Generator().manual_seed(size)
     numbers = torch.randn(TRIED, generator=generator).mul_(4).to(dtype)
     ones = torch.ones_like(numbers)

@@ -1,4 +1,4 @@
-"""The attention block: project, rotate, attend, project back."""
+"""The attention block of the torch model: projects, rotates, attends, projects back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attention:
         self._qk_norm: tuple[RMSNorm, RMSNorm] | None = None
 
     def normalise_heads(self, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
-        """Apply these to each head of q and k before the rotation."""
+        """Applies these norms to each head of q and k before the rotation."""
         self._qk_norm = q_norm, k_norm
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:

@@ -33,14 +33,15 @@ class Block:
         self._pre_norms = in_order if self._post_norms is None else in_order[::2]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """[tokens, hidden_size] -> the same tensor, changed in place."""
+        """Computes the block for x [tokens, hidden_size], which is changed in place and returned."""
         attended = self._attention(self._pre_norms[0](x), step)
         x.add_(attended if self._post_norms is None else self._post_norms[0](attended), alpha=self._scale)
         fed = self._mlp(self._pre_norms[1](x))
         return x.add_(fed if self._post_norms is None else self._post_norms[1](fed), alpha=self._scale)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint name -> the tensor its values go into."""
+        """Yields each weight's name in checkpoints, and the tensor that its values go into. prefix: before the
+        names."""
         for name, norm in self._norms.items():
             yield from norm.weights(f"{prefix}{name}")
         yield from self._attention.weights(f"{prefix}self_attn.")
@@ -52,6 +53,6 @@ class Block:
         yield from self._mlp.linears(f"{prefix}mlp.")
 
     def finish(self) -> None:
-        """All weights are there: lay them out for the device."""
+        """Lays the weights out for the device, once all are there."""
         self._attention.finish()
         self._mlp.finish()

@@ -13,7 +13,7 @@ from tureen.layers.activation import tanh
 
 
 class Embedding:
-    """Token ids -> vectors, times `scale` if given (rounded to the embedding's dtype first)."""
+    """Turns token ids into vectors, times `scale` if given (rounded to the embedding's dtype first)."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, scale: float | None = None) -> None:
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype)
@@ -28,7 +28,7 @@ class Embedding:
 
 
 class Head:
-    """Hidden states -> logits in float32, times `scale`; a softcap of c makes c * tanh(logit / c) of them.
+    """Turns hidden states into logits in float32, times `scale`; a softcap of c makes c * tanh(logit / c) of them.
 
     `tied`: the embedding whose weights it shares.
     """

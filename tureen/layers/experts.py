@@ -61,7 +61,7 @@ class ExpertsMLP:
             yield from self._shared[0].linears(f"{prefix}shared_expert.")
 
     def finish(self) -> None:
-        """All weights are there: lay them out for the device."""
+        """Lays the weights out for the device, once all are there."""
         for expert in self._experts:
             expert.finish()
         if self._shared is not None:

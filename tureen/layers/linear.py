@@ -12,14 +12,18 @@ from tureen.kernels import linear as kernel
 
 
 class OutputAdapter(Protocol):
-    """Adds something of its own to a layer's outputs."""
+    """Adds its own product to a layer's outputs, as a low-rank adapter does."""
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
-        """x [tokens, inputs]; out [tokens, outputs] may be changed in place. Returns the sum."""
+        """Returns out plus the adapter's product of x.
+
+        x [tokens, inputs]; out [tokens, outputs] may be changed in place.
+        """
 
 
 class Linear:
-    """y = x @ weight.T + bias. `parts`: the checkpoint's names of the matrices stacked in it -> their output sizes."""
+    """Computes y = x @ weight.T + bias. `parts`: the checkpoint's names of the matrices stacked in it -> their output
+    sizes."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool, dtype: torch.dtype) -> None:
         self.parts = dict(parts)
@@ -33,7 +37,8 @@ class Linear:
         return out if self.adapters is None else self.adapters.add(x, out)
 
     def weights(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint name -> where its values go; once they are laid out, a copy of them."""
+        """Yields each weight's name in checkpoints, and the tensor that its values go into; after `finish`, a copy of
+        them."""
         first = 0
         weight = kernel.unpack(self.weight)
         for name, size in self.parts.items():
@@ -43,5 +48,5 @@ class Linear:
             first += size
 
     def finish(self) -> None:
-        """All weights are there: lay them out for the device."""
+        """Lays the weights out for the device, once all are there."""
         self.weight = kernel.pack(self.weight, self.bias)

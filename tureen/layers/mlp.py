@@ -12,7 +12,7 @@ from tureen.layers.linear import Linear
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x))"""
+    """Computes down(activation(gate(x)) * up(x))."""
 
     def __init__(self, hidden_size: int, size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
         self._gate_up = Linear(hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias, dtype=dtype)

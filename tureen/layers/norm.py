@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension, in float32."""
+    """Computes x / rms(x) * weight over the last dimension, in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         self._eps = eps

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Base frequency and scaling. `kind`: default, linear (positions divided by factor), llama3 or longrope."""
+    """Base frequency and scaling of a rope. `kind`: default, linear (positions divided by factor), llama3 or
+    longrope."""
 
     theta: float
     kind: str = "default"
@@ -25,7 +26,10 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
 
 def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[np.float32]:
-    """float32 [rotated dimensions / 2]: radians per position, in a server whose contexts are that long."""
+    """Returns the rotary frequencies in radians per position, float32 [rotated dimensions / 2].
+
+    context_len: the longest context of this server, on which longrope depends.
+    """
     size = int(head_dim * config.share)
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(config.theta, exponents, dtype=np.float64)
@@ -40,8 +44,11 @@ def frequencies(config: RopeConfig, head_dim: int, context_len: int) -> NDArray[
 
 
 def _llama3(plain: NDArray[np.float64], config: RopeConfig) -> NDArray[np.float64]:
-    """Llama 3.1: wavelengths longer than original_context / low_freq_factor are stretched by `factor`, those shorter
-    than original_context / high_freq_factor are kept, those between are blended."""
+    """Scales frequencies as Llama 3.1 does (arXiv:2407.21783).
+
+    Wavelengths longer than original_context / low_freq_factor are stretched by `factor`, those shorter than
+    original_context / high_freq_factor are kept, those between are blended.
+    """
     wavelengths = 2 * math.pi / plain
     low, high = config.low_freq_factor, config.high_freq_factor
     kept = ((config.original_context / wavelengths - low) / (high - low)).clip(0, 1)
@@ -49,7 +56,10 @@ def _llama3(plain: NDArray[np.float64], config: RopeConfig) -> NDArray[np.float6
 
 
 def _longrope(powers: NDArray[np.float64], config: RopeConfig, context_len: int) -> NDArray[np.float64]:
-    """LongRoPE (arXiv:2402.13753): each frequency divided by its own factor, one list for contexts as trained at first
-    and one for longer ones. Which, is decided once for a server: keys in the cache must agree with later queries."""
+    """Scales frequencies by LongRoPE (arXiv:2402.13753): each is divided by its own factor.
+
+    There is one list of factors for contexts as trained at first and one for longer ones. Which one holds is decided
+    once for a server: keys in the cache must agree with later queries.
+    """
     factors = config.long_factors if context_len > config.original_context else config.short_factors
     return np.asarray(1 / (np.asarray(factors, np.float32) * powers.astype(np.float32)), np.float64)

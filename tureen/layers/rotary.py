@@ -9,7 +9,7 @@ from tureen.layers.rope import RopeConfig, frequencies
 
 
 class RopeTable:
-    """cos and sin for every position, in float32."""
+    """Tables of cos and sin for every position, in float32."""
 
     def __init__(self, config: RopeConfig, head_dim: int, context_len: int, device: torch.device) -> None:
         positions = torch.arange(context_len, dtype=torch.float32)
@@ -18,13 +18,15 @@ class RopeTable:
         self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).mul_(config.magnitude).to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int64 [tokens] -> cos and signed sin, each [tokens, 1, rotated dimensions]."""
+        """Returns cos and signed sin at positions int64 [tokens]: each [tokens, 1, rotated dimensions]."""
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [tokens, heads, head_dim]: of the first n dimensions, as many as cos has, each pair (x[i], x[i + n / 2]) turned
-    by its angle; in float32."""
+    """Rotates x [tokens, heads, head_dim], computed in float32.
+
+    Of the first n dimensions, as many as cos has, each pair (x[i], x[i + n / 2]) is turned by its angle.
+    """
     size = cos.shape[-1]
     wide = x[..., :size].float()
     turned = wide.roll(size // 2, dims=-1).mul_(sin).addcmul_(wide, cos).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as peft writes them: a folder with adapter_config.json and
+"""Reads low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as peft writes them: a folder with adapter_config.json and
 adapter_model.safetensors. No torch.
 
 An adapter adds scale * up · (down · x) to what a linear layer makes of x.
@@ -60,18 +60,18 @@ TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])(\
 
 
 class Factors(NamedTuple):
-    """The two factors of the matrix that an adapter adds to one linear layer."""
+    """The two factors of the matrix that an adapter adds to one linear layer's."""
 
     down: NDArray[np.float32]  # [rank, inputs]
     up: NDArray[np.float32]  # [outputs, rank], scaled
 
 
 Adapter = Mapping[str, Factors]
-"""Module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj) -> its factors."""
+"""The factors by module, as `ModelConfig.weights` names it (model.layers.0.self_attn.q_proj)."""
 
 
 class ModuleTensors(NamedTuple):
-    """The tensors of one module of the file."""
+    """The tensors of one module in the adapter's file."""
 
     down: TensorInfo
     up: TensorInfo
@@ -80,7 +80,7 @@ class ModuleTensors(NamedTuple):
 
 
 def read_adapter(folder: str, model: ModelConfig) -> Adapter:
-    """Nothing large is read before all is known to fit.
+    """Reads the adapter in `folder` for a model. Nothing large is read before all is known to fit.
 
     Raises InvalidRequest, field lora_path, for what is no adapter, is not supported, or is for another model.
     """
@@ -149,7 +149,7 @@ def _open(path: Path) -> SafetensorsFile:
 
 
 def _pairs(file: SafetensorsFile) -> dict[str, dict[str, TensorInfo]]:
-    """The file's name of each module -> its factors by letter."""
+    """Returns, by the file's name of each module, its factors by letter."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for info in file.tensors.values():
         match = TENSOR.fullmatch(info.name)
@@ -197,7 +197,7 @@ def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
 
 
 def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: object) -> object:
-    """The value of the first pattern that is the end of the module's name, or matches it."""
+    """Returns the value of the first pattern that is the end of the module's name, or matches it."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise _fault(f"has a {key} that is not an object")
@@ -211,7 +211,7 @@ def _by_pattern(config: Mapping[str, Any], key: str, module: str, default: objec
 
 
 def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The model's own matrices that a module stands for, with their outputs."""
+    """Returns the model's own matrices that a module stands for, with their outputs."""
     *before, last = module.split(".")
     names = [module]
     if f"{module}.weight" not in shapes:
@@ -222,7 +222,7 @@ def _places(module: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int
 
 
 def _may_change(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """A linear layer of attention, or of an mlp that every token uses."""
+    """Says whether a weight is that of a linear layer of attention, or of an mlp that every token uses."""
     is_routed = ".experts." in name or name.endswith((".mlp.gate", ".shared_expert_gate"))
     return len(shapes.get(f"{name}.weight", ())) == 2 and ".layers." in name and not is_routed
 

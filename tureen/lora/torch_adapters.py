@@ -1,4 +1,4 @@
-"""Low-rank adapters on linear layers, in torch: tokens of one step may use different ones."""
+"""Applies low-rank adapters to linear layers, in torch: tokens of one step may use different ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tureen.lora.adapter import Adapter
 
 
 class AdapterTokens(NamedTuple):
-    """Tokens of a step that use the same adapter."""
+    """The tokens of a step that use the same adapter."""
 
     number: int
     tokens: Tensor  # int64 [tokens]
 
 
 class AdapterFactors(NamedTuple):
-    """The factors of the matrix that an adapter adds to some of a layer's outputs. They come from `pack`."""
+    """The factors of the matrix that an adapter adds to some of a layer's outputs, as `pack` laid them out."""
 
     down: Tensor  # [rank, inputs]
     up: Tensor  # [outputs, rank]
@@ -36,7 +36,10 @@ class LayerAdapters:
         self.pieces: dict[int, list[AdapterFactors]] = {}  # by adapter
 
     def add(self, x: Tensor, out: Tensor) -> Tensor:
-        """x [tokens, inputs]; out [tokens, outputs] is changed in place."""
+        """Adds the adapters' products to a layer's outputs.
+
+        x [tokens, inputs]; out [tokens, outputs] is changed in place and returned.
+        """
         for number, tokens in self._step.groups:
             own = x.index_select(0, tokens) if number in self.pieces else x
             for down, up, first in self.pieces.get(number, ()):
@@ -46,10 +49,10 @@ class LayerAdapters:
 
 
 class StepAdapters:
-    """The adapters of a model. `groups` says who uses which in the step that runs."""
+    """The adapters of a model. `groups` says which tokens of the running step use which."""
 
     def __init__(self, linears: Iterable[tuple[str, Linear]]) -> None:
-        """linears: prefix of their weights' names, and the layer."""
+        """linears: the prefix of their weights' names, and the layer."""
         self.groups: tuple[AdapterTokens, ...] = ()
         self._places: dict[str, tuple[LayerAdapters, Linear, int]] = {}  # module -> its layer, and its first output
         for prefix, linear in linears:
@@ -60,7 +63,7 @@ class StepAdapters:
                 first += size
 
     def load(self, number: int, adapter: Adapter) -> None:
-        """number: never used before."""
+        """Lays an adapter out for the layers. number: one that was never used before."""
         for module, factors in adapter.items():
             layer, linear, first = self._places[module]
             down, up = (torch.tensor(factor, dtype=linear.dtype, device=linear.weight.device) for factor in factors)
@@ -71,7 +74,7 @@ class StepAdapters:
             layer.pieces.pop(number, None)
 
     def select(self, numbers: Sequence[int], device: torch.device) -> None:
-        """numbers: of each token of the step to come, the adapter; 0 = none."""
+        """Chooses the adapters of the next step. numbers: the adapter of each of its tokens; 0 = none."""
         tokens: dict[int, list[int]] = {}
         for token, number in enumerate(numbers):
             if number:

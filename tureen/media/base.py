@@ -25,9 +25,10 @@ class Prepared(NamedTuple):
 
 
 class Family(Protocol):
-    """A file of this folder offers `parse(hf, preprocessor) -> Family` and says in MODEL_TYPES whom it serves.
+    """Prepares pictures for the models of one family.
 
-    hf: config.json; preprocessor: preprocessor_config.json, or {}. Raises StartupError naming the key at fault.
+    A file of this folder offers `parse(hf, preprocessor) -> Family` and names the models that it serves in MODEL_TYPES.
+    hf: config.json; preprocessor: preprocessor_config.json, or {}. It raises StartupError naming the key at fault.
     """
 
     placeholder: str  # stands for a picture in a prompt's text
@@ -36,4 +37,4 @@ class Family(Protocol):
     video_placeholder_id: int | None
 
     def prepare(self, pictures: Sequence[Image], modality: Modality) -> list[Prepared]:
-        """RGB pictures of one prompt -> one Prepared each; a video's frames together -> one."""
+        """Prepares the RGB pictures of one prompt: one Prepared for each, or one for all frames of a video."""

@@ -1,4 +1,4 @@
-"""A picture's bytes become RGB. Runs in a process of its own: see decode_worker.py."""
+"""Decodes a picture's bytes to RGB. Runs in a process of its own: see decode_worker.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tureen.media.truncation import is_whole
 MAX_PIXELS = 64 << 20
 MAX_SIDE = 32_768
 MAX_RATIO = 200
-"""The largest ratio of the longer side to the shorter one, which families enlarge to hundreds of pixels."""
+"""The largest ratio of the longer side to the shorter one: families enlarge the shorter one to hundreds of pixels."""
 
 DAMAGED = "is damaged or incomplete"
 ORIENTATION = 0x0112  # EXIF
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def kind_of(data: bytes) -> str | None:
-    """Pillow's name of the format that it begins as; None = none of those taken."""
+    """Returns Pillow's name of the format that the data begins as; None = none of those taken."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
@@ -51,7 +51,7 @@ def kind_of(data: bytes) -> str | None:
 
 
 def decode(data: bytes) -> Image.Image:
-    """The first frame: RGB, the right way up, on white where it is transparent. Raises Refused, MemoryError."""
+    """Decodes the first frame: RGB, the right way up, on white where it is transparent. Raises Refused, MemoryError."""
     image = open_picture(data)
     with pillow_may_fail():
         picture = to_rgb(image)
@@ -60,7 +60,7 @@ def decode(data: bytes) -> Image.Image:
 
 
 def open_picture(data: bytes) -> ImageFile.ImageFile:
-    """Its header is read, and its size is one that is taken. Raises Refused, MemoryError."""
+    """Opens a picture: reads its header, and checks its size. Raises Refused, MemoryError."""
     kind = kind_of(data)
     if kind is None:
         raise Refused("is none of PNG, JPEG, WEBP and GIF")
@@ -73,7 +73,7 @@ def open_picture(data: bytes) -> ImageFile.ImageFile:
 
 
 def check_size(width: int, height: int) -> None:
-    """Raises Refused."""
+    """Raises Refused for a size in pixels that is not taken."""
     short, long = sorted((width, height))
     if short < 1 or long > MAX_SIDE:
         raise Refused(f"has {width} x {height} pixels; a side may have 1 to {MAX_SIDE}")
@@ -85,7 +85,7 @@ def check_size(width: int, height: int) -> None:
 
 @contextlib.contextmanager
 def pillow_may_fail() -> Iterator[None]:
-    """Whatever Pillow raises for a client's bytes, but for want of memory, becomes Refused."""
+    """Turns whatever Pillow raises for a client's bytes, but for want of memory, into Refused."""
     try:
         yield
     except (Refused, MemoryError):
@@ -97,7 +97,7 @@ def pillow_may_fail() -> Iterator[None]:
 
 
 def to_rgb(image: ImageFile.ImageFile) -> Image.Image:
-    """A copy of the frame that it is at. Raises whatever Pillow raises."""
+    """Converts the frame that the picture is at to RGB, as a copy. Raises whatever Pillow raises."""
     _fit_transparency(image)
     image.load()
     if image.mode == "I;16":
@@ -111,7 +111,8 @@ def to_rgb(image: ImageFile.ImageFile) -> Image.Image:
 
 
 def _fit_transparency(image: ImageFile.ImageFile) -> None:
-    """Pillow brings a PNG's samples to 8 bits, but leaves the one colour that is transparent as the file has it."""
+    """Scales a PNG's transparent colour to 8 bits. Pillow does so with the samples, but leaves this colour as the file
+    has it."""
     stored, colour = image.tile[0].args if image.tile else None, image.info.get("transparency")
     if stored == "L;2" and isinstance(colour, int):
         image.info["transparency"] = colour % 4 * 85
@@ -122,7 +123,8 @@ def _fit_transparency(image: ImageFile.ImageFile) -> None:
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
-    """Grey. The upper 8 bits, as Pillow takes of colours; its own conversion makes nearly everything white."""
+    """Converts a grey picture: takes the upper 8 bits, as Pillow does of colours. Its own conversion makes nearly
+    everything white."""
     values = np.asarray(image)
     grey = (values >> 8).astype(np.uint8)
     if "transparency" in image.info:
@@ -131,7 +133,7 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    found = 1
+    orientation = 1
     with contextlib.suppress(*UNREADABLE):
-        found = image.getexif().get(ORIENTATION, 1)
-    return found if isinstance(found, int) else 1
+        orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if isinstance(orientation, int) else 1

@@ -1,7 +1,7 @@
 """`python -I -m tureen.media.decode_worker`: a fork server that has Pillow and the model's family in memory.
 
-The pictures of a prompt are decoded by a worker of their own, which has given up all rights before, and ends with its
-reply. So one that breaks its decoder meets no other client's pictures.
+Each prompt's pictures are decoded by a worker of their own. It has given up all rights before, and ends with its reply,
+so one that breaks its decoder meets no other client's pictures.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PRELOADED = (JpegImagePlugin, MpoImagePlugin, TiffImagePlugin)
 _job = msgspec.msgpack.Decoder(DecodeJob)
 
 
-class At(Exception):
-    """A picture is refused."""
+class PictureRefused(Exception):
+    """A picture is refused; `index` says which."""
 
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
@@ -43,13 +43,14 @@ class At(Exception):
 
 
 def program(make_family: Callable[[DecoderSetup], Family], setup: bytes) -> Program:
+    """Returns the program of the workers; setup: a DecoderSetup as msgpack."""
     family = make_family(msgspec.msgpack.decode(setup, type=DecoderSetup))
     warm_up(family)
     return Program(LIMITS, lambda _: partial(_handle, family))
 
 
 def _handle(family: Family, message: bytes) -> bytes:
-    """A Job with the pictures behind it."""
+    """Answers a message: a DecodeJob with the pictures behind it."""
     start = SIZE.size + SIZE.unpack_from(message)[0]
     job = _job.decode(message[SIZE.size : start])
     sources = []
@@ -60,18 +61,19 @@ def _handle(family: Family, message: bytes) -> bytes:
 
 
 def family_of(setup: DecoderSetup) -> Family:
+    """Returns the family of models that the setup's configs belong to."""
     return find_family(msgspec.json.decode(setup.hf), msgspec.json.decode(setup.preprocessor))
 
 
 def warm_up(family: Family) -> None:
-    """Meet each format once, so that all they need is loaded."""
+    """Decodes one picture of each format, so that all that workers need is loaded."""
     picture = Image.new("RGB", (64, 48), "red")
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     for kind, mode in (("PNG", "P"), ("PNG", "LA"), ("JPEG", "RGB"), ("JPEG", "CMYK"), ("GIF", "P"), ("WEBP", "RGBA")):
         file = io.BytesIO()
-        made = picture.convert(mode)
-        made.save(file, kind, exif=exif, **({} if kind == "JPEG" else {"save_all": True, "append_images": [made]}))
+        image = picture.convert(mode)
+        image.save(file, kind, exif=exif, **({} if kind == "JPEG" else {"save_all": True, "append_images": [image]}))
         decode(file.getvalue())
         list(video.frames(file.getvalue()))
     video.warm_up()
@@ -79,12 +81,12 @@ def warm_up(family: Family) -> None:
 
 
 def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> DecodeReply:
-    """Decode and prepare."""
+    """Decodes and prepares the pictures of a prompt."""
     try:
         modality: Modality = job.modality  # type: ignore[assignment]
         prepared = family.prepare(_pictures(job, sources), modality)
         return DecodeReply(tuple(map(_item, prepared)))
-    except At as fault:
+    except PictureRefused as fault:
         return DecodeReply(refusal=Refusal(str(fault), fault.index))
     except TureenError as error:
         return DecodeReply(refusal=Refusal(error.message))
@@ -97,15 +99,15 @@ def decode_all(family: Family, job: DecodeJob, sources: Sequence[bytes]) -> Deco
 
 
 def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
-    """Raises At, MemoryError."""
-    found: list[Image.Image] = []
+    """Raises PictureRefused, MemoryError."""
+    pictures: list[Image.Image] = []
     num_pixels = 0
     for index, (source, is_base64) in enumerate(zip(sources, job.are_base64, strict=True)):
         try:
             data = _unwrapped(source) if is_base64 else source
             is_film = job.modality == "video" and len(sources) == 1
             for picture in video.frames(data) if is_film else [decode(data)]:
-                found.append(picture)
+                pictures.append(picture)
                 num_pixels += picture.width * picture.height
                 if num_pixels > MAX_PROMPT_PIXELS:
                     raise Refused(
@@ -113,10 +115,10 @@ def _pictures(job: DecodeJob, sources: Sequence[bytes]) -> list[Image.Image]:
                         f"have {MAX_PROMPT_PIXELS} pixels in all; make them smaller"
                     )
         except Refused as error:
-            raise At(str(error), index) from None
-    if not found:
-        raise At("holds no pictures", 0)
-    return found
+            raise PictureRefused(str(error), index) from None
+    if not pictures:
+        raise PictureRefused("holds no pictures", 0)
+    return pictures
 
 
 def _unwrapped(source: bytes) -> bytes:
@@ -130,10 +132,10 @@ def _unwrapped(source: bytes) -> bytes:
     return data
 
 
-def _item(one: Prepared) -> Item:
-    tiles, height, width, channels = one.pixels.shape
-    pixels = np.ascontiguousarray(one.pixels, dtype=np.uint8).tobytes()
-    return Item(pixels, (tiles, height, width, channels), one.num_tokens, one.layout)
+def _item(prepared: Prepared) -> Item:
+    tiles, height, width, channels = prepared.pixels.shape
+    pixels = np.ascontiguousarray(prepared.pixels, dtype=np.uint8).tobytes()
+    return Item(pixels, (tiles, height, width, channels), prepared.num_tokens, prepared.layout)
 
 
 def _place(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Pictures that are URLs: the one place that fetches anything for a client.
+"""Fetches pictures that are URLs: the one place that fetches anything for a client.
 
 A URL is taken apart by one strict pattern and never put together again. Its host must be one that the operator named.
 That host is looked up once, every address found must be a public one, and such an address is what is dialled.
@@ -20,7 +20,7 @@ from tureen.errors import Forbidden, InvalidRequest, StartupError, echo
 from tureen.media.references import MAX_BYTES
 
 TIMEOUT_S = 5.0
-"""For one URL: look-up, connection, TLS, answer, all together."""
+"""Seconds for one URL: look-up, connection, TLS and answer, all together."""
 
 MAX_ADDRESSES = 4
 MAX_HEAD_BYTES = 64 << 10
@@ -28,10 +28,11 @@ MAX_URL_CHARS = 8192
 CHUNK_BYTES = 64 << 10
 PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-"""Its last part begins with a letter, so that no number in any notation is one."""
+"""A host name, whose last part begins with a letter, so that no number in any notation is one."""
 
 URL = re.compile(r"(https?)://([a-z0-9._-]+)(?::(80|443))?(/[!-\[\]-~]*|\?[!-\[\]-~]*)?", re.ASCII | re.IGNORECASE)
-"""Scheme, host, port, path with query: printable ASCII without a backslash. Nothing else: no user, no other port."""
+"""Scheme, host, port, path with query: printable ASCII without a backslash. Nothing else is allowed: no user, no other
+port."""
 
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")))
@@ -57,7 +58,7 @@ class FetchFailed(Exception):
 
 
 class HttpAnswer:
-    """The part of an HTTP answer that has come so far: the protocol of httptools' parser."""
+    """The part of an HTTP answer that has come so far: it has the methods that httptools' parser calls."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -82,7 +83,7 @@ class HttpAnswer:
 
 
 def check_domains(names: tuple[str, ...]) -> frozenset[str]:
-    """Values of --allowed-media-domain. Raises StartupError naming one that is no host name."""
+    """Returns the host names in --allowed-media-domain. Raises StartupError naming one that is no host name."""
     for name in names:
         if not HOST_NAME.fullmatch(name.lower()):
             raise StartupError(
@@ -93,16 +94,16 @@ def check_domains(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
-    """Raises Forbidden."""
-    found = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
-    if found is None:
+    """Takes a URL apart. Raises Forbidden, under the client's name `field`, for one that is not fetched."""
+    match = URL.fullmatch(url.partition("#")[0]) if len(url) <= MAX_URL_CHARS else None
+    if match is None:
         raise Forbidden(
             f"{field} is a URL that is not fetched: it must be http(s)://HOST/PATH on port 80 or 443, without user and "
             f"password, at most {MAX_URL_CHARS} characters, all else than plain ASCII percent-encoded",
             field=field,
             code="media_url_forbidden",
         )
-    scheme, host = found[1].lower(), found[2].lower()
+    scheme, host = match[1].lower(), match[2].lower()
     if host not in domains:
         raise Forbidden(
             f"{field} is a URL of the host {echo(host)}; only hosts named with --allowed-media-domain are fetched "
@@ -110,12 +111,12 @@ def parse_url(url: str, domains: frozenset[str], field: str) -> FetchTarget:
             field=field,
             code="media_url_forbidden",
         )
-    path = found[4] or "/"
-    return FetchTarget(scheme == "https", host, int(found[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
+    path = match[4] or "/"
+    return FetchTarget(scheme == "https", host, int(match[3] or PORTS[scheme]), path if path[0] == "/" else f"/{path}")
 
 
 def is_public(address: str) -> bool:
-    """Whether it belongs to the internet at large. An address that holds another one does not."""
+    """Says whether an address belongs to the internet at large. An address that holds another one does not."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -128,32 +129,32 @@ def is_public(address: str) -> bool:
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """Its addresses. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    """Returns the addresses of a host. Raises OSError."""
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 async def dial(address: str, port: int, tls: ssl.SSLContext | None, host: str) -> Connection:
-    """Connect to an address; the certificate must be the host's. Raises OSError."""
+    """Connects to an address. With `tls`, the certificate must be the host's. Raises OSError."""
     return await asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
 
 
 class Fetcher:
-    """Fetches from the hosts it was given, and from nowhere else. No proxy, no cookie, no redirect."""
+    """Fetches from the hosts it was given, and from nowhere else. It uses no proxy, no cookie, no redirect."""
 
     def __init__(self, domains: tuple[str, ...], *, resolve: Resolve = look_up, connect: Connect = dial) -> None:
-        """Raises StartupError."""
+        """domains: values of --allowed-media-domain. Raises StartupError."""
         self._domains = check_domains(domains)
         self._resolve = resolve
         self._connect = connect
         self._tls = ssl.create_default_context() if domains else None
 
     def check(self, url: str, field: str) -> None:
-        """Whether it may be fetched, as far as its text tells. Raises Forbidden."""
+        """Raises Forbidden for a URL that may not be fetched, as far as its text tells."""
         parse_url(url, self._domains, field)
 
     async def fetch(self, url: str, field: str) -> bytes:
-        """At most MAX_BYTES within TIMEOUT_S. Raises Forbidden, InvalidRequest."""
+        """Fetches at most MAX_BYTES within TIMEOUT_S. Raises Forbidden, InvalidRequest."""
         target = parse_url(url, self._domains, field)
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -188,7 +189,7 @@ class Fetcher:
             writer.transport.abort()
 
     async def _dial(self, target: FetchTarget, addresses: list[str]) -> Connection:
-        """The first address that takes the connection. Raises OSError."""
+        """Connects to the first address that takes the connection. Raises OSError."""
         fault = OSError("no address")
         for address in addresses:
             try:

@@ -1,4 +1,4 @@
-"""Pictures that are files on the server's machine. Only below one folder, and only what is plainly a file there."""
+"""Reads pictures that are files on the server's machine: only below one folder, and only regular files."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from tureen.media.references import MAX_BYTES, MAX_NAME_CHARS
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def media_root(given: str | None, host: str) -> Path | None:
-    """The folder below which clients may name files, for the settings `media_path` and `host`; None = they may not.
+def media_root(setting: str | None, host: str) -> Path | None:
+    """Returns the folder below which clients may name files, for the settings `media_path` and `host`; None = they may
+    not.
 
     Without a setting it is the current directory where only this machine reaches the server, unless that is `/`: a
     service that was started nowhere in particular shows nothing. Raises StartupError.
     """
-    if given == "":
+    if setting == "":
         return None
-    if given is None:
+    if setting is None:
         here = Path.cwd()
         return here if is_loopback(host) and here != Path("/") else None
-    folder = Path(given).expanduser().absolute()
+    folder = Path(setting).expanduser().absolute()
     if not folder.is_dir():
         raise StartupError(
-            f"--media-path {given}: there is no such folder; give one with pictures in it, or '' for none"
+            f"--media-path {setting}: there is no such folder; give one with pictures in it, or '' for none"
         )
     return folder
 
 
 def read_below(root: Path, name: str) -> bytes | None:
-    """A regular file of at most MAX_BYTES. `name`: relative to the folder, or absolute, beginning with the folder's.
+    """Reads a regular file of at most MAX_BYTES. `name`: relative to the folder, or absolute, beginning with the
+    folder's.
 
-    None when it is not there or may not be read, whatever the reason: a client cannot tell what else there is. No
-    symbolic link is followed below the root, so what is found cannot lie elsewhere, even while somebody renames things.
+    Returns None when it is not there or may not be read, whatever the reason: a client cannot tell what else there is.
+    No symbolic link is followed below the root, so what is found cannot lie elsewhere, even while somebody renames
+    things.
     """
     with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as opened:
         *folders, last = _parts(root, name)
@@ -77,6 +80,7 @@ def _parts(root: Path, name: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
+    """Says whether only this machine reaches a server that listens on this host."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

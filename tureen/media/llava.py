@@ -18,6 +18,8 @@ PROCESSORS = ("CLIPImageProcessor", "SiglipImageProcessor", "BitImageProcessor",
 
 
 class Llava:
+    """The Family of LLaVA-1.5."""
+
     placeholder = "<image>"
     video_placeholder = None
     video_placeholder_id = None
@@ -32,7 +34,7 @@ class Llava:
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Llava:
-    """Raises StartupError naming the key that is missing, wrong or not supported."""
+    """Reads both configs. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = Settings("config.json", hf)
     vision, settings = vision_config(hf), picture_settings(preprocessor, *PROCESSORS)
     size = vision.tower.image_size
@@ -42,5 +44,5 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Llava:
 
 
 def vision_config(hf: Mapping[str, Any]) -> VisionConfig:
-    """Raises StartupError naming the key at fault."""
+    """Reads the vision encoder's description from config.json. Raises StartupError naming the key at fault."""
     return parse_vision(hf, CLIP_LARGE, layer=-2, strategy="default", has_newline=False)

@@ -19,6 +19,8 @@ GRID = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
 class LlavaNext:
+    """The Family of LLaVA-NeXT."""
+
     placeholder = "<image>"
     video_placeholder = None
     video_placeholder_id = None
@@ -43,7 +45,7 @@ class LlavaNext:
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaNext:
-    """Raises StartupError naming the key that is missing, wrong or not supported."""
+    """Reads both configs. Raises StartupError naming the key that is missing, wrong or not supported."""
     config, vision = Settings("config.json", hf), vision_config(hf)
     size = vision.tower.image_size
     settings = picture_settings(preprocessor, "LlavaNextImageProcessor")
@@ -56,5 +58,5 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaNext:
 
 
 def vision_config(hf: Mapping[str, Any]) -> VisionConfig:
-    """Raises StartupError naming the key at fault."""
+    """Reads the vision encoder's description from config.json. Raises StartupError naming the key at fault."""
     return parse_vision(hf, CLIP_LARGE, layer=-2, strategy="default", has_newline=True)

@@ -36,6 +36,8 @@ NEWLINE = 1  # tokens
 
 
 class LlavaOnevision:
+    """The Family of LLaVA-OneVision."""
+
     placeholder = "<image>"
     video_placeholder = "<video>"
 
@@ -71,7 +73,7 @@ class LlavaOnevision:
 
 
 def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaOnevision:
-    """Raises StartupError naming the key that is missing, wrong or not supported."""
+    """Reads both configs. Raises StartupError naming the key that is missing, wrong or not supported."""
     config, vision = Settings("config.json", hf), vision_config(hf)
     size = vision.tower.image_size
     settings = picture_settings(preprocessor, "LlavaOnevisionImageProcessor")
@@ -88,5 +90,5 @@ def parse(hf: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> LlavaOnevis
 
 
 def vision_config(hf: Mapping[str, Any]) -> VisionConfig:
-    """Raises StartupError naming the key at fault."""
+    """Reads the vision encoder's description from config.json. Raises StartupError naming the key at fault."""
     return parse_vision(hf, SIGLIP, layer=-1, strategy="full", has_newline=True)

@@ -1,7 +1,7 @@
 """Loads the pictures that `image_data` and `video_data` name, as pixels for the model's encoder.
 
-The front's side. It opens files and fetches URLs, but never looks into a picture: what reads it is a process of its own
-(decode_worker.py), one for each prompt, whose answer is checked here as if it came from the picture's author.
+This is the front's side. It opens files and fetches URLs, but never looks into a picture: a worker of its own
+(decode_worker.py) for each prompt does, and its answer is checked here as if it came from the picture's author.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PROMPT_BYTES = 64 << 20
 
 MAX_DECODES = 2
 MAX_FETCHES = 8
-"""Prompts at once that are decoded, and whose pictures the server reads or fetches; the next ones wait."""
+"""Most prompts at once that are decoded, and whose pictures are read or fetched; the next ones wait."""
 
 MAX_WAIT_S = 30.0
 MAX_GATHER_S = 20.0
@@ -49,14 +49,14 @@ _reply = msgspec.msgpack.Decoder(DecodeReply)
 
 
 class PictureSource(NamedTuple):
-    """A picture as it is stored, or that in base64."""
+    """The bytes of a picture's file, or these in base64."""
 
     data: bytes
     is_base64: bool
 
 
 class MediaLoader:
-    """Loads the pictures of one prompt after the other, some at once. Belongs to one event loop."""
+    """Loads the pictures of prompts, several prompts at once. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class MediaLoader:
         media_path: Path | None,
         allowed_domains: tuple[str, ...],
     ) -> None:
-        """config.json and preprocessor_config.json of the model; see files.media_root. Raises StartupError."""
+        """hf, preprocessor: config.json and preprocessor_config.json of the model. media_path: see files.media_root.
+        Raises StartupError."""
         self.family = find_family(hf, preprocessor)
         setup = msgspec.msgpack.encode(DecoderSetup(msgspec.json.encode(hf), msgspec.json.encode(preprocessor)))
         self.supervisor = Supervisor("the workers that decode pictures", PROGRAM, LIMITS, setup=setup)
@@ -79,22 +80,23 @@ class MediaLoader:
         self._is_closed = False
 
     async def load(self, references: Sequence[str], modality: Modality, field: str) -> list[Prepared]:
-        """One Prepared a picture; for a video one in all: of one film, or of pictures that are its frames.
+        """Loads the pictures of a prompt: one Prepared for each; for a video one in all, of a film or of pictures that
+        are its frames.
 
-        `field` is what the client called them. Raises InvalidRequest (400 `invalid_image`, `media_fetch_failed`),
+        `field`: the client's name for them. Raises InvalidRequest (400 `invalid_image`, `media_fetch_failed`),
         Forbidden (403 `local_media_disabled`, `media_url_forbidden`), Unavailable, RequestFailed.
         """
         self._check(len(references), modality, field)
         names = [_name(field, len(references), index) for index in range(len(references))]
-        found = [parse_reference(text, name) for text, name in zip(references, names, strict=True)]
-        for one, name in zip(found, names, strict=True):
-            if isinstance(one, Remote):
-                self._fetcher.check(one.url, name)
+        parsed = [parse_reference(text, name) for text, name in zip(references, names, strict=True)]
+        for reference, name in zip(parsed, names, strict=True):
+            if isinstance(reference, Remote):
+                self._fetcher.check(reference.url, name)
         async with contextlib.AsyncExitStack() as held:
-            if not all(isinstance(one, Inline) for one in found):
+            if not all(isinstance(reference, Inline) for reference in parsed):
                 await _enter(self._fetches, field)
                 held.callback(self._fetches.release)
-            sources = await self._gather(found, names, field)
+            sources = await self._gather(parsed, names, field)
             await _enter(self._decodes, field)
             task = asyncio.create_task(self._decode(sources, modality, field))
             self._tasks.add(task)
@@ -102,7 +104,7 @@ class MediaLoader:
             return await asyncio.shield(task)  # a client that goes away frees no place before its process has ended
 
     async def close(self) -> None:
-        """End the processes. What is under way fails."""
+        """Ends the processes. Loads that are not done fail."""
         self._is_closed = True
         await asyncio.to_thread(self.supervisor.close)
         if self._tasks:
@@ -120,13 +122,13 @@ class MediaLoader:
             raise InvalidRequest(f"{field}: this model takes no videos; send pictures", field=field)
 
     async def _gather(self, references: Sequence[Reference], names: Sequence[str], field: str) -> list[PictureSource]:
-        """All that a prompt refers to. Raises InvalidRequest, Forbidden."""
+        """Returns the bytes of all that a prompt refers to. Raises InvalidRequest, Forbidden."""
         sources: list[PictureSource] = []
         room = MAX_PROMPT_BYTES
         try:
             async with asyncio.timeout(MAX_GATHER_S):
-                for one, name in zip(references, names, strict=True):
-                    source = await self._obtain(one, name)
+                for reference, name in zip(references, names, strict=True):
+                    source = await self._obtain(reference, name)
                     room -= len(source.data) * 3 // 4 if source.is_base64 else len(source.data)
                     if room < 0:
                         raise InvalidRequest(
@@ -156,9 +158,11 @@ class MediaLoader:
 
     async def _decode(self, sources: Sequence[PictureSource], modality: Modality, field: str) -> list[Prepared]:
         job = msgspec.msgpack.encode(
-            DecodeJob(modality, tuple(len(one.data) for one in sources), tuple(one.is_base64 for one in sources))
+            DecodeJob(
+                modality, tuple(len(source.data) for source in sources), tuple(source.is_base64 for source in sources)
+            )
         )
-        parts = (SIZE.pack(len(job)), job, *(one.data for one in sources))
+        parts = (SIZE.pack(len(job)), job, *(source.data for source in sources))
         ask = partial(self._ask, parts)
         try:
             data = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
@@ -184,7 +188,7 @@ class MediaLoader:
         return await asyncio.to_thread(_checked, data, modality, field, len(sources))
 
     def _ask(self, parts: Sequence[bytes]) -> bytes:
-        """The reply of a worker for these pictures alone, not to be trusted. Raises Lost."""
+        """Returns the reply of a worker for these pictures alone, which is not to be trusted. Raises Lost."""
         for attempt in range(MAX_ATTEMPTS):
             if not self.supervisor.wait_ready(START_TIMEOUT_S):
                 break
@@ -220,7 +224,7 @@ async def _enter(semaphore: asyncio.Semaphore, field: str) -> None:
 
 
 def _no_file(name: str, *, has_root: bool) -> str:
-    """The same for whatever is not there and whatever may not be read."""
+    """Returns the same message for whatever is not there and whatever may not be read."""
     if not has_root:
         return (
             f"{name} is taken for a file name, and this server reads no files; send base64 or a data: URL, or have it "
@@ -243,8 +247,8 @@ def _checked(data: bytes, modality: Modality, field: str, num_sources: int) -> l
     if len(reply.items) != (1 if modality == "video" else num_sources) or not all(map(_is_sound, reply.items)):
         raise RequestFailed(f"{field} could not be decoded: its process answered nonsense", field=field)
     return [
-        Prepared(np.frombuffer(one.pixels, np.uint8).reshape(one.shape), one.num_tokens, one.layout)
-        for one in reply.items
+        Prepared(np.frombuffer(item.pixels, np.uint8).reshape(item.shape), item.num_tokens, item.layout)
+        for item in reply.items
     ]
 
 

@@ -20,10 +20,10 @@ from urllib.parse import unquote
 from tureen.errors import Forbidden, InvalidRequest, echo
 
 MAX_BYTES = 20 << 20
-"""Bytes of one picture or film, as it is stored."""
+"""Most bytes of one picture or film, as it is stored."""
 
 MAX_BASE64_CHARS = 28 << 20
-"""Room for MAX_BYTES with line breaks."""
+"""Most characters of base64: room for MAX_BYTES with line breaks."""
 
 MAX_NAME_CHARS = 4096
 JPEG_IN_BASE64 = "/9j/"
@@ -37,12 +37,14 @@ DATA_URL = re.compile(
 
 
 class Inline(NamedTuple):
-    """The picture itself. Whether this is base64 is found out where it is decoded."""
+    """The picture itself. Whether it is in base64 is found out where it is decoded."""
 
     base64: str
 
 
 class Remote(NamedTuple):
+    """A picture at a URL."""
+
     url: str
 
 
@@ -56,7 +58,7 @@ Reference = Inline | Remote | Local
 
 
 def parse_reference(text: str, field: str) -> Reference:
-    """Raises InvalidRequest, Forbidden."""
+    """Classifies a string by the rules above. Raises InvalidRequest, Forbidden, under the client's name `field`."""
     head = text[:MAX_HEAD_CHARS]
     start = head[:5].lower()
     scheme = SCHEME.match(head)
@@ -74,14 +76,14 @@ def parse_reference(text: str, field: str) -> Reference:
 
 
 def _data_start(head: str, field: str) -> int:
-    found = DATA_URL.match(head)
-    if found is None:
+    match = DATA_URL.match(head)
+    if match is None:
         raise InvalidRequest(
             f"{field} begins {echo(head[:40])}: a data: URL begins data:image/TYPE;base64, or data:video/TYPE;base64,",
             field=field,
             code="invalid_image",
         )
-    return found.end()
+    return match.end()
 
 
 def _inline(text: str, start: int, field: str) -> Inline:
@@ -115,5 +117,5 @@ def _remote(text: str, scheme: str, field: str) -> Remote:
 def _file_name(text: str) -> str:
     """Returns the file name of a file: URL. A name that is too long anyway may be cut off."""
     path = text[: 3 * (MAX_NAME_CHARS + MAX_HEAD_CHARS)]
-    found = FILE_URL.match(path)
-    return unquote(path[found.end() :] if found else path)
+    match = FILE_URL.match(path)
+    return unquote(path[match.end() :] if match else path)

@@ -1,6 +1,6 @@
-"""Pictures to the size that a tower takes, as the image processors of Hugging Face's models do it.
+"""Brings pictures to the size that a vision tower takes, as the image processors of Hugging Face's models do it.
 
-A preprocessor_config.json names one of them; what it leaves out has that one's default.
+A preprocessor_config.json names one of them, whose defaults hold for what it leaves out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NUM_FILTERS = 6  # Pillow's
 
 
 class PictureSettings(NamedTuple):
-    """How pictures become tiles of one size, and what of their values the tower gets: (value * scale - mean) / std."""
+    """How pictures become tiles of one size, and what the tower gets of their values: (value * scale - mean) / std."""
 
     size: tuple[int, int] | None  # height, width that they are stretched to
     short_side: int | None  # or that their short side gets, in proportion
@@ -55,7 +55,7 @@ class PictureSettings(NamedTuple):
 
     @property
     def output_size(self) -> tuple[int, int]:
-        """Height and width of what comes out. Raises StartupError when they differ from picture to picture."""
+        """The height and width of the tiles. Raises StartupError when they differ from picture to picture."""
         size = self.crop or self.size
         if size is None:
             raise Settings(FILE, {}).fault(
@@ -65,11 +65,15 @@ class PictureSettings(NamedTuple):
 
     @property
     def background(self) -> tuple[int, ...]:
+        """The colour, R, G and B in 0 … 255, that pictures are padded with: the mean."""
         return tuple(int(value * 255) for value in self.mean)
 
 
 def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSettings:
-    """known: the names of PROCESSORS that the family goes with. Raises StartupError naming the key at fault."""
+    """Reads preprocessor_config.json. Raises StartupError naming the key at fault.
+
+    known: the names of PROCESSORS that the family goes with; the first holds where the file names none.
+    """
     settings = Settings(FILE, preprocessor)
     if not preprocessor:
         raise settings.fault("image_processor_type", "is missing: the model folder needs this file; download it again")
@@ -94,7 +98,7 @@ def picture_settings(preprocessor: Mapping[str, Any], *known: str) -> PictureSet
 
 
 def fit(picture: Image, settings: PictureSettings) -> NDArray[np.uint8]:
-    """[height, width, 3] of `settings.output_size`."""
+    """Resizes and crops a picture: uint8 [height, width, 3] of `settings.output_size`."""
     if settings.pads_to_square:
         picture = pad_to_square(picture, settings.background)
     if settings.short_side is not None:
@@ -106,17 +110,18 @@ def fit(picture: Image, settings: PictureSettings) -> NDArray[np.uint8]:
 
 
 def resize(picture: Image, size: tuple[int, int], settings: PictureSettings) -> Image:
-    """size: height, width."""
+    """Resizes a picture to `size`: height, width."""
     return picture.resize(size[::-1], settings.resample)
 
 
 def pad_to_square(picture: Image, background: tuple[int, ...]) -> Image:
+    """Pads a picture's shorter side on both ends, to a square."""
     side = max(picture.size)
     return padded(picture, (side, side), background)
 
 
 def padded(picture: Image, size: tuple[int, int], background: tuple[int, ...] = (0, 0, 0)) -> Image:
-    """The picture in the middle of a larger one of `size`: height, width."""
+    """Puts the picture in the middle of a larger one of `size`: height, width."""
     height, width = size
     left, top = (width - picture.width) // 2, (height - picture.height) // 2
     pixels = np.empty((height, width, 3), np.uint8)
@@ -140,7 +145,7 @@ def _in_proportion(picture: Image, short_side: int) -> tuple[int, int]:
 def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     """Crops the middle; missing edges become black."""
     height, width = size
-    missing = [max(0, wanted - there) for wanted, there in zip(size, pixels.shape, strict=False)]
+    missing = [max(0, target - actual) for target, actual in zip(size, pixels.shape, strict=False)]
     if any(missing):
         edges = [(-(-count // 2), count // 2) for count in missing]
         pixels = np.pad(pixels, (*edges, (0, 0)))
@@ -149,28 +154,29 @@ def _middle(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def _processor(settings: Settings, known: tuple[str, ...]) -> str:
-    """Older files call it a feature extractor; suffixes tell its speed."""
-    given = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
-    name = OLD_NAMES.get(given, given).removesuffix("Fast").removesuffix("Pil")
+    """Returns the name of the image processor. Older files call it a feature extractor; suffixes tell its speed."""
+    declared = str(settings.get("image_processor_type") or settings.get("feature_extractor_type") or known[0])
+    name = OLD_NAMES.get(declared, declared).removesuffix("Fast").removesuffix("Pil")
     if name not in known:
         raise settings.fault(
-            "image_processor_type", f"{echo(given)} is not supported by this model; known: {', '.join(known)}"
+            "image_processor_type", f"{echo(declared)} is not supported by this model; known: {', '.join(known)}"
         )
     return name
 
 
 def _size(settings: Settings, key: str, defaults: Mapping[str, Any]) -> dict[str, int]:
-    """{height, width} or {shortest_edge}. A number is a square, or the shortest edge where that is the default."""
+    """Reads {height, width} or {shortest_edge}. A number is a square, or the shortest edge where that is the
+    default."""
     value = settings.get(key, defaults.get(key))
     if type(value) is int:
         is_edge = key == "size" and not isinstance(defaults["size"], int)
         value = {"shortest_edge": value} if is_edge else {"height": value, "width": value}
     if isinstance(value, Mapping):
         keys = {name for name, number in value.items() if number is not None}
-        for wanted in (("height", "width"), ("shortest_edge",)):
-            if keys == set(wanted) and (len(wanted) == 2 or key == "size"):
+        for size_keys in (("height", "width"), ("shortest_edge",)):
+            if keys == set(size_keys) and (len(size_keys) == 2 or key == "size"):
                 part = Settings(f"{FILE}: {key}", value)
-                return {name: part.integer(name) for name in wanted}
+                return {name: part.integer(name) for name in size_keys}
     raise settings.fault(key, "must give height and width" + (", or shortest_edge" if key == "size" else ""))
 
 

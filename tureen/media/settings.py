@@ -1,4 +1,4 @@
-"""Values of a model's JSON files, checked as they are read."""
+"""Reads values of a model's JSON files, checked."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Settings:
         return key in self._values
 
     def part(self, key: str) -> Settings:
-        """The object under the key; an empty one if there is none."""
+        """Returns the object under the key; an empty one if there is none."""
         return Settings(f"{self.file}: {key}", self.get(key, {}))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A count of at least 1."""
+        """Returns an integer of at least 1."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
             raise self.fault(key, "is missing" if value is None else f"must be a positive integer, got {echo(value)}")
         return value
 
     def token_id(self, key: str, default: int) -> int | None:
-        """null: the tokenizer has no such token."""
+        """Returns a token id; None for null: the tokenizer has no such token."""
         return None if self.has(key) and self.get(key) is None else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """More than 0."""
+        """Returns a number greater than 0."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise self.fault(key, "is missing" if value is None else f"must be a positive number, got {echo(value)}")
@@ -56,10 +56,12 @@ class Settings:
         return value
 
     def word(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        """Returns a string, which must be one of `allowed`."""
         value = self.get(key, default)
         if value not in allowed:
             raise self.fault(key, f"{echo(value)} is not supported; known: {', '.join(allowed)}")
         return str(value)
 
     def fault(self, key: str, what: str) -> StartupError:
+        """Returns the error for a key; `what` says what is wrong with its value."""
         return StartupError(f"{self.file}: {key}: {what}", field=key)

@@ -1,4 +1,5 @@
-"""Pictures of any resolution as tiles of one size (LLaVA-NeXT; the ways of choosing and counting are its authors')."""
+"""Cuts pictures of any resolution into tiles of one size, as LLaVA-NeXT does (its authors' code chooses and counts them
+so)."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Size = tuple[int, int]
-"""Height, width."""
+"""Height and width."""
 
 ENOUGH_LARGER = 1.1  # features along a side, to those that are wanted: below it they are left as they are
 
 
 class Layout(NamedTuple):
-    """How the features of a picture's tiles become its tokens. All but the first two count features.
+    """How the features of a picture's tiles become its tokens. All numbers but the first two count features.
 
     The first tile is the whole picture. The others are rows of a larger one; of their features those of the picture
     itself are kept, without its edges, and resampled if they are too many.
@@ -44,7 +45,10 @@ class Layout(NamedTuple):
 
 
 def resolutions(config: Settings, default: list[list[int]], tile: int) -> tuple[Size, ...]:
-    """`image_grid_pinpoints`: sizes in pixels, each of whole tiles. Raises StartupError."""
+    """Reads `image_grid_pinpoints`: sizes in pixels, each of whole tiles. Raises StartupError.
+
+    tile: pixels along a tile's side.
+    """
     grid = config.get("image_grid_pinpoints", default)
     if not isinstance(grid, list) or not grid:
         raise config.fault("image_grid_pinpoints", f"must be a list of [height, width], got {echo(grid)}")
@@ -59,7 +63,7 @@ def resolutions(config: Settings, default: list[list[int]], tile: int) -> tuple[
 
 
 def best_resolution(size: Size, among: tuple[Size, ...]) -> Size:
-    """The one that shows most of the picture and, of those, wastes the least."""
+    """Returns the size of `among` that shows most of the picture and, of those, wastes the least."""
     height, width = size
 
     def shown_and_wasted(target: Size) -> tuple[int, int]:
@@ -71,7 +75,10 @@ def best_resolution(size: Size, among: tuple[Size, ...]) -> Size:
 
 
 def cut(picture: Image, target: Size, settings: PictureSettings) -> NDArray[np.uint8]:
-    """[1 + tiles, height, width, 3]: the picture, then it again at the target's resolution, row by row of tiles."""
+    """Cuts a picture: uint8 [1 + tiles, height, width, 3].
+
+    The first tile is the whole picture; the others show it at the target's resolution, row by row.
+    """
     height, width = settings.output_size
     whole = resize(picture, settings.size or (settings.short_side or height,) * 2, settings)
     large = padded(resize(picture, _inside(picture, target), settings), target)
@@ -81,9 +88,10 @@ def cut(picture: Image, target: Size, settings: PictureSettings) -> NDArray[np.u
 
 
 def plan(size: Size, target: Size, tile: int, side: int, max_tiles: int | None = None) -> Layout:
-    """size: the picture's; tile: pixels along a side; side: features along one.
+    """Computes a picture's layout.
 
-    max_tiles: the features of so many tiles are enough, more are resampled.
+    size: the picture's, in pixels; target: that of `best_resolution`; tile: pixels along a tile's side; side: features
+    along one. max_tiles: a picture with more features than so many tiles have is resampled.
     """
     rows, columns = target[0] // tile, target[1] // tile
     height, width = rows * side, columns * side
@@ -102,7 +110,7 @@ def plan(size: Size, target: Size, tile: int, side: int, max_tiles: int | None =
 
 
 def _inside(picture: Image, target: Size) -> Size:
-    """The picture's size once it is as large as fits into the target."""
+    """Returns the picture's size once it is as large as fits into the target."""
     by_height, by_width = target[0] / picture.height, target[1] / picture.width
     if by_width < by_height:
         return min(math.ceil(picture.height * by_width), target[0]), target[1]

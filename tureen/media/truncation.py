@@ -1,4 +1,4 @@
-"""Whether a picture's file is all there. Pillow shows what it can of a PNG or a GIF whose end is missing."""
+"""Finds out whether a picture's file is complete. Pillow shows what it can of a PNG or a GIF whose end is missing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ EXTENSION, FRAME, TRAILER = b"!,;"
 
 
 def is_whole(kind: str, data: bytes) -> bool:
-    """Whether the file goes to its proper end; what stands behind that does not matter. JPEG and WEBP are left to
-    Pillow, which misses every byte of theirs."""
+    """Says whether the file goes to its proper end; what stands behind that does not matter.
+
+    JPEG and WEBP are left to Pillow, which misses every byte of theirs.
+    """
     try:
         return {"PNG": _is_whole_png, "GIF": _is_whole_gif}.get(kind, bool)(data)
     except IndexError:
@@ -19,7 +21,7 @@ def is_whole(kind: str, data: bytes) -> bool:
 
 
 def _is_whole_png(data: bytes) -> bool:
-    """To the chunk IEND, each chunk as its checksum says (PNG specification, 5.3)."""
+    """Says whether a PNG goes to the chunk IEND, each chunk as its checksum says (PNG specification, 5.3)."""
     view, at = memoryview(data), PNG_CHUNKS
     while at + 12 <= len(data):
         end = at + 8 + int.from_bytes(view[at : at + 4])
@@ -32,7 +34,8 @@ def _is_whole_png(data: bytes) -> bool:
 
 
 def _is_whole_gif(data: bytes) -> bool:
-    """To the trailer (GIF89a specification, appendix B). Bytes between blocks that begin none are passed over."""
+    """Says whether a GIF goes to its trailer (GIF89a specification, appendix B). Bytes between blocks that begin none
+    are passed over."""
     at = GIF_BLOCKS + _table_size(data[GIF_BLOCKS - 3])
     while data[at] != TRAILER:
         if data[at] == EXTENSION:

@@ -1,4 +1,4 @@
-"""A film's bytes become some of its frames, in RGB. Runs in a process of its own: see decode_worker.py.
+"""Decodes some of a film's frames to RGB. Runs in a process of its own: see decode_worker.py.
 
 Animated GIF, WEBP and PNG are read by Pillow; MP4 and WebM by PyAV, where the operator has installed it.
 """
@@ -20,11 +20,11 @@ except ImportError:  # the extra `video`
     av = None
 
 MAX_FRAMES = 32
-"""The largest number of frames that are taken of a film."""
+"""Most frames that are taken of a film."""
 
 MAX_STORED_FRAMES = 10_000
 MAX_DECODED_PIXELS = 1 << 30
-"""In all frames up to the last one taken: a frame is decoded from those before it."""
+"""Most pixels in all frames up to the last one taken: a frame is decoded from those before it."""
 
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4"})
 
@@ -37,7 +37,7 @@ def sampled(count: int) -> list[int]:
 
 
 def frames(data: bytes) -> Iterator[Image.Image]:
-    """At most MAX_FRAMES. A picture that does not move is a film of one. Raises Refused, MemoryError."""
+    """Yields at most MAX_FRAMES frames. A picture that does not move is a film of one. Raises Refused, MemoryError."""
     container = _container(data)
     if container is None:
         yield from _of_animation(data)
@@ -52,7 +52,7 @@ def frames(data: bytes) -> Iterator[Image.Image]:
 
 
 def warm_up() -> None:
-    """Have PyAV load all that it needs, by writing and reading a film."""
+    """Has PyAV load all that it needs, by writing and reading a film."""
     if av is None:
         return
     file = io.BytesIO()
@@ -84,7 +84,7 @@ def _of_animation(data: bytes) -> Iterator[Image.Image]:
 
 
 def _affordable(count: int, width: int, height: int) -> list[int]:
-    """The frames to take. Raises Refused."""
+    """Returns the indices of the frames to take. Raises Refused."""
     check_size(width, height)
     if count > MAX_STORED_FRAMES:
         raise Refused(f"has {count} frames; it may have {MAX_STORED_FRAMES}: make it shorter")
@@ -97,7 +97,7 @@ def _affordable(count: int, width: int, height: int) -> list[int]:
 
 
 def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
-    """Raises whatever PyAV raises, Refused."""
+    """Yields the frames of an MP4 or WebM film. Raises whatever PyAV raises, Refused."""
     with av.open(io.BytesIO(data), format=name) as film:
         if not film.streams.video:
             raise Refused("holds no pictures")
@@ -105,12 +105,12 @@ def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
         if stream.codec_context.codec.canonical_name not in CODECS:
             raise Refused(f"is encoded in a way that is not read; {', '.join(sorted(CODECS))} are")
         count = sum(packet.size > 0 for packet in film.demux(stream))
-        wanted = set(_affordable(count, stream.codec_context.width, stream.codec_context.height))
+        indices = set(_affordable(count, stream.codec_context.width, stream.codec_context.height))
     with av.open(io.BytesIO(data), format=name) as film:
         stream = film.streams.video[0]
         stream.codec_context.thread_count = 1  # the process may start none
         for index, frame in enumerate(film.decode(stream)):
-            if index in wanted:
+            if index in indices:
                 check_size(frame.width, frame.height)
                 yield _upright(frame)
 
@@ -118,5 +118,5 @@ def _of_container(data: bytes, name: str) -> Iterator[Image.Image]:
 def _upright(frame: Any) -> Image.Image:
     picture: Image.Image = frame.to_image(threads=1)
     turn = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
-    found = turn.get(frame.rotation % 360)
-    return picture if found is None else picture.transpose(found)
+    transpose = turn.get(frame.rotation % 360)
+    return picture if transpose is None else picture.transpose(transpose)

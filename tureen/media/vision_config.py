@@ -1,4 +1,4 @@
-"""The description of a LLaVA's vision side (arXiv:2304.08485), read from config.json: a vision transformer and a
+"""The description of a LLaVA's vision encoder (arXiv:2304.08485), read from config.json: a vision transformer and a
 projector.
 
 It stands here because the number of a picture's tokens follows from it. No torch.
@@ -29,9 +29,10 @@ CLIP_LARGE = {
 
 
 class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision transformer (arXiv:2010.11929): a layer adds attention(norm(x)) to x, then mlp(norm(x)).
+    """The description of a vision transformer (arXiv:2010.11929): a layer adds attention(norm(x)) to x, then
+    mlp(norm(x)).
 
-    `num_layers` are those whose output somebody wants; a checkpoint may have more.
+    `num_layers` counts the layers whose output is used; a checkpoint may have more.
     """
 
     hidden_size: int
@@ -51,46 +52,48 @@ class TowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stretches: bool = False  # positions are interpolated for pictures of another size than image_size
 
     def num_patches(self, height: int, width: int) -> int:
+        """Returns the number of patches of a picture of so many pixels."""
         return (height // self.patch_size) * (width // self.patch_size)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Our names -> shapes, of all weights that are used. A matrix is [outputs, inputs]."""
+        """Returns the shapes of all weights that are used, by the names used here. A matrix is [outputs, inputs]."""
         hidden = self.hidden_size
         positions = self.num_patches(self.image_size, self.image_size) + self.has_class_token
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "patches.weight": (hidden, 3, self.patch_size, self.patch_size),
             "positions": (positions, hidden),
         }
         if self.has_patch_bias:
-            found["patches.bias"] = (hidden,)
+            shapes["patches.bias"] = (hidden,)
         if self.has_class_token:
-            found["class_token"] = (hidden,)
+            shapes["class_token"] = (hidden,)
         if self.has_input_norm:
-            found |= {"input_norm.weight": (hidden,), "input_norm.bias": (hidden,)}
+            shapes |= {"input_norm.weight": (hidden,), "input_norm.bias": (hidden,)}
         layer = self._layer_weights()
         for index in range(self.num_layers):
-            found |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-        return found
+            shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        return shapes
 
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
         hidden, inner = self.hidden_size, self.mlp_size
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name in ("norm1", "norm2"):
-            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+            shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
         for name in ("q", "k", "v", "out"):
-            found[f"{name}.weight"] = (hidden, hidden)
+            shapes[f"{name}.weight"] = (hidden, hidden)
             if self.has_qkv_bias or name == "out":
-                found[f"{name}.bias"] = (hidden,)
+                shapes[f"{name}.bias"] = (hidden,)
         rows = inner * (2 if self.has_gated_mlp else 1)
-        found |= {"fc1.weight": (rows, hidden), "fc1.bias": (rows,)}
-        found |= {"fc2.weight": (hidden, inner), "fc2.bias": (hidden,)}
+        shapes |= {"fc1.weight": (rows, hidden), "fc1.bias": (rows,)}
+        shapes |= {"fc2.weight": (hidden, inner), "fc2.bias": (hidden,)}
         if self.has_layer_scales:
-            found |= {"scale1": (hidden,), "scale2": (hidden,)}
-        return found
+            shapes |= {"scale1": (hidden,), "scale2": (hidden,)}
+        return shapes
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A tower and the two-layer mlp that takes its features to the language model's embeddings."""
+    """The description of a tower and of the two-layer mlp that turns its features into the language model's
+    embeddings."""
 
     tower: TowerConfig
     feature_layers: tuple[int, ...]  # whose outputs are joined to a feature; 0 = what the first layer gets
@@ -105,15 +108,15 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def weights(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all weights, like `TowerConfig.weights`; hidden_size: the language model's."""
-        found = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
+        shapes = {f"tower.{name}": shape for name, shape in self.tower.weights().items()}
         inputs = self.tower.hidden_size * len(self.feature_layers)
         for name, size in (("projector.fc1", inputs), ("projector.fc2", hidden_size)):
-            found[f"{name}.weight"] = (hidden_size, size)
+            shapes[f"{name}.weight"] = (hidden_size, size)
             if self.projector_bias:
-                found[f"{name}.bias"] = (hidden_size,)
+                shapes[f"{name}.bias"] = (hidden_size,)
         if self.has_newline:
-            found["newline"] = (hidden_size,)
-        return found
+            shapes["newline"] = (hidden_size,)
+        return shapes
 
 
 def parse_vision(
@@ -134,7 +137,8 @@ def parse_vision(
 
 
 def tile_side(config: VisionConfig) -> int:
-    """Patches along a side of a tile of the tower's size, where each patch is a feature. Raises StartupError."""
+    """Returns the patches along a side of a tile of the tower's size, where each patch is a feature. Raises
+    StartupError."""
     size = config.tower.image_size
     if config.num_features(size, size) != config.tower.num_patches(size, size):
         raise Settings("config.json", {}).fault(
@@ -145,9 +149,10 @@ def tile_side(config: VisionConfig) -> int:
 
 
 def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ...]:
-    """Counted from 0, what the first layer gets, to `depth`, the last one's output."""
-    given = config.get("vision_feature_layer", default)
-    layers = given if isinstance(given, list) and given else [given]
+    """Returns the layers whose output is used, counted from 0, what the first layer gets, to `depth`, the last one's
+    output."""
+    value = config.get("vision_feature_layer", default)
+    layers = value if isinstance(value, list) and value else [value]
     for layer in layers:
         if type(layer) is not int or not -depth - 1 <= layer <= depth:
             raise config.fault(
@@ -157,7 +162,7 @@ def _feature_layers(config: Settings, default: int, depth: int) -> tuple[int, ..
 
 
 def _tower(config: Settings) -> tuple[TowerConfig, int]:
-    """The tower, and how many layers it has."""
+    """Returns the tower, and how many layers it has."""
     kind = config.word("model_type", KINDS, KINDS[0])
     hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
     if hidden % heads:
@@ -192,6 +197,7 @@ def _tower(config: Settings) -> tuple[TowerConfig, int]:
 
 
 def _dinov2_mlp(config: Settings, hidden: int) -> int:
-    """Inner size of its mlp; the gated one is narrower, by two thirds and to a multiple of 8 (arXiv:2002.05202)."""
+    """Returns the inner size of DINOv2's mlp; the gated one is narrower, by two thirds and to a multiple of 8
+    (arXiv:2002.05202)."""
     size = int(hidden * config.number("mlp_ratio", 4))
     return (int(size * 2 / 3) + 7) // 8 * 8 if config.flag("use_swiglu_ffn", False) else size

@@ -1,4 +1,5 @@
-"""The messages between the front and the workers that decode. Workers are not trusted: the front checks all of it."""
+"""The messages between the front and the workers that decode. Workers are not trusted: the front checks all of a
+reply."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import msgspec
 from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = WorkerLimits(memory_bytes=1536 << 20, cpu_s=15, is_sealed=True, alarm_s=60.0)
-"""The limits of a worker, for all pictures of a prompt. One that waits longer than that does not compute."""
+"""The limits of a worker, for all pictures of a prompt. After 60 s it is ended even where it does not compute."""
 
 SIZE = struct.Struct("<I")
-"""A message to a worker: the length of the Job, the Job, the bytes of its pictures."""
+"""Layout of the number before a message to a worker: the length of its DecodeJob. The pictures' bytes follow the
+job."""
 
 MAX_REPLY_BYTES = 256 << 20
 
@@ -33,7 +35,7 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """A Prepared."""
+    """A Prepared, as it is sent."""
 
     pixels: bytes
     shape: tuple[int, int, int, int]
@@ -42,7 +44,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """The reason why there is no picture: the client gets it as the answer."""
+    """The reason why there is no picture; the client gets it as the answer."""
 
     message: str  # to be continued from the field's name
     index: int | None = None  # of the picture at fault
@@ -50,5 +52,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodeReply(msgspec.Struct, frozen=True, array_like=True):
+    """The prepared pictures, or the refusal."""
+
     items: tuple[Item, ...] = ()
     refusal: Refusal | None = None

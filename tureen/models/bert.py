@@ -18,13 +18,14 @@ LAYER_PARTS = {
     "intermediate.dense": ("inner", "hidden"),
     "output.dense": ("hidden", "inner"),
 }
-"""A layer's matrices: outputs and inputs. Each has a bias."""
+"""The matrices of a layer: the sizes of their outputs and inputs. Each has a bias."""
 UNUSED = ("pooler.", "cls.", "embeddings.position_ids")
-"""Beginnings of names in checkpoints: what the makers trained with, and a list of numbers that needs no file."""
+"""Beginnings of names in checkpoints that are not used: heads for training, and a list of numbers that needs no
+file."""
 
 
 class BertConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoder in which every token sees all others; each layer's norms follow what they norm."""
+    """The description of an encoder in which every token sees all others; each layer's norms follow what they norm."""
 
     vocab_size: int
     hidden_size: int
@@ -36,10 +37,10 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name -> shape. A matrix is [outputs, inputs]."""
+        """Returns the shape of each weight by its Hugging Face name. A matrix is [outputs, inputs]."""
         hidden = self.hidden_size
         sizes = {"hidden": hidden, "inner": self.intermediate_size}
-        found: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[int, ...]] = {
             "embeddings.word_embeddings.weight": (self.vocab_size, hidden),
             "embeddings.position_embeddings.weight": (self.num_positions, hidden),
             "embeddings.token_type_embeddings.weight": (self.num_token_types, hidden),
@@ -48,14 +49,14 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True):
         for layer in range(self.num_layers):
             prefix = f"encoder.layer.{layer}"
             for part, (outputs, inputs) in LAYER_PARTS.items():
-                found[f"{prefix}.{part}.weight"] = (sizes[outputs], sizes[inputs])
-                found[f"{prefix}.{part}.bias"] = (sizes[outputs],)
+                shapes[f"{prefix}.{part}.weight"] = (sizes[outputs], sizes[inputs])
+                shapes[f"{prefix}.{part}.bias"] = (sizes[outputs],)
             norms += [f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"]
-        return found | {f"{norm}.{part}": (hidden,) for norm in norms for part in ("weight", "bias")}
+        return shapes | {f"{norm}.{part}": (hidden,) for norm in norms for part in ("weight", "bias")}
 
 
 def parse(hf: Mapping[str, Any]) -> BertConfig:
-    """Raises StartupError naming the field that is missing or not supported."""
+    """Reads config.json. Raises StartupError naming the field that is missing or not supported."""
     expected = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for name, value in expected.items():
         if hf.get(name, value) != value:

@@ -19,7 +19,7 @@ STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 
 
 class Experts(msgspec.Struct, frozen=True):
-    """A layer's mlp made of several, of which each token uses a few (arXiv:2101.03961, arXiv:2401.04088).
+    """The experts of a layer's mlp, of which each token uses a few (arXiv:2101.03961, arXiv:2401.04088).
 
     The router's softmax over all experts weighs what the chosen ones give.
     """
@@ -78,49 +78,51 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{name}_layernorm" for name in ("input", "post_attention", *mlp))
 
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face name -> shape, of every weight that the model has. A matrix is [outputs, inputs]."""
-        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
+        """Returns the shape of every weight that the model has, by its Hugging Face name. A matrix is [outputs,
+        inputs]."""
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, self.hidden_size)}
         for index in range(self.num_layers):
             layer = self._layer_weights() | self._mlp_weights(self.experts_of(index))
-            found |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-        found["model.norm.weight"] = (self.hidden_size,)
+            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes["model.norm.weight"] = (self.hidden_size,)
         if not self.tie_embeddings:
-            found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
-        return found
+            shapes["lm_head.weight"] = (self.vocab_size, self.hidden_size)
+        return shapes
 
     def experts_of(self, layer: int) -> Experts | None:
+        """Returns the experts of a layer; None where its mlp is a single one."""
         return self.experts[layer] if self.experts else None
 
     def _layer_weights(self) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in self.layer_norms}
         for name, outputs, inputs, bias in (
             ("self_attn.q_proj", heads, hidden, self.qkv_bias),
             ("self_attn.k_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.v_proj", kv_heads, hidden, self.qkv_bias),
             ("self_attn.o_proj", hidden, heads, self.out_bias),
         ):
-            found[f"{name}.weight"] = (outputs, inputs)
+            shapes[f"{name}.weight"] = (outputs, inputs)
             if bias:
-                found[f"{name}.bias"] = (outputs,)
+                shapes[f"{name}.bias"] = (outputs,)
         if self.qk_norm:
-            found |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
-        return found
+            shapes |= {f"self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+        return shapes
 
     def _mlp_weights(self, experts: Experts | None) -> dict[str, tuple[int, ...]]:
         if experts is None:
-            found = self._gated("mlp", self.intermediate_size)
+            shapes = self._gated("mlp", self.intermediate_size)
             if self.mlp_bias:
-                found |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(found.items())}
-            return found
-        found = {"mlp.gate.weight": (experts.count, self.hidden_size)}
+                shapes |= {f"{name.removesuffix('weight')}bias": shape[:1] for name, shape in tuple(shapes.items())}
+            return shapes
+        shapes = {"mlp.gate.weight": (experts.count, self.hidden_size)}
         for index in range(experts.count):
-            found |= self._gated(f"mlp.experts.{index}", experts.size)
+            shapes |= self._gated(f"mlp.experts.{index}", experts.size)
         if experts.shared_size:
-            found |= self._gated("mlp.shared_expert", experts.shared_size)
-            found["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
-        return found
+            shapes |= self._gated("mlp.shared_expert", experts.shared_size)
+            shapes["mlp.shared_expert_gate.weight"] = (1, self.hidden_size)
+        return shapes
 
     def _gated(self, name: str, size: int) -> dict[str, tuple[int, ...]]:
         hidden = self.hidden_size
@@ -164,7 +166,7 @@ def common(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def integer(hf: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A count of at least 1. A missing or null key takes the default, if there is one."""
+    """Reads a count of at least 1. A missing or null key takes the default, if there is one. Raises StartupError."""
     value = hf.get(key)
     value = default if value is None else value
     if type(value) is not int or value < 1:
@@ -193,21 +195,22 @@ def layer_number(hf: Mapping[str, Any], key: str, default: int) -> int:
 def rope_parameters(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the rope's settings, by their newer or their older name; {} where there are none."""
     key = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
-    found = hf.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise _fault(key, f"must be an object, got {echo(found)}")
-    return found
+    parameters = hf.get(key) or {}
+    if not isinstance(parameters, Mapping):
+        raise _fault(key, f"must be an object, got {echo(parameters)}")
+    return parameters
 
 
 def checked(experts: Experts) -> Experts:
-    """Raises StartupError when a token would use more than there are."""
+    """Returns the experts. Raises StartupError when a token would use more than there are."""
     if experts.num_chosen > experts.count:
         raise _fault("num_experts_per_tok", f"{experts.num_chosen} of {experts.count} experts cannot be used")
     return experts
 
 
 def sparse_layers(hf: Mapping[str, Any], num_layers: int, experts: Experts) -> tuple[Experts | None, ...]:
-    """Experts where Qwen's configs have them: every decoder_sparse_step-th layer but those in mlp_only_layers."""
+    """Returns each layer's experts where Qwen's configs have them: every decoder_sparse_step-th layer but those in
+    mlp_only_layers."""
     every = integer(hf, "decoder_sparse_step", 1)
     dense = hf.get("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -221,7 +224,11 @@ def optional_number(hf: Mapping[str, Any], key: str) -> float | None:
 
 
 def rope(hf: Mapping[str, Any], parameters: Mapping[str, Any], *, theta: float | None = None) -> RopeConfig:
-    """`parameters`: the config's rope_parameters or, in older ones, rope_scaling beside rope_theta."""
+    """Reads a rope's settings. Raises StartupError naming the key at fault.
+
+    parameters: the config's rope_parameters or, in older ones, rope_scaling beside rope_theta. theta: the base
+    frequency that holds instead of the config's.
+    """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise _fault("rope_scaling", f"{echo(kind)} is not supported; known: {', '.join(ROPE_KINDS)}")
@@ -276,7 +283,8 @@ def _factors(parameters: Mapping[str, Any], key: str, length: int) -> tuple[floa
 
 
 def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) -> tuple[int | None, ...]:
-    """A window or None for each layer: by `layer_types` where the config has it, else where `slides` says so."""
+    """Returns a window or None for each layer: by `layer_types` where the config has it, else where `slides` says
+    so."""
     kinds = hf.get("layer_types") or ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides]
     known = ("sliding_attention", "full_attention")
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
@@ -291,7 +299,7 @@ def sliding_windows(hf: Mapping[str, Any], num_layers: int, slides: list[bool]) 
 
 
 def refuse(hf: Mapping[str, Any], **allowed: object) -> None:
-    """Raises StartupError for a key whose value, if present and not null, is another than the one allowed."""
+    """Raises StartupError for a key whose value is present, not null, and other than the one allowed."""
     for key, value in allowed.items():
         if hf.get(key) not in (None, value):
             raise _fault(key, f"{echo(hf[key])} is not supported; only {echo(value)} is")

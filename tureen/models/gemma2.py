@@ -31,7 +31,7 @@ DEFAULTS = {
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
     refuse(hf, use_bidirectional_attention=False)
     config = common(hf)

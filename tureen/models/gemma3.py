@@ -32,7 +32,7 @@ FULL_EVERY = 6  # layers, unless the config says otherwise
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     hf = {**DEFAULTS, **hf}
     refuse(hf, use_bidirectional_attention=False, attn_logit_softcapping=0, final_logit_softcapping=0)
     config = common({key: value for key, value in hf.items() if key not in ("rope_parameters", "rope_scaling")})

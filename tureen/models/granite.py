@@ -13,7 +13,7 @@ ARCHITECTURES = ("GraniteForCausalLM",)
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     bias = bool(hf.get("attention_bias", False))
     return replace(
         common(hf),

@@ -36,7 +36,7 @@ TEXT_DEFAULTS = {
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common(hf)
     bias = bool(hf.get("attention_bias", False))
     slides = config.architecture == "MistralForCausalLM" and hf.get("sliding_window") is not None

@@ -18,5 +18,5 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_vision(hf: Mapping[str, Any]) -> VisionConfig:
-    """Raises StartupError naming the key of the config that is wrong or not supported."""
+    """Reads the vision part of config.json. Raises StartupError naming the key that is wrong or not supported."""
     return llava_onevision.vision_config(hf)

@@ -20,7 +20,7 @@ RENAMES = (
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common({"rms_norm_eps": 1e-5, "num_key_value_heads": 8, **hf})
     slides = hf.get("sliding_window") is not None
     experts = Experts(

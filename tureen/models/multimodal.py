@@ -1,4 +1,4 @@
-"""Models that see: each has a text model inside, whose config is a part of its own."""
+"""Reads configs of models that see: each has a text model inside, whose config is a part of its own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from tureen.errors import StartupError, echo
 
 
 def text_config(hf: Mapping[str, Any], model_type: str, *, ties_if_text_does: bool) -> dict[str, Any]:
-    """config.json's text_config; `model_type` holds where it names none.
+    """Returns the text model's config: config.json's text_config. Raises StartupError.
 
-    Which weights are tied is said outside of it; there are models that listen to both. Raises StartupError.
+    model_type: the text model's type where text_config names none. ties_if_text_does: whether `tie_word_embeddings` of
+    text_config counts too; in general only the outer one does.
     """
     text = hf.get("text_config") or {}
     if not isinstance(text, Mapping):

@@ -16,7 +16,7 @@ OLD_ROPES = ("su", "yarn")
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     parameters = dict(rope_parameters(hf))
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind in OLD_ROPES:

@@ -28,7 +28,7 @@ TEXT_DEFAULTS = {
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common(hf)
     first = layer_number(hf, "max_window_layers", 28)  # this layer and those after it slide
     slides = [layer >= first for layer in range(config.num_layers)]

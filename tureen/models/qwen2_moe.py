@@ -22,7 +22,7 @@ ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common(hf)
     first = layer_number(hf, "max_window_layers", 28)  # layers before it slide, every other one
     slides = [layer % 2 == 0 and layer < first for layer in range(config.num_layers)]

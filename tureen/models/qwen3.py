@@ -29,7 +29,7 @@ TEXT_DEFAULTS = {
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common({"head_dim": 128, **hf})
     bias = bool(hf.get("attention_bias", False))
     first = layer_number(hf, "max_window_layers", 28)  # this layer and those after it slide

@@ -13,7 +13,7 @@ ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common({"num_key_value_heads": 4, **hf})
     bias = bool(hf.get("attention_bias", False))
     slides = bool(hf.get("use_sliding_window")) and hf.get("sliding_window") is not None

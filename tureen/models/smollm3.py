@@ -15,7 +15,7 @@ THETA = 2_000_000.0
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Raises StartupError naming the key of the config that is missing, wrong or not supported."""
+    """Reads config.json. Raises StartupError naming the key that is missing, wrong or not supported."""
     config = common({"rope_theta": THETA, "tie_word_embeddings": True, "num_key_value_heads": 4, **hf})
     bias = bool(hf.get("attention_bias", False))
     turns = _turning(hf, config.num_layers)
@@ -32,13 +32,13 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _turning(hf: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Returns for each layer whether it rotates q and k."""
-    given = hf.get("no_rope_layers")
-    if given is None:
+    flags = hf.get("no_rope_layers")
+    if flags is None:
         every = integer(hf, "no_rope_layer_interval", 4)
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
-    if not isinstance(given, list) or len(given) < num_layers or any(value not in (0, 1) for value in given):
+    if not isinstance(flags, list) or len(flags) < num_layers or any(value not in (0, 1) for value in flags):
         raise StartupError(
-            f"config.json: no_rope_layers: must have a 1 or 0 for each of {num_layers} layers, got {echo(given)}",
+            f"config.json: no_rope_layers: must have a 1 or 0 for each of {num_layers} layers, got {echo(flags)}",
             field="no_rope_layers",
         )
-    return [bool(value) for value in given[:num_layers]]
+    return [bool(value) for value in flags[:num_layers]]

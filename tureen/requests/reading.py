@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tureen.contract.types import FinishReason
+from tureen.text.free_input import FreeInputs
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 from tureen.text.reasoning import ReasoningFormat, ReasoningParser
 from tureen.text.tokenizer import Tokenizer
@@ -39,13 +40,19 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         """Notes for the `metadata` of OpenAI's answers."""
         return {"neutralised_special_tokens": str(self.num_neutralised)} if self.num_neutralised else {}
 
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Returns the names of the tools that take a text."""
+        return frozenset(tool.name for tool in self.tools if tool.free_input is not None)
+
     def reader(self) -> OutputReader:
         """Makes the reader of one output."""
         reasoning = None
         if self.reasoning is not None and (self.separate_reasoning or self.tool_format is not None):
             reasoning = ReasoningParser(self.reasoning, starts_inside=self.starts_inside)
         calls = self.tool_format.parser(self.tools, parallel=self.parallel) if self.tool_format else None
-        return OutputReader(reasoning, calls, None if self.separate_reasoning else self.reasoning)
+        marks = None if self.separate_reasoning else self.reasoning
+        return OutputReader(reasoning, calls, marks, FreeInputs(self.tools))
 
     def num_reasoning_tokens(self, output: ReadableOutput, answer: WholeAnswer, tokenizer: Tokenizer) -> int:
         """Returns how many tokens of a finished output are its reasoning, the mark at its end included."""
@@ -63,9 +70,14 @@ class OutputReader:
     """Splits one output into parts as it grows."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolParser | None, marks: ReasoningFormat | None
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        marks: ReasoningFormat | None,
+        inputs: FreeInputs,
     ) -> None:
         """`marks`: marks of reasoning that is to stay in the content; None = reasoning is no content."""
+        self._inputs = inputs
         self.has_calls = False
         self._reasoning = reasoning
         self._tools = tools
@@ -82,7 +94,7 @@ class OutputReader:
         if self._reasoning is not None:
             parts = self._reasoning.feed(text) + (self._reasoning.close() if has_ended else [])
         if self._tools is not None:
-            parts = self._find_calls(self._tools, parts, has_ended=has_ended)
+            parts = self._inputs.feed(self._find_calls(self._tools, parts, has_ended=has_ended), has_ended=has_ended)
         self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
         return parts if self._marks is None else self._as_text(self._marks, parts)
 
@@ -115,7 +127,7 @@ class WholeAnswer(msgspec.Struct):
 
     content: str = ""
     reasoning: str = ""
-    calls: list[tuple[str, str]] = []  # name, arguments as JSON text
+    calls: list[tuple[str, str]] = []  # name, and arguments as JSON text; of a custom tool its text
 
 
 def join_parts(parts: Sequence[Part]) -> WholeAnswer:

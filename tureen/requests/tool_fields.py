@@ -16,7 +16,7 @@ from msgspec import Meta
 from tureen.contract.params import JsonObject
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert, refuse_unknown
-from tureen.text.messages import Tool, ToolChoice
+from tureen.text.messages import FreeInput, Tool, ToolChoice
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -35,11 +35,34 @@ class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     strict: Annotated[bool, Meta(description="Arguments are always valid against the schema.")] = False
 
 
+class CustomGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1, description="The grammar, or the pattern that the input matches.")]
+
+
+class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `format`, which say what a custom tool's input is."""
+
+    type: Literal["text", "grammar"]
+    grammar: Annotated[CustomGrammar | None, Meta(description="With type grammar.")] = None
+
+
+class CustomField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a tool of type custom, which takes a text."""
+
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
+    description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
+    format: Annotated[CustomFormat | None, Meta(description="What its input is. Default: any text.")] = None
+
+
 class ToolField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool that the model may call."""
 
-    type: Literal["function"]
-    function: FunctionField
+    type: Literal["function", "custom"]
+    function: Annotated[FunctionField | None, Meta(description="With type function.")] = None
+    custom: Annotated[CustomField | None, Meta(description="With type custom, on OpenAI's routes.")] = None
 
 
 ToolList = Annotated[list[ToolField], Meta(max_length=MAX_TOOLS)]
@@ -53,14 +76,18 @@ class NamedFunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ToolChoiceField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool choice that names a function."""
+    """This tool is called."""
 
-    type: Literal["function"]
-    function: NamedFunctionField
+    type: Literal["function", "custom"]
+    function: Annotated[NamedFunctionField | None, Meta(description="With type function.")] = None
+    custom: Annotated[NamedFunctionField | None, Meta(description="With type custom.")] = None
 
 
-def read_tools(value: Any, field: str = "tools") -> tuple[Tool, ...]:
-    """Reads a list of tools in OpenAI's form; None = no tools. Raises InvalidRequest naming the field."""
+def read_tools(value: Any, field: str = "tools", *, custom: bool = False) -> tuple[Tool, ...]:
+    """Reads OpenAI's list of tools, `custom` ones too where the API has them; null is none.
+
+    Raises InvalidRequest naming the field.
+    """
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -69,9 +96,51 @@ def read_tools(value: Any, field: str = "tools") -> tuple[Tool, ...]:
     tools = []
     for index, item in enumerate(value):
         path = f"{field}[{index}]"
-        entry = convert(_fields(item, ToolField, path), ToolField, _under(path)).function
-        tools.append(msgspec.convert(msgspec.structs.asdict(entry), Tool))
+        entry = convert(_fields(item, ToolField, path), ToolField, _under(path))
+        if entry.type == "custom" and not custom:
+            raise InvalidRequest(f"{path}.type must be function, got 'custom'", field=f"{path}.type")
+        body = getattr(entry, entry.type)
+        _check_only(entry, path)
+        tools.append(
+            _custom(body, path) if entry.type == "custom" else msgspec.convert(msgspec.structs.asdict(body), Tool)
+        )
     return check_tools(tools, field, "function.")
+
+
+def _check_only(entry: ToolField | ToolChoiceField, path: str) -> None:
+    """Raises InvalidRequest unless the entry has what its type names, and nothing else."""
+    for kind in ("function", "custom"):
+        if (getattr(entry, kind) is not None) is not (kind == entry.type):
+            problem = "is missing" if kind == entry.type else f"needs {path}.type {kind}"
+            raise InvalidRequest(f"{path}.{kind} {problem}", field=f"{path}.{kind}")
+
+
+def _custom(entry: CustomField, path: str) -> Tool:
+    kind = entry.format or CustomFormat(type="text")
+    if (kind.grammar is not None) is not (kind.type == "grammar"):
+        place = f"{path}.custom.format"
+        problem = "is missing" if kind.grammar is None else f"needs {place}.type grammar"
+        raise InvalidRequest(f"{place}.grammar {problem}", field=f"{place}.grammar")
+    free_input = FreeInput()
+    if kind.grammar is not None:
+        free_input = FreeInput(syntax=kind.grammar.syntax, definition=kind.grammar.definition)
+    return custom_tool(entry.name, entry.description, free_input)
+
+
+def custom_tool(name: str, description: str, free_input: FreeInput) -> Tool:
+    """Returns a custom tool as models call it: a function with one string, whose description has the grammar."""
+    schema: dict[str, Any] = {"type": "string"}
+    if free_input.syntax != "text":
+        schema["description"] = f"A text that this {free_input.syntax} grammar allows:\n{free_input.definition}"
+    return Tool(
+        name=name,
+        description=description,
+        parameters={
+            "type": "object", "properties": {"input": schema}, "required": ["input"], "additionalProperties": False,
+        },
+        strict=free_input.syntax != "text",
+        free_input=free_input,
+    )  # fmt: skip
 
 
 def check_tools(
@@ -117,13 +186,19 @@ def read_tool_choice(value: Any, tools: Sequence[Tool], field: str = "tool_choic
                 field=field,
             )
         return choose(ToolChoice(value or "auto"), tools, field)  # type: ignore[arg-type]
-    if isinstance(value, dict) and value.get("type") not in (None, "function"):
+    if isinstance(value, dict) and value.get("type") not in (None, "function", "custom"):
         raise InvalidRequest(
-            f'{field}.type must be "function", got {echo(value["type"])}; send only the tools that may be called',
+            f'{field}.type must be "function" or "custom", got {echo(value["type"])}; '
+            "send only the tools that may be called",
             field=f"{field}.type",
         )
     named = convert(_fields(value, ToolChoiceField, field), ToolChoiceField, _under(field))
-    return choose(ToolChoice("required", named.function.name), tools, field, f"{field}.function.name")
+    _check_only(named, field)
+    name, name_field = getattr(named, named.type).name, f"{field}.{named.type}.name"
+    chosen = choose(ToolChoice("required", name), tools, field, name_field)
+    if any(tool.name == name and (tool.free_input is not None) is not (named.type == "custom") for tool in tools):
+        raise InvalidRequest(f"{name_field} {echo(name)} is a tool of the other type", field=name_field)
+    return chosen
 
 
 def choose(choice: ToolChoice, tools: Sequence[Tool], field: str, name_field: str = "") -> ToolChoice:
@@ -159,17 +234,18 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _fields(value: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+def _fields(given: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
     """Returns the fields of an object that are not null, those of its `function` likewise. Raises InvalidRequest."""
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{path} must be an object, got {echo(value)}", field=path)
-    refuse_unknown(value, kind.__struct_fields__, path)
-    fields = {name: entry for name, entry in value.items() if entry is not None}
-    inner = fields.get("function")
-    if isinstance(inner, dict):
-        known = (FunctionField if kind is ToolField else NamedFunctionField).__struct_fields__
-        refuse_unknown(inner, known, f"{path}.function")
-        fields["function"] = {name: value for name, value in inner.items() if value is not None}
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{path} must be an object, got {echo(given)}", field=path)
+    refuse_unknown(given, kind.__struct_fields__, path)
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name, struct in (("function", FunctionField), ("custom", CustomField)):
+        inner = fields.get(name)
+        if isinstance(inner, dict):
+            known = (struct if kind is ToolField else NamedFunctionField).__struct_fields__
+            refuse_unknown(inner, known, f"{path}.{name}")
+            fields[name] = {key: value for key, value in inner.items() if value is not None}
     return fields
 
 

@@ -1,4 +1,4 @@
-"""A step's logits to tokens: one a row, and one more for every guess that was right."""
+"""Turns a step's logits into tokens: one a row, and one more for every guess that was right."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from tureen.runner.forward import ForwardOutput
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 
 Masks = Mapping[int, Sequence[Mask]]
-"""A mask for each token that may be drawn, by slot."""
+"""The masks of constrained rows by slot, one for each token that may be drawn."""
 
 
 def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
-    """Give each row its best token. Where there is none a failure's number stands in its place."""
+    """Returns an output for each row with its best token; a negative number in place of a token becomes its error."""
     return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in token_ids]
 
 
 def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
-    """Draw the tokens of the rows that sample from the logits of `output`, which are overwritten.
+    """Draws the tokens of the rows that sample, from the logits of `output`, which are overwritten.
 
-    A guess is verified by drawing as if it were not there. Random numbers belong to the token's position, so the tokens
-    are those that steps without guesses would draw, one a step.
+    A guess is verified by drawing as if it were not there (speculative decoding, arXiv:2211.17192, by equality of the
+    draws). Random numbers belong to the token's position, so the tokens are those that steps without guesses would
+    draw, one a step.
     """
     if any(row.num_drafts for row in rows):
         return _verify(sampler, rows, output, masks)
@@ -33,7 +34,8 @@ def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Ma
 
 
 def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
-    """All rows draw their first token; those that drew what was guessed draw the next one; and so on."""
+    """Draws with guesses: all rows draw their first token; those that drew what was guessed draw the next one; and so
+    on."""
     assert output.logits is not None
     firsts, num_draws = [], 0
     for row in rows:
@@ -54,12 +56,12 @@ def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks:
 
 
 def _is_right(row: Row, place: int, drawn: Draw) -> bool:
-    """Whether there was a guess at this place, and it was drawn."""
+    """Says whether there was a guess at this place, and it was drawn."""
     return place < row.num_drafts and drawn.token_id == row.token_ids[row.num_known + place]
 
 
 def _output(draws: Sequence[Draw]) -> RowOutput:
-    """A failure behind the first token is left to the next step, which meets it first."""
+    """Returns a row's output. A failure after the first token is left to the next step, which meets it first."""
     if draws[0].error is not None:
         return RowOutput(error=draws[0].error)
     token_ids = tuple([drawn.token_id for drawn in draws if drawn.token_id is not None])

@@ -1,4 +1,4 @@
-"""A model that makes embeddings, on one device: a text's token ids become one vector. In torch."""
+"""Runs an embedding model on one device, in torch: a text's token ids become one vector."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ from tureen.weights.stored import iter_plain
 from tureen.weights.tensors import as_tensor
 
 PREFIX = "bert."
-"""Before the names in a checkpoint that holds more than the encoder."""
+"""Stands before the encoder's names in a checkpoint that holds more than the encoder."""
 SHARED = 10_000_000_000
 """Floating-point operations of a text from which on the CPU's threads share it: for less, they wait for each other."""
 
 
 class EmbedderPlace(NamedTuple):
+    """The device and the type that an embedding model computes with."""
+
     device: str  # as torch writes it: cpu, cuda:0
     dtype: str
     num_threads: int
 
 
 class ModelEmbedder:
-    """See `engine/embedding.py`. A text is computed alone, so that no number depends on what else is asked for."""
+    """Computes embeddings, one text at a time, so that no number depends on what else is asked for."""
 
     def __init__(
         self, model: TorchBert, config: BertConfig, pooling: Pooling, max_tokens: int, place: EmbedderPlace
@@ -52,7 +54,8 @@ class ModelEmbedder:
 
     @torch.inference_mode()
     def embed(self, token_ids: Sequence[int]) -> bytes:
-        """float32 [hidden_size], not normalised. Raises RequestFailed where that is not of numbers."""
+        """Returns a text's embedding, float32 [hidden_size] as bytes, not normalised. Raises RequestFailed where it is
+        not finite."""
         is_shared = 2 * self._num_layer_weights * len(token_ids) >= SHARED
         ids = torch.tensor(token_ids, device=self.place.device)
         with _threads(self.place.num_threads if is_shared else 1):
@@ -65,7 +68,7 @@ class ModelEmbedder:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """torch computes with so many, and then as before: they are the process's, not ours alone."""
+    """Has torch compute with so many threads, and then as before: the number is the process's, not ours alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -75,17 +78,17 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def load_embedder(source: ModelSource, config: Config, progress: Progress) -> ModelEmbedder:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     _refuse_settings(config)
     device = resolve_device(config.device, config.num_threads)
     dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     shape = bert.parse(model_config(source))
     sentence = read_sentence_config(source.path)
     max_tokens = _max_tokens(config, sentence, shape.num_positions)
-    wanted = shape.weights()
+    shapes = shape.weights()
     place = EmbedderPlace(device.name, str(dtype).removeprefix("torch."), device.num_threads)
-    loading.require_memory(sum(map(math.prod, wanted.values())) * dtype.itemsize, place.dtype, device)
-    weights = {name: tensor.to(place.device, dtype) for name, tensor in _read(source, wanted, progress)}
+    loading.require_memory(sum(map(math.prod, shapes.values())) * dtype.itemsize, place.dtype, device)
+    weights = {name: tensor.to(place.device, dtype) for name, tensor in _read(source, shapes, progress)}
     return ModelEmbedder(TorchBert(shape, weights), shape, sentence.pooling, max_tokens, place)
 
 
@@ -118,10 +121,10 @@ def _refuse_settings(config: Config) -> None:
 
 
 def _read(
-    source: ModelSource, wanted: Mapping[str, tuple[int, ...]], progress: Progress
+    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], progress: Progress
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each weight once. Raises StartupError for those that are missing, unknown or misshapen."""
-    missing = dict(wanted)
+    """Yields each weight once. Raises StartupError for those that are missing, unknown or misshapen."""
+    missing = dict(shapes)
     for stored in iter_plain(source, lambda name: not name.removeprefix(PREFIX).startswith(bert.UNUSED)):
         name = stored.name.removeprefix(PREFIX)
         shape = missing.pop(name, None)
@@ -131,6 +134,6 @@ def _read(
                 f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
             )
         yield name, as_tensor(stored)
-        progress("load weights", len(wanted) - len(missing), len(wanted))
+        progress("load weights", len(shapes) - len(missing), len(shapes))
     if missing:
         raise StartupError(f"the model lacks {len(missing)} weights, such as {min(missing)}")

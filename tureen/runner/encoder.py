@@ -1,6 +1,6 @@
-"""Pictures and videos become embeddings: the part of a model that sees, in torch on any device.
+"""Turns pictures and videos into embeddings: runs a model's vision encoder, in torch on any device.
 
-Models that do not see never import torch for it.
+Models without one never import torch for it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tureen.vision.llava import LlavaVision
 
 CPU_PIECE, GPU_PIECE = 300_000_000, 1_000_000_000_000
-"""Floating-point operations between two pauses: a few milliseconds."""
+"""Floating-point operations in a piece of work: a few milliseconds."""
 
 
 class Encoder:
-    """A model's eyes on one device."""
+    """The vision encoder of a model, on one device."""
 
     def __init__(
         self, vision: LlavaVision, settings: PictureSettings, device: torch.device, dtype: torch.dtype, piece: int
@@ -47,7 +47,7 @@ class Encoder:
         self._piece = piece
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """None after each piece of work, and last float32 [num_tokens, hidden_size].
+        """Yields None after each piece of work, and last float32 [num_tokens, hidden_size] as bytes.
 
         Nothing that is done between two pieces changes the numbers. Raises RequestFailed for an item that the model
         cannot have been meant to get.
@@ -71,7 +71,7 @@ class Encoder:
         yield embeddings.tobytes()
 
     def _normalised(self, item: MediaItem) -> torch.Tensor:
-        """[tiles, 3, height, width]."""
+        """Returns the tiles as the tower takes them, [tiles, 3, height, width]."""
         import torch  # noqa: PLC0415 - only for models that see
 
         if (
@@ -90,8 +90,10 @@ class Encoder:
 def load_encoder(
     source: ModelSource, hf: Mapping[str, Any], config: Config, device: DeviceInfo, progress: Progress
 ) -> Encoder | None:
-    """None for models that do not see. Memory is checked before it is taken, and taken from what is free then: load
-    this before the text model, so that the KV cache gets what it leaves. Raises StartupError.
+    """Loads a model's vision encoder; returns None for a model that has none. Raises StartupError.
+
+    Its memory is checked before it is taken, and taken from what is free then: load it before the text model, so that
+    the KV cache gets what it leaves.
     """
     module = find_model(loading.architecture_of(hf))
     if not hasattr(module, "parse_vision"):
@@ -115,7 +117,7 @@ def load_encoder(
 
 
 def _dtype(config: Config, device: DeviceInfo) -> torch.dtype:
-    """float32 on a CPU: its products are as fast as any there."""
+    """Returns the type to compute in; float32 on a CPU, whose products are as fast as any there."""
     import torch  # noqa: PLC0415 - only for models that see
 
     from tureen.devices.dtypes import default_dtype  # noqa: PLC0415
@@ -133,30 +135,31 @@ def _load(
     load_format: str,
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Our names and the weights, each once. Raises StartupError for those that are missing, unknown or misshapen."""
+    """Yields the names used here and the weights, each once. Raises StartupError for those that are missing, unknown or
+    misshapen."""
     from tureen.weights.tensors import as_tensor  # noqa: PLC0415 - torch
 
     if load_format == "dummy":
-        found = loading.random_weights(shapes)
+        tensors = loading.random_weights(shapes)
     else:
-        found = _renamed(iter_vision(source), vision.tower.num_layers)
-    wanted = dict(shapes)
-    for stored in found:
-        shape = wanted.pop(stored.name, None)
+        tensors = _renamed(iter_vision(source), vision.tower.num_layers)
+    missing = dict(shapes)
+    for stored in tensors:
+        shape = missing.pop(stored.name, None)
         if shape is None or stored.shape[-len(shape) :] != shape or math.prod(stored.shape) != math.prod(shape):
             raise StartupError(
                 f"the model's weight {stored.name} has shape {list(stored.shape)}, config.json says "
                 f"{'that there is none' if shape is None else list(shape)}; the files do not belong together"
             )
         yield stored.name, as_tensor(stored).reshape(shape)
-        progress("load vision weights", len(shapes) - len(wanted), len(shapes))
-    if wanted:
-        raise StartupError(f"the model lacks {len(wanted)} weights of the part that sees, such as {min(wanted)}")
+        progress("load vision weights", len(shapes) - len(missing), len(shapes))
+    if missing:
+        raise StartupError(f"the model lacks {len(missing)} weights of the part that sees, such as {min(missing)}")
 
 
-def _renamed(found: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
-    """The weights that are used, by our names."""
-    for stored in found:
+def _renamed(tensors: Iterator[Stored], num_layers: int) -> Iterator[Stored]:
+    """Yields the weights that are used, by the names used here."""
+    for stored in tensors:
         try:
             name = local_name(stored.name, num_layers)
         except KeyError:

@@ -37,7 +37,7 @@ Fault = Literal["raise", "poison"]
 
 
 def digest(*parts: bytes | int) -> bytes:
-    """The hash everything here is made of; integers count as 8 bytes, little-endian, signed."""
+    """Returns the hash that everything here is made of. Integers count as 8 bytes, little-endian, signed."""
     state = blake2b(digest_size=WIDTH)
     for part in parts:
         state.update(part if isinstance(part, bytes) else part.to_bytes(WIDTH, "little", signed=True))
@@ -45,6 +45,7 @@ def digest(*parts: bytes | int) -> bytes:
 
 
 def number(data: bytes) -> int:
+    """Returns a digest as an integer, little-endian."""
     return int.from_bytes(data, "little")
 
 
@@ -53,18 +54,18 @@ def _allows(mask: Mask | None, token_id: int) -> bool:
 
 
 def _is_right(row: Row, drawn: list[int]) -> bool:
-    """Whether the last token that was drawn had been guessed."""
+    """Says whether the last token that was drawn had been guessed."""
     place = len(drawn) - 1
     return place < row.num_drafts and drawn[place] == row.token_ids[row.num_known + place]
 
 
 def logprob(data: bytes, token_id: int) -> float:
-    """A finite log-probability in [-10, 0) for one token after the history hashed in `data`."""
+    """Returns a finite log-probability in [-10, 0) for a token after the history hashed in `data`."""
     return -(number(digest(data, token_id)) % 9999 + 1) / 1000
 
 
 class FakeRunner:
-    """Runner over `capacity`. Options:
+    """A Runner that computes hashes in place of a model, over `capacity`. Options:
 
     `fault(call, row)`: "raise" raises before anything is done; "poison" makes the row's K/V NaN. Calls count from 0.
     `choose(token, state, output_ids)`: replaces the drawn token, to script an output.
@@ -121,13 +122,14 @@ class FakeRunner:
         return StepOutput(tuple(self._run_row(row, fault, allowed.get(row.slot, ())) for row, fault in rows))
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """A piece of work a token; small numbers that depend on the picture and on the token's place in it."""
-        found = b""
+        """Yields None once for each token of the picture, then small numbers that depend on the picture and on the
+        token's place in it."""
+        embeddings = b""
         for index in range(item.num_tokens):
             yield None
             numbers, count = digest(item.digest.encode(), index), self._capacity.hidden_size
-            found += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))
-        yield found
+            embeddings += struct.pack(f"<{count}f", *(numbers[i % WIDTH] for i in range(count)))
+        yield embeddings
 
     def call(self, op: str, **args: object) -> object:
         if op == "device":
@@ -191,7 +193,7 @@ class FakeRunner:
         return RowOutput(tuple(token_ids), tuple(logprobs), tuple(scores), hidden, error)
 
     def _hidden_states(self, row: Row) -> tuple[bytes, ...] | None:
-        """Small numbers that depend on all tokens before; None where there is poison among these."""
+        """Returns small numbers that depend on all tokens before; None where there is poison among these."""
         if row.hidden_from is None:
             return ()
         count = self._capacity.hidden_size
@@ -204,7 +206,7 @@ class FakeRunner:
         return tuple(states)
 
     def _embed(self, row: Row, index: int) -> bytes:
-        """The embedding given in place of the token at an index of the row; nothing where there is a token."""
+        """Returns the embedding given in place of the token at an index of the row; nothing where there is a token."""
         if row.token_ids[index] != NO_TOKEN:
             return b""
         size = 4 * self._capacity.hidden_size
@@ -212,7 +214,7 @@ class FakeRunner:
         return row.embeds[rank * size : (rank + 1) * size]
 
     def _hear_of(self, row: Row) -> None:
-        """Output tokens of the row that were not drawn here."""
+        """Takes output tokens of the row that were not drawn here."""
         state = self._states.get(row.slot)
         if state is not None:
             outputs = self._outputs[row.slot]
@@ -228,10 +230,10 @@ class FakeRunner:
         banned = state.end_token_ids if len(outputs) < state.params.min_new_tokens else ()
         size = self._capacity.vocab_size
         after = (token_id, *((token_id + step) % size for step in range(1, size)))
-        found = next((one for one in after if one not in banned and _allows(mask, one)), None)
-        if found is not None:
-            outputs.append(found)
-        return found
+        allowed = next((candidate for candidate in after if candidate not in banned and _allows(mask, candidate)), None)
+        if allowed is not None:
+            outputs.append(allowed)
+        return allowed
 
     def _at(self, row: Row, position: int) -> slice:
         page, offset = divmod(position, self._capacity.page_size)
@@ -242,7 +244,7 @@ class FakeRunner:
         return bytes(self._kv[self._at(row, position)])
 
     def _history(self, row: Row, position: int) -> bytes | None:
-        """The hash of all that is stored up to `position`; None when there is poison in it."""
+        """Returns the hash of all that is stored up to `position`; None when there is poison in it."""
         if self._read(row, position) == POISON:
             return None
         size = self._capacity.page_size * WIDTH

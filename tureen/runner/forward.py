@@ -1,4 +1,4 @@
-"""The contract between a runner and a model on a device: it is asked once a step, for all that is wanted of it."""
+"""The contract between a runner and a model on a device. The model is asked once a step, for all that is wanted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCORE_LOGITS = 1 << 22  # most logits computed at once for prompt log-probabilit
 
 
 class ForwardOutput(NamedTuple):
-    """The result of a step. Holds until the next step is run.
+    """The result of a step. It holds until the next step is run.
 
     A row that samples draws the token that follows its last, and those that follow each token before a guess. Draws
     stand in the order of the rows.
@@ -40,22 +40,23 @@ class Forward(Protocol):
     device_name: str
 
     def run(self, batch: Batch, *, best_only: bool = False) -> ForwardOutput:
-        """Compute and store K/V of all rows, and what the rows ask for.
+        """Computes and stores K/V of all rows, and computes what the rows ask for.
 
         best_only: of the rows that sample only the best tokens are wanted, not the logits. No row has guesses then.
         """
 
     def load_adapter(self, number: int, adapter: Adapter) -> None:
-        """Rows may name it by its number from now on. Raises InvalidRequest when it cannot be used here."""
+        """Makes an adapter usable: rows may name it by this number from now on. Raises InvalidRequest when it cannot be
+        used here."""
 
     def unload_adapter(self, number: int) -> None: ...
 
     def start_trace(self, options: TraceOptions) -> Trace:
-        """Record the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
+        """Records the steps from now on. Raises InvalidRequest for what cannot be recorded here."""
 
 
 def drawn_tokens(batch: Batch) -> list[int]:
-    """Indices of the step's tokens after which one is drawn."""
+    """Returns the indices of the step's tokens after which a token is drawn."""
     indices: list[int] = []
     first = 0
     for row in batch.rows:
@@ -66,8 +67,10 @@ def drawn_tokens(batch: Batch) -> list[int]:
 
 
 def score_pieces(batch: Batch, vocab_size: int) -> list[range]:
-    """Indices of the step's tokens whose logits score targets, in pieces of at most SCORE_LOGITS logits. No piece has
-    tokens of two rows."""
+    """Returns the indices of the step's tokens whose logits score targets, in pieces of at most SCORE_LOGITS logits.
+
+    No piece has tokens of two rows.
+    """
     size = max(1, SCORE_LOGITS // vocab_size)
     pieces, first = [], 0
     for row in batch.rows:
@@ -79,7 +82,7 @@ def score_pieces(batch: Batch, vocab_size: int) -> list[range]:
 
 
 def hidden_ranges(batch: Batch) -> list[range]:
-    """For each row that asks for hidden states the indices of those of the step's tokens."""
+    """Returns, for each row that asks for hidden states, the indices of those of the step's tokens."""
     ranges, first = [], 0
     for row in batch.rows:
         end = first + len(row.token_ids)

@@ -26,7 +26,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 class TapeForward:
-    """A recorded decoder on the CPU. `dtype`: what most of its weights are stored in."""
+    """A recorded decoder on the CPU: a Forward. `dtype`: the type in which most of its weights are stored."""
 
     device_name = "cpu"
 
@@ -37,7 +37,7 @@ class TapeForward:
 
     @property
     def seconds(self) -> float:
-        """Spent in native code so far."""
+        """Seconds spent in native code so far."""
         spent: float = self._tape.seconds
         return spent
 
@@ -79,15 +79,19 @@ class TapeForward:
         return StepTrace(options, lambda: self.seconds)
 
 
-def _embedded(given: list[Row]) -> Floats:
-    """float32 [tokens that are given as embeddings, hidden_size], in the order of the step's tokens."""
-    counts = [sum(token == NO_TOKEN for token in row.token_ids) for row in given]
-    values = [np.frombuffer(row.embeds, np.float32) for row in given]
+def _embedded(rows: list[Row]) -> Floats:
+    """Returns the embeddings that stand in place of tokens, float32 [count, hidden_size], in the order of the step's
+    tokens."""
+    counts = [sum(token == NO_TOKEN for token in row.token_ids) for row in rows]
+    values = [np.frombuffer(row.embeds, np.float32) for row in rows]
     return np.concatenate([value.reshape(count, -1) for value, count in zip(values, counts, strict=True)])
 
 
 def record(tape: Any, config: ModelConfig, context_len: int, weights: Mapping[str, Any]) -> None:
-    """Record the decoder that `config` describes. weights: checkpoint name -> packed matrix, or float32 [n]."""
+    """Records the decoder that `config` describes on the tape.
+
+    weights: checkpoint name -> packed matrix, or float32 [n].
+    """
     embedding = weights["model.embed_tokens.weight"]
     tape.embed(embedding, 1.0 if config.embedding_scale is None else config.embedding_scale)
     for layer in range(config.num_layers):
@@ -114,15 +118,15 @@ class _Part:
     def __getitem__(self, name: str) -> Any:
         return self._weights[self.prefix + name]
 
-    def floats(self, *names: str, wanted: bool = True) -> Floats:
-        """Vectors one after another; none where they are not wanted."""
-        return np.concatenate([self[name] for name in names]) if wanted else NOTHING
+    def floats(self, *names: str, is_there: bool = True) -> Floats:
+        """Returns vectors one after another; none where `is_there` is false."""
+        return np.concatenate([self[name] for name in names]) if is_there else NOTHING
 
     def gated(self, name: str, config: ModelConfig) -> tuple[Any, ...]:
-        """An mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
+        """Returns an mlp as the tape takes it: its activation, then weight and bias of gate, up and down."""
         parts = [f"{name}.{part}_proj" for part in ("gate", "up", "down")]
-        pairs = [(self[f"{part}.weight"], self.floats(f"{part}.bias", wanted=config.mlp_bias)) for part in parts]
-        return config.activation, *(one for pair in pairs for one in pair)
+        pairs = [(self[f"{part}.weight"], self.floats(f"{part}.bias", is_there=config.mlp_bias)) for part in parts]
+        return config.activation, *(weight for pair in pairs for weight in pair)
 
 
 def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: int, own: _Part) -> None:
@@ -134,9 +138,9 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         norm=own["input_layernorm.weight"],
         eps=config.norm_eps,
         qkv=[own[f"{name}.weight"] for name in names],
-        qkv_bias=own.floats(*(f"{name}.bias" for name in names), wanted=config.qkv_bias),
-        q_norm=own.floats("self_attn.q_norm.weight", wanted=config.qk_norm),
-        k_norm=own.floats("self_attn.k_norm.weight", wanted=config.qk_norm),
+        qkv_bias=own.floats(*(f"{name}.bias" for name in names), is_there=config.qkv_bias),
+        q_norm=own.floats("self_attn.q_norm.weight", is_there=config.qk_norm),
+        k_norm=own.floats("self_attn.k_norm.weight", is_there=config.qk_norm),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -146,8 +150,8 @@ def _record_attention(tape: Any, config: ModelConfig, layer: int, context_len: i
         frequencies=NOTHING if rope is None else frequencies(rope, config.head_dim, context_len),
         magnitude=1.0 if rope is None else rope.magnitude,
         out=own["self_attn.o_proj.weight"],
-        out_bias=own.floats("self_attn.o_proj.bias", wanted=config.out_bias),
-        post=own.floats("post_attention_layernorm.weight", wanted=config.post_norms),
+        out_bias=own.floats("self_attn.o_proj.bias", is_there=config.out_bias),
+        post=own.floats("post_attention_layernorm.weight", is_there=config.post_norms),
         residual_scale=config.residual_scale,
     )
 
@@ -161,7 +165,7 @@ def _record_mlp(tape: Any, config: ModelConfig, layer: int, own: _Part) -> None:
             norm=norm,
             eps=config.norm_eps,
             gated=own.gated("mlp", config),
-            post=own.floats("post_feedforward_layernorm.weight", wanted=config.post_norms),
+            post=own.floats("post_feedforward_layernorm.weight", is_there=config.post_norms),
             residual_scale=config.residual_scale,
         )
         return

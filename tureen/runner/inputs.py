@@ -1,4 +1,4 @@
-"""Batch (plain integers) -> ModelInput (tensors on the device)."""
+"""Makes the tensors of a step (ModelInput) from its Batch of plain integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tureen.runner.forward import drawn_tokens
 
 
 def make_input(batch: Batch, page_size: int, device: torch.device) -> ModelInput:
-    """Tokens of all rows one after another, in the order of the rows."""
+    """Returns a step's tensors on the device. Tokens of all rows stand one after another, in the order of the rows."""
     spans: list[Span] = []
     first = 0
     for row in batch.rows:
@@ -36,16 +36,16 @@ def _embedded(batch: Batch, spans: list[Span], device: torch.device) -> tuple[to
     values: list[np.ndarray] = []
     for row, span in zip(batch.rows, spans, strict=True):
         if row.embeds:
-            given = np.flatnonzero(np.array(row.token_ids) == NO_TOKEN)
-            places.append(span.first + given)
-            values.append(np.frombuffer(row.embeds, np.float32).reshape(len(given), -1))
+            offsets = np.flatnonzero(np.array(row.token_ids) == NO_TOKEN)
+            places.append(span.first + offsets)
+            values.append(np.frombuffer(row.embeds, np.float32).reshape(len(offsets), -1))
     if not places:
         return None
     return torch.from_numpy(np.concatenate(places)).to(device), torch.from_numpy(np.concatenate(values)).to(device)
 
 
 def _kv_slots(row: Row, page_size: int) -> np.ndarray:
-    """int64 [tokens]: where each new token's K/V are stored."""
+    """Returns where each new token's K/V are stored, int64 [tokens]."""
     positions = np.arange(row.start, row.start + len(row.token_ids))
     begin = row.start // page_size
     own = np.array(row.pages[begin : int(positions[-1]) // page_size + 1], dtype=np.int64)

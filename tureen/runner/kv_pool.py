@@ -1,4 +1,4 @@
-"""How many tokens the KV cache can hold, and what follows from it. No torch."""
+"""Computes how many tokens the KV cache can hold, and the bounds that follow from it. No torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _context_len(config: Config, model: ModelConfig) -> int:
 
 
 def _fit_pages(config: Config, *, token_bytes: int, context_len: int, free: int, device: DeviceInfo) -> int:
-    """Number of pages: as asked by max_total_tokens, else what mem_fraction_static of the free bytes holds."""
+    """Returns the number of pages: as asked by max_total_tokens, else what mem_fraction_static of the free bytes
+    holds."""
     size = config.page_size
     where = f"{device.name} has {free / GIB:.2f} GiB free after the weights"
     if config.max_total_tokens is not None:

@@ -1,4 +1,4 @@
-"""Choose the forward pass that runs a model: native kernels or torch."""
+"""Chooses the forward pass that runs a model: native kernels, torch or transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = get_logger("runner")
 
 
 def load_runner(source: ModelSource, config: Config, *, progress: Progress = no_progress) -> ModelRunner:
-    """Load a model that is on disk, for the device and the kernels that the settings ask for. Raises StartupError."""
+    """Loads a model that is on disk, for the device and the kernels that the settings ask for. Raises StartupError."""
     device = resolve_device(config.device, config.num_threads)
     if config.model_impl == "transformers":
         log.warning("--model-impl transformers: the slow path; tureen models lists the architectures with a fast one")
@@ -51,7 +51,7 @@ def _uses_native(config: Config, device: DeviceInfo) -> bool:
 
 
 def _attention_fault(config: Config) -> str:
-    """Say why the native kernels do not go with the attention that is asked for; empty when they do."""
+    """Says why the native kernels do not go with the attention that is asked for; empty when they do."""
     if config.attention_backend in (AUTO, NATIVE):
         return ""
     return (

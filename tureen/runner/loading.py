@@ -32,7 +32,7 @@ def describe(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
-    """The file of the decoder that the model is, or has inside, and the config that it reads."""
+    """Returns the file of the decoder that the model is, or has inside, and the config that it reads."""
     module = find_model(architecture_of(hf))
     if not hasattr(module, "text_config"):
         inner = hf.get("text_config") or {}
@@ -46,7 +46,7 @@ def _decoder_of(hf: Mapping[str, Any]) -> tuple[ModuleType, Mapping[str, Any]]:
 
 
 def architecture_of(hf: Mapping[str, Any]) -> str:
-    """The first of those that config.json names; "" where it names none. Raises StartupError."""
+    """Returns the first architecture that config.json names; "" where it names none. Raises StartupError."""
     names = hf.get("architectures") or [""]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise StartupError(f"config.json: architectures: must be a list of names, got {echo(names)}")
@@ -54,7 +54,8 @@ def architecture_of(hf: Mapping[str, Any]) -> str:
 
 
 def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
-    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: the type they take."""
+    """Raises StartupError when the device has less than the `needed` bytes of weights; `form`: their type, for the
+    message."""
     free = device.free_bytes()
     if needed > free:
         raise StartupError(
@@ -67,22 +68,23 @@ def require_memory(needed: int, form: str, device: DeviceInfo) -> None:
 def weights(
     source: ModelSource, hf: Mapping[str, Any], config: ModelConfig, *, load_format: str, progress: Progress
 ) -> Iterator[Stored]:
-    """Each of `config.weights()` once, in any order: from the model's files, or random ones."""
+    """Yields each of `config.weights()` once, in any order: from the model's files, or random for load_format
+    "dummy"."""
     if load_format == "dummy":
         return random_weights(config.weights())
     return wanted_weights(config, _renamed(iter_stored(source, hf), hf), progress)
 
 
-def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
+def wanted_weights(config: ModelConfig, tensors: Iterable[Stored], progress: Progress) -> Iterator[Stored]:
     """Yields the weights that the config needs, each once; values of norms are the factors themselves.
 
     Raises StartupError naming weights that are missing, unknown or misshapen: the missing ones after the last.
     """
-    wanted = config.weights()
-    total = len(wanted)
-    shapes = dict(wanted)
-    for stored in _unstacked(found, shapes):
-        shape = wanted.pop(stored.name, None)
+    unread = config.weights()
+    total = len(unread)
+    shapes = dict(unread)
+    for stored in _unstacked(tensors, shapes):
+        shape = unread.pop(stored.name, None)
         if shape is None:
             if config.tie_embeddings and stored.name == "lm_head.weight":
                 continue
@@ -98,22 +100,22 @@ def wanted_weights(config: ModelConfig, found: Iterable[Stored], progress: Progr
             )
         is_less_one = config.unit_offset_norm and stored.name.endswith("norm.weight")
         yield stored._replace(offset=stored.offset + 1) if is_less_one else stored
-        progress("load weights", total - len(wanted), total)
-    if wanted:
-        missing = ", ".join(list(wanted)[:3])
-        raise StartupError(f"the model lacks {len(wanted)} weights: {missing}{', …' if len(wanted) > 3 else ''}")
+        progress("load weights", total - len(unread), total)
+    if unread:
+        missing = ", ".join(list(unread)[:3])
+        raise StartupError(f"the model lacks {len(unread)} weights: {missing}{', …' if len(unread) > 3 else ''}")
 
 
-def _renamed(found: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
-    """The same weights by the names that `ModelConfig.weights` has for them."""
+def _renamed(tensors: Iterable[Stored], hf: Mapping[str, Any]) -> Iterator[Stored]:
+    """Yields the same weights by the names that `ModelConfig.weights` has for them."""
     renames = _renames(hf)
-    for stored in found:
+    for stored in tensors:
         name = _replaced(stored.name, renames)
         yield stored if name == stored.name else stored._replace(name=name)
 
 
 def our_name(name: str, hf: Mapping[str, Any]) -> str:
-    """Returns the name in `ModelConfig.weights` of a checkpoint's weight."""
+    """Returns the name that `ModelConfig.weights` has for a checkpoint's weight."""
     return _replaced(local_name(name), _renames(hf))
 
 
@@ -129,9 +131,10 @@ def _replaced(name: str, renames: Iterable[tuple[str, str]]) -> str:
     return name
 
 
-def _unstacked(found: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """The same weights, those that stand in one matrix one by one; `shapes`: of the weights that are wanted."""
-    for stored in found:
+def _unstacked(tensors: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
+    """Yields the same weights, those that stand in one matrix one by one; `shapes`: those of the weights that are
+    wanted."""
+    for stored in tensors:
         *before, module, kind = stored.name.rsplit(".", 2)
         names = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
         if names and all(name in shapes for name in names):
@@ -141,7 +144,7 @@ def _unstacked(found: Iterable[Stored], shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def _split(stored: Stored, names: Collection[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """Raises StartupError when it does not have the rows of all."""
+    """Yields the parts of a stacked matrix. Raises StartupError when it does not have the rows of all."""
     heights = [shapes[name][0] for name in names]
     if sum(heights) != stored.shape[0]:
         raise StartupError(
@@ -161,7 +164,7 @@ def _part(rows: Callable[[], NDArray[np.uint8]], first: int, end: int) -> NDArra
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Stored]:
-    """The same at every start; norms multiply by 1."""
+    """Yields random weights of these shapes, the same at every start; norms multiply by 1."""
     generator = np.random.default_rng(DUMMY_SEED)
     for name, shape in shapes.items():
         values = np.ones(shape, np.float32)

@@ -44,7 +44,7 @@ Scores = tuple[PositionLogprobs, ...]
 
 
 class ModelRunner:
-    """A model with its KV pool and sampler on one device."""
+    """A Runner: a model with its KV pool and sampler on one device."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class ModelRunner:
         model: ModelConfig,
         parts: ForwardParts | None = None,
     ) -> None:
-        """parts: of the forward pass, where they can be exchanged."""
+        """parts: the weights and the cache of the forward pass, where they can be exchanged. forward: None while a part
+        is away."""
         self._forward = forward  # None while a part of it is away
         self._sampler = sampler
         self._capacity = capacity
@@ -78,7 +79,7 @@ class ModelRunner:
 
     @property
     def forward(self) -> Forward:
-        """All of it must be there."""
+        """The forward pass. Weights and cache must be there."""
         assert self._forward is not None
         return self._forward
 
@@ -86,7 +87,8 @@ class ModelRunner:
         return FinishedStep(self.run(batch, masks))
 
     def run(self, batch: Batch, masks: Masks | None = None) -> StepOutput:
-        """One forward pass and sampling. The sampler hears of tokens only once the forward pass has succeeded."""
+        """Computes one forward pass and samples. The sampler hears of tokens only after the forward pass has
+        succeeded."""
         if self._profiler.trace is None:
             return self._run(batch, masks)
         with self._profiler.step(batch):
@@ -118,31 +120,31 @@ class ModelRunner:
 
     @property
     def processors(self) -> ProcessorPool | None:
-        """The workers of client processors, where clients may send some."""
+        """The workers of client processors; None where clients may not send any."""
         return self._sampler.processors
 
     def encode(self, item: MediaItem) -> Iterator[bytes | None]:
-        """See Runner.encode. Raises RequestFailed."""
+        """Encodes a picture; see Runner.encode. Raises RequestFailed."""
         if self.encoder is None:
             raise RequestFailed("the model does not see")
         return self.encoder.encode(item)
 
     def call(self, op: str, **args: object) -> object:
-        """Operations: `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
+        """Runs a control operation, such as `device` -> {"name", "dtype"}. Raises NotFound for an unknown one."""
         if op not in self._operations:
             raise NotFound(f"the runner has no operation {op}")
         return self._operations[op](**args)
 
     def close(self) -> None:
-        """End the processes that belong to it; the tensors go with the object."""
+        """Ends the processes that belong to the runner; the tensors are freed with the object."""
         self._sampler.close()
 
     def _are_plain(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows want their best token and nothing else of their logits."""
+        """Says whether these rows want their best token and nothing else of their logits."""
         return self._sampler.plain.issuperset([row.slot for row in rows]) and not any(row.num_drafts for row in rows)
 
     def _draw(self, rows: Sequence[Row], output: ForwardOutput, masks: Masks | None) -> list[RowOutput]:
-        """Draw the tokens of the rows that sample."""
+        """Draws the tokens of the rows that sample."""
         if not rows:
             return []
         if output.logits is None:
@@ -150,7 +152,7 @@ class ModelRunner:
         return drawing.draw(self._sampler, rows, output, masks.wait() if masks else {})
 
     def _extras(self, batch: Batch, output: ForwardOutput) -> Iterator[tuple[Scores | None, tuple[bytes, ...] | None]]:
-        """Each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""
+        """Yields each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""
         hidden = iter(output.hidden)
         for row in batch.rows:
             scores = self._score(row, output.scored)
@@ -158,7 +160,8 @@ class ModelRunner:
             yield scores, states
 
     def _score(self, row: Row, pieces: Iterator[Logits]) -> Scores | None:
-        """Log-probabilities of the row's score targets, from its pieces of logits; None when these are not numbers."""
+        """Returns log-probabilities of the row's score targets, from its pieces of logits; None when these are not
+        numbers."""
         scores: list[PositionLogprobs] = []
         num_taken, is_sound = 0, True
         while num_taken < len(row.score_targets):
@@ -202,7 +205,8 @@ class ModelRunner:
         self._assemble(parts)
 
     def _forget(self) -> None:
-        """Nothing that was computed is used again. Where the cache cannot be exchanged its memory stays."""
+        """Empties the KV cache: nothing that was computed is used again. Where it cannot be exchanged its memory
+        stays."""
         if self._parts is not None and self._profiler.trace is None:
             self._forward = None
             self._parts.renew_cache()
@@ -215,7 +219,7 @@ class ModelRunner:
         self._assemble(parts)
 
     def _assemble(self, parts: ForwardParts) -> None:
-        """The forward pass of the parts that are there."""
+        """Makes the forward pass of the parts that are there."""
         forward = parts.assemble()
         if forward is not None:
             for number, adapter in self._adapters.items():
@@ -224,7 +228,7 @@ class ModelRunner:
         parts.trim()
 
     def _weight(self, name: str, truncate_size: int) -> list[Any]:
-        """See ForwardParts.value. The weights must be there."""
+        """Returns a weight's values; see ForwardParts.value. The weights must be there."""
         if self._parts is None:
             raise _cannot("give out weights")
         return self._parts.value(name, truncate_size)
@@ -241,14 +245,14 @@ class ModelRunner:
     def _start_profile(
         self, root: str, folder: str, prefix: str, num_steps: int | None, options: dict[str, Any]
     ) -> str:
-        """See Profiler.start."""
-        given = TraceOptions(**options)
-        make = partial(self.forward.start_trace, given)
+        """Starts a trace; see Profiler.start."""
+        trace_options = TraceOptions(**options)
+        make = partial(self.forward.start_trace, trace_options)
         return self._profiler.start(make, root=root, folder=folder, prefix=prefix, num_steps=num_steps)
 
 
 def make_sampler(config: Config, vocab_size: int, arithmetic: Arithmetic) -> Sampler:
-    """Raises StartupError for a --logit-processor that cannot be loaded."""
+    """Makes the sampler, with its custom logit processors. Raises StartupError for one that cannot be loaded."""
     registered = load_registered(config.logit_processor)
     pool = ProcessorPool(config.max_running_requests, vocab_size) if config.enable_custom_logit_processor else None
     return Sampler(config.max_running_requests, vocab_size, arithmetic, CustomProcessors(registered, pool))
@@ -263,7 +267,7 @@ def _cannot(what: str) -> InvalidRequest:
 
 
 def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...]:
-    """Hand what was drawn to the rows that sample."""
+    """Hands what was drawn to the rows that sample."""
     if len(drawn) == len(rows):
         return tuple(drawn)
     following = iter(drawn)
@@ -271,7 +275,7 @@ def _spread(rows: Sequence[Row], drawn: list[RowOutput]) -> tuple[RowOutput, ...
 
 
 def _packed_states(states: NDArray[np.float32]) -> tuple[bytes, ...] | None:
-    """states [tokens, hidden_size], each as bytes; None where they are not numbers."""
+    """Returns states [tokens, hidden_size], each as bytes; None where they are not finite numbers."""
     return tuple(state.tobytes() for state in states) if bool(np.isfinite(states).all()) else None
 
 

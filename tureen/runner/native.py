@@ -1,4 +1,4 @@
-"""Load a model for the native CPU kernels: weights packed as they are stored, or in fewer bits. No torch."""
+"""Loads a model for the native CPU kernels: weights packed as they are stored, or in fewer bits. No torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tureen.weights.stored import Stored, to_float32
 PLAIN = ("F32", "F16", "BF16")
 OF_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 ROUTERS = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
-"""Small, and what they decide is not to change."""
+"""Endings of names of weights that are never stored in fewer bits: they are small, and their result must not change."""
 GROUP = 32  # inputs that share a scale
 BLOCK = 16  # tokens that the KV cache keeps together
 NO_BYTES = np.empty(0, np.uint8)
@@ -40,7 +40,7 @@ NO_BYTES = np.empty(0, np.uint8)
 log = get_logger("runner")
 
 
-class NativeKit:
+class NativeForwardFactory:
     """Makes the parts of a forward pass by native kernels: packed weights by name, the KV cache, the tape."""
 
     def __init__(
@@ -54,7 +54,7 @@ class NativeKit:
         progress: Progress,
         first_plan: tuple[list[Planned], int] | None = None,
     ) -> None:
-        """first_plan: what `plan_weights` said of the weights that are loaded first."""
+        """first_plan: what `plan_weights` returned for the weights that are loaded first."""
         self.model = model
         self._first_plan = first_plan
         self._kernels = kernels
@@ -65,18 +65,18 @@ class NativeKit:
         self._progress = progress
 
     def load(self, source: ModelSource, config: Config) -> dict[str, Any]:
-        """See Kit.load. Matrices are packed; vectors are float32."""
+        """Loads a model's weights by name: matrices packed, vectors as float32. See ForwardFactory.load."""
         planned, weight_bytes = self._planned(source, config)
         copy = PackedCopy(source, config, self._kernels, planned) if _is_copied(config, weight_bytes) else None
         weights = copy.read(self._device.num_threads, self._progress) if copy else None
         if weights is None:
             hf = model_config(source)
-            found = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
+            tensors = loading.weights(source, hf, self.model, load_format=config.load_format, progress=self._progress)
             weights = {
                 stored.name: _packed(self._kernels, self._pool, stored, config)
                 if len(stored.shape) == 2
                 else to_float32(stored)
-                for stored in found
+                for stored in tensors
             }
             if copy:
                 copy.write(weights)
@@ -103,12 +103,13 @@ class NativeKit:
         return values
 
     def trim(self) -> None:
-        """Weights and cache are mapped, and were the system's at once; what requests left behind is not."""
+        """Gives freed memory back to the system. Weights and cache are mapped and went at once; this is for the
+        rest."""
         trim()
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     kernels = native.require()
     model = loading.describe(model_config(source))
     kv_dtype = _kv_dtype(config)
@@ -118,7 +119,8 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     pool = _pool(kernels, device.num_threads, adapts=config.num_threads is None)
     plan = plan_weights(kernels, source, config, model, device)
     capacity = plan_capacity(config, model, token_bytes=token_bytes, weight_bytes=plan[1], device=device)
-    parts = ForwardParts(NativeKit(kernels, pool, device, model, capacity, kv_dtype, progress, plan), source, config)
+    factory = NativeForwardFactory(kernels, pool, device, model, capacity, kv_dtype, progress, plan)
+    parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, model.vocab_size, NativeArithmetic(pool))
     return ModelRunner(parts.assemble(), sampler, capacity, model, parts)
 
@@ -126,10 +128,12 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
 def plan_weights(
     kernels: ModuleType, source: ModelSource, config: Config, model: ModelConfig, device: DeviceInfo
 ) -> tuple[list[Planned], int]:
-    """Every weight as it will be in memory, and the bytes that they take. Raises StartupError, also when there are not
-    so many."""
+    """Returns every weight as it will be in memory, and the bytes that they take.
+
+    Raises StartupError, also when there is less memory than that.
+    """
     planned = _plan(source, config, model)
-    weight_bytes = sum(_bytes_of(kernels, one) for one in planned)
+    weight_bytes = sum(_bytes_of(kernels, weight) for weight in planned)
     form = "the types of the file" if config.dtype == "auto" else config.dtype
     loading.require_memory(weight_bytes, config.quantization or form, device)
     return planned, weight_bytes
@@ -158,13 +162,16 @@ def _pool(kernels: ModuleType, num_threads: int, *, adapts: bool) -> Any:
 
 
 def _plan(source: ModelSource, config: Config, model: ModelConfig) -> list[Planned]:
-    """Every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
-    found: Iterable[Stored]
+    """Returns every weight as it will be in memory. Raises StartupError when the files are not what the config says."""
+    tensors: Iterable[Stored]
     if config.load_format == "dummy":
-        found = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
+        tensors = [Stored(name, shape, "F32", NO_BYTES) for name, shape in model.weights().items()]
     else:
-        found = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
-    return [Planned(one.name, one.shape, _format_of(one, config) if len(one.shape) == 2 else "") for one in found]
+        tensors = loading.weights(source, model_config(source), model, load_format="auto", progress=no_progress)
+    return [
+        Planned(tensor.name, tensor.shape, _format_of(tensor, config) if len(tensor.shape) == 2 else "")
+        for tensor in tensors
+    ]
 
 
 def _bytes_of(kernels: ModuleType, planned: Planned) -> int:
@@ -172,7 +179,8 @@ def _bytes_of(kernels: ModuleType, planned: Planned) -> int:
 
 
 def _is_copied(config: Config, weight_bytes: int) -> bool:
-    """Stored formats are packed nearly as fast as a copy is read: docs/decisions/0022-packed-copy.md."""
+    """Says whether a packed copy is worth keeping. Stored formats are packed nearly as fast as a copy is read:
+    docs/decisions/0022-packed-copy.md."""
     is_made = config.quantization is not None and config.load_format != "dummy"
     return config.packed_cache and is_made and weight_bytes >= LEAST_BYTES
 

@@ -1,8 +1,8 @@
-"""Packed weights kept on disk, so that the next start reads them instead of fitting scales again. No torch.
+"""Keeps packed weights on disk, so that the next start reads them instead of fitting scales again. No torch.
 
 A file: MAGIC, the length of the header (8 bytes, little-endian), its CRC-32 (4 bytes), the header (JSON), and from the
-next multiple of ALIGNMENT on the weights' bytes, each from a multiple of it. Whatever is wrong with one is a warning:
-the weights are packed again and the file is replaced.
+next multiple of ALIGNMENT on the weights' bytes, each from a multiple of it. Any fault in a file is a warning: the
+weights are packed again and the file is replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = get_logger("runner")
 
 
 class Planned(NamedTuple):
-    """A weight as it is to be in memory; `format`: of a native matrix, or "" for an array of float32."""
+    """A weight as it will be in memory; `format`: that of a native matrix, or "" for an array of float32."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,10 +72,10 @@ class PackedCopy:
         self._kernels = kernels
 
     def read(self, num_threads: int, progress: Progress) -> dict[str, Any] | None:
-        """The weights by name, or None when there is no file or it cannot be used."""
+        """Returns the weights by name, or None when there is no file or it cannot be used."""
         try:
             with _open_own(self.path) as file:
-                found = self._read(file, num_threads, progress)
+                weights = self._read(file, num_threads, progress)
             os.utime(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -83,15 +83,15 @@ class PackedCopy:
             reason = fault.strerror if isinstance(fault, OSError) else fault
             log.warning("not using the packed copy %s: %s; packing the weights again", self.path, reason)
             return None
-        return found
+        return weights
 
     def write(self, weights: Mapping[str, Any]) -> None:
-        """Keep the weights for the next start; a fault is a warning."""
+        """Writes the weights for the next start; a fault is a warning."""
         folder = self.path.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_leftovers(folder)
-            self._write(folder, [_bytes_of(weights[one.name]) for one in self._weights])
+            self._write(folder, [_bytes_of(weights[weight.name]) for weight in self._weights])
             _remove_oldest(folder)
         except OSError as error:
             reason = error.strerror or error
@@ -101,10 +101,10 @@ class PackedCopy:
         header, start = _read_header(file)
         if header.origin != self._origin or header.weights != self._weights:
             raise _Unusable("it was made of other files, or by another version")
-        made = [self._blank(one) for one in self._weights]
-        targets = [_bytes_of(weight) for weight in made]
+        blanks = [self._blank(weight_plan) for weight_plan in self._weights]
+        targets = [_bytes_of(weight) for weight in blanks]
         *offsets, end = _offsets(start, targets)
-        if os.fstat(file.fileno()).st_size != end or len(header.checksums) != len(made):
+        if os.fstat(file.fileno()).st_size != end or len(header.checksums) != len(blanks):
             raise _Unusable("it is cut short or too long")
 
         def fill(target: NDArray[np.uint8], offset: int, checksum: int) -> bool:
@@ -115,16 +115,16 @@ class PackedCopy:
             for done, is_whole in enumerate(threads.map(fill, targets, offsets, header.checksums), 1):
                 if not is_whole:
                     raise _Unusable("its bytes are not those that were written")
-                progress("load weights (packed copy)", done, len(made))
-        return {one.name: weight for one, weight in zip(self._weights, made, strict=True)}
+                progress("load weights (packed copy)", done, len(blanks))
+        return {weight_plan.name: weight for weight_plan, weight in zip(self._weights, blanks, strict=True)}
 
-    def _blank(self, one: Planned) -> Any:
-        if one.format:
-            return self._kernels.Matrix.blank(one.format, *one.shape)
-        return np.empty(one.shape, np.float32)
+    def _blank(self, planned: Planned) -> Any:
+        if planned.format:
+            return self._kernels.Matrix.blank(planned.format, *planned.shape)
+        return np.empty(planned.shape, np.float32)
 
     def _write(self, folder: Path, data: Sequence[NDArray[np.uint8]]) -> None:
-        header = _CopyHeader(self._origin, self._weights, [_checksum(one) for one in data])
+        header = _CopyHeader(self._origin, self._weights, [_checksum(array) for array in data])
         text = msgspec.json.encode(header)
         head = MAGIC + len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(4, "little") + text
         *offsets, end = _offsets(len(head), data)
@@ -134,9 +134,9 @@ class PackedCopy:
         try:
             with _owned(descriptor) as file:
                 file.write(head)
-                for one, offset in zip(data, offsets, strict=True):
+                for array, offset in zip(data, offsets, strict=True):
                     file.seek(offset)
-                    file.write(one.data)
+                    file.write(array.data)
                 file.truncate(end)
                 file.flush()
                 os.fsync(file.fileno())
@@ -180,7 +180,7 @@ def _open_own(path: Path) -> io.BufferedReader:
 
 
 def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
-    """The header, and where it ends."""
+    """Returns the header, and the offset at which it ends."""
     fixed = file.read(len(MAGIC) + 12)
     if len(fixed) < len(MAGIC) + 12 or not fixed.startswith(MAGIC):
         raise _Unusable("it is not of this version")
@@ -195,17 +195,17 @@ def _read_header(file: BinaryIO) -> tuple[_CopyHeader, int]:
 
 
 def _bytes_of(weight: Any) -> NDArray[np.uint8]:
-    """The memory of a matrix or an array, not copied."""
+    """Returns the memory of a matrix or an array, not copied."""
     data: NDArray[np.uint8] = weight.reshape(-1).view(np.uint8) if isinstance(weight, np.ndarray) else weight.data
     return data
 
 
 def _offsets(start: int, data: Sequence[NDArray[np.uint8]]) -> Iterator[int]:
     """Yields the offset at which each array begins after the `start` bytes of the header, and the end of the file."""
-    for one in data:
+    for array in data:
         start = -(-start // ALIGNMENT) * ALIGNMENT
         yield start
-        start += one.nbytes
+        start += array.nbytes
     yield start
 
 
@@ -219,7 +219,7 @@ def _read_into(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
 
 
 def _checksum(data: NDArray[np.uint8]) -> int:
-    """The sum of its 64-bit words: as fast as memory, where a CRC takes as long as the reading."""
+    """Returns the sum of the array's 64-bit words: as fast as memory, where a CRC takes as long as the reading."""
     whole = data.nbytes // 8 * 8
     words = int(data[:whole].view(np.uint64).sum(dtype=np.uint64))
     return (words + int.from_bytes(data[whole:].tobytes(), "little")) % (1 << 64)

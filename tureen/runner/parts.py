@@ -1,5 +1,5 @@
-"""A model's weights and its KV cache, each of which can go and come back; other weights can take the place of those
-that are there. No torch."""
+"""A model's weights and its KV cache, each of which can be freed and made again; other weights can replace them. No
+torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tureen.weights.source import ModelSource, model_config
 
 Tag = Literal["weights", "kv_cache"]
 MAX_NUMBERS = 1 << 18
-"""Most numbers of a weight that are given out at once: the engine stands still meanwhile."""
+"""Most numbers of a weight that are returned at once: the engine waits meanwhile."""
 
 log = get_logger("runner")
 
@@ -32,10 +32,10 @@ class ForwardFactory(Protocol):
     model: ModelConfig
 
     def load(self, source: ModelSource, config: Config) -> Any:
-        """A model's weights. Memory is checked before it is taken. Raises StartupError."""
+        """Loads a model's weights. Memory is checked before it is taken. Raises StartupError."""
 
     def make_cache(self) -> Any:
-        """An empty KV cache."""
+        """Returns an empty KV cache."""
 
     def assemble(self, weights: Any, cache: Any) -> Forward: ...
 
@@ -43,7 +43,7 @@ class ForwardFactory(Protocol):
         """Returns the value of a weight in `model.weights()`, as it is computed with."""
 
     def trim(self) -> None:
-        """Give memory that was freed back to the system."""
+        """Gives memory that was freed back to the system."""
 
 
 class Served(NamedTuple):
@@ -55,36 +55,39 @@ class Served(NamedTuple):
 
 
 class ForwardParts:
-    """Makes the forward pass of one runner, again whenever its parts have changed."""
+    """Makes the forward pass of one runner, and makes it again whenever its parts have changed."""
 
-    def __init__(self, kit: ForwardFactory, source: ModelSource, config: Config) -> None:
+    def __init__(self, factory: ForwardFactory, source: ModelSource, config: Config) -> None:
         """Loads the model. Raises StartupError."""
-        self._kit = kit
+        self._factory = factory
         self._config = config
         self._served = Served(source, config, files_of(source))
         self._hf = model_config(source)
-        self._weights: Any = kit.load(source, config)
-        self._cache: Any = kit.make_cache()
+        self._weights: Any = factory.load(source, config)
+        self._cache: Any = factory.make_cache()
 
     def assemble(self) -> Forward | None:
-        """None while a part is away."""
+        """Returns the forward pass; None while a part is away."""
         if self._weights is None or self._cache is None:
             return None
-        return self._kit.assemble(self._weights, self._cache)
+        return self._factory.assemble(self._weights, self._cache)
 
     def update(self, source: ModelSource, load_format: str | None) -> None:
-        """Other weights take the place of those that are there, or that were given back. The old ones go when nobody
-        has them any more. Raises InvalidRequest, Unavailable, and changes nothing, when they cannot."""
+        """Replaces the weights that are there, or that were given back, by those of `source`.
+
+        The old ones are freed when nobody holds them any more. Raises InvalidRequest, Unavailable, and changes nothing,
+        when the new ones cannot be loaded.
+        """
         config = self._config
         if load_format is not None:
             config = msgspec.structs.replace(config, load_format=load_format)
         served = Served(source, config, files_of(source))
         try:
             hf = model_config(source)
-            _check_same(self._kit.model, loading.describe(hf))
+            _check_same(self._factory.model, loading.describe(hf))
             if hf["eos_token_id"] != self._hf["eos_token_id"]:
                 raise StartupError("it ends its outputs with other tokens than the model that is served")
-            self._weights = self._kit.load(source, config)
+            self._weights = self._factory.load(source, config)
         except StartupError as error:
             raise _refused(source, error) from None
         except MemoryError:
@@ -97,22 +100,26 @@ class ForwardParts:
         self._served, self._hf = served, hf
 
     def release(self, tags: Collection[Tag]) -> None:
-        """Frees what `assemble` made: it must not be used, or held, any more."""
+        """Frees the parts named by `tags`. What `assemble` returned must not be used, or held, any more."""
         if "weights" in tags:
             self._weights = None
         if "kv_cache" in tags:
             self._cache = None
 
     def renew_cache(self) -> None:
-        """A cache that is there is exchanged for an empty one, whose memory is taken as it is written. What `assemble`
-        made must not be held any more."""
+        """Exchanges a cache that is there for an empty one, whose memory is taken as it is written.
+
+        What `assemble` returned must not be held any more.
+        """
         if self._cache is not None:
             self._cache = None
-            self._cache = self._kit.make_cache()
+            self._cache = self._factory.make_cache()
 
     def resume(self, tags: Collection[Tag]) -> None:
-        """The weights come from the files again. Raises Conflict where these have changed, InvalidRequest where they
-        cannot be loaded."""
+        """Makes the parts named by `tags` again; weights come from the files.
+
+        Raises Conflict where the files have changed, InvalidRequest where they cannot be loaded.
+        """
         if "weights" in tags and self._weights is None:
             source, config, files = self._served
             if files_of(source) != files:
@@ -122,28 +129,29 @@ class ForwardParts:
                     code="weights_changed",
                 )
             try:
-                self._weights = self._kit.load(source, config)
+                self._weights = self._factory.load(source, config)
             except StartupError as error:
                 raise _refused(source, error) from None
         if "kv_cache" in tags and self._cache is None:
-            self._cache = self._kit.make_cache()
+            self._cache = self._factory.make_cache()
 
     def trim(self) -> None:
-        """Parts have gone: their memory is the system's again."""
-        self._kit.trim()
+        """Gives the memory of freed parts back to the system."""
+        self._factory.trim()
 
     def value(self, name: str, truncate_size: int) -> list[Any]:
-        """The first `truncate_size` rows of a weight that is there, by its name in a Hugging Face checkpoint.
+        """Returns the first `truncate_size` rows of a weight, by its name in a Hugging Face checkpoint, as lists of
+        numbers.
 
-        Raises NotFound for a name that the model does not have, InvalidRequest for too many numbers.
+        Raises NotFound for a name that the model does not have, InvalidRequest for more than MAX_NUMBERS.
         """
-        shapes = self._kit.model.weights()
-        names = _parts_of(loading.our_name(name, self._hf), self._kit.model, shapes)
+        shapes = self._factory.model.weights()
+        names = _parts_of(loading.our_name(name, self._hf), self._factory.model, shapes)
         if not names:
             near = difflib.get_close_matches(name[:256], shapes, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise NotFound(f"name {echo(name)}: the model has no such weight{hint}", field="name")
-        rows = min(truncate_size, sum(shapes[one][0] for one in names))
+        rows = min(truncate_size, sum(shapes[part][0] for part in names))
         num_numbers = rows * (shapes[names[0]][1] if len(shapes[names[0]]) > 1 else 1)
         if num_numbers > MAX_NUMBERS:
             raise InvalidRequest(
@@ -151,10 +159,10 @@ class ForwardParts:
                 "once; lower it",
                 field="truncate_size",
             )
-        found = np.concatenate([self._kit.value(self._weights, one) for one in names])[:truncate_size]
-        if self._kit.model.unit_offset_norm and names[0].endswith("norm.weight"):
-            found = found - 1
-        values: list[Any] = found.tolist()
+        numbers = np.concatenate([self._factory.value(self._weights, part) for part in names])[:truncate_size]
+        if self._factory.model.unit_offset_norm and names[0].endswith("norm.weight"):
+            numbers = numbers - 1
+        values: list[Any] = numbers.tolist()
         return values
 
 
@@ -165,17 +173,18 @@ def _parts_of(name: str, model: ModelConfig, shapes: Mapping[str, Any]) -> list[
         return ["model.embed_tokens.weight"]
     *before, module, kind = ["", *name.rsplit(".", 2)][-3:]
     stacked = [".".join((*before, part, kind)) for part in STACKED.get(module, ())]
-    return [one for one in (stacked or [name]) if one in shapes]
+    return [candidate for candidate in (stacked or [name]) if candidate in shapes]
 
 
 def files_of(source: ModelSource) -> tuple[tuple[str, int, int], ...]:
-    """The model's, not read; none where they cannot be looked at."""
+    """Returns name, size and time of change of the model's files, without reading them; () where they cannot be looked
+    at."""
     try:
         files = sorted(source.path.iterdir()) if source.path.is_dir() else [source.path]
-        found = [(one.name, one.stat()) for one in files if one.is_file()]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
     except OSError:
         return ()
-    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
 
 
 def _check_same(served: ModelConfig, other: ModelConfig) -> None:

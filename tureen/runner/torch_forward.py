@@ -1,4 +1,4 @@
-"""The forward pass in plain torch: any device, and the reference that every faster one is compared with."""
+"""The forward pass in plain torch, on any device: the reference that every faster one is compared with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tureen.weights.source import ModelSource, model_config
 
 
 class TorchForward:
-    """A model, its attention and the device that they are on."""
+    """A Forward: a model in torch, its attention and the device that they are on."""
 
     def __init__(
         self, model: DecoderModel, attention: AttentionBackend, page_size: int, device: DeviceInfo, dtype: torch.dtype
@@ -83,8 +83,8 @@ class TorchForward:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
 
-class TorchKit:
-    """Makes the parts of a forward pass by torch: the model, tensors for keys and values."""
+class TorchForwardFactory:
+    """Makes the parts of a forward pass by torch: the model, and tensors for keys and values."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TorchKit:
         attention: ModuleType,
         progress: Progress,
     ) -> None:
-        """attention: a file of `tureen.attention` that declares a backend."""
+        """attention: a module of `tureen.attention` that declares a backend."""
         self.model = model
         self._attention = attention
         self._device = device
@@ -108,10 +108,10 @@ class TorchKit:
         place = torch.device(self._device.name)
         with place:
             model = DecoderModel(self.model, self._dtype)
-        found = loading.weights(
+        tensors = loading.weights(
             source, model_config(source), self.model, load_format=config.load_format, progress=self._progress
         )
-        model.load(found)
+        model.load(tensors)
         model.finish(self._capacity.context_len, place)
         return model
 
@@ -137,7 +137,7 @@ class TorchKit:
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     _refuse_native_settings(config, dtype)
@@ -146,14 +146,15 @@ def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progres
     loading.require_memory(weight_bytes, _name(dtype), device)
     token_bytes = torch_pool.bytes_per_token(shape, dtype)
     capacity = plan_capacity(config, shape, token_bytes=token_bytes, weight_bytes=weight_bytes, device=device)
-    kit = TorchKit(device, dtype, shape, capacity, _find_attention(config, shape, device, dtype), progress)
-    parts = ForwardParts(kit, source, config)
+    attention = _find_attention(config, shape, device, dtype)
+    factory = TorchForwardFactory(device, dtype, shape, capacity, attention, progress)
+    parts = ForwardParts(factory, source, config)
     sampler = make_sampler(config, shape.vocab_size, TorchArithmetic(torch.device(device.name)))
     return ModelRunner(parts.assemble(), sampler, capacity, shape, parts)
 
 
 def _find_attention(config: Config, model: ModelConfig, device: DeviceInfo, dtype: torch.dtype) -> ModuleType:
-    """See find_backend."""
+    """Finds the attention backend; see find_backend."""
     layers = tuple(layer_shape(model, layer) for layer in range(model.num_layers))
     return find_backend(config.attention_backend, AttentionNeeds(device.type, _name(dtype), layers, config.page_size))
 

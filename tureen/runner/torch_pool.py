@@ -14,13 +14,15 @@ from tureen.models.config import ModelConfig
 
 
 class KvPool(NamedTuple):
-    """keys[layer], values[layer]: [num_pages, page_size, kv_heads, head_dim], zeros at first."""
+    """Tensors of keys and values: keys[layer], values[layer]: [num_pages, page_size, kv_heads, head_dim], zeros at
+    first."""
 
     keys: list[Tensor]
     values: list[Tensor]
 
 
 def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes that K and V of one token take in all layers."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""Traces by torch's own profiler: each operation of the steps that run, on the GPU each kernel."""
+"""Records traces by torch's own profiler: each operation of the steps that run, on the GPU each kernel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tureen.runner.trace import TraceOptions, describe, no_gpu
 
 
 class TorchTrace:
-    """Made, called and written in the thread that computes."""
+    """A Trace by torch.profiler. It is made, called and written in the thread that computes."""
 
     def __init__(self, options: TraceOptions, *, on_gpu: bool) -> None:
-        """Raises InvalidRequest for a GPU that there is not."""
+        """Begins to record. Raises InvalidRequest where a GPU is asked for and there is none."""
         if "GPU" in options.activities and not on_gpu:
             raise no_gpu()
         names = options.activities or (("CPU", "GPU") if on_gpu else ("CPU",))
@@ -33,13 +33,13 @@ class TorchTrace:
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Under a name that says what the step is of."""
+        """Records what runs inside the context, under a name that describes the batch."""
         facts = ", ".join(f"{name} {value}" for name, value in describe(batch).items())
         with torch.profiler.record_function(f"step: {facts}"):
             yield
 
     def write(self, file: BinaryIO) -> None:
-        """Raises OSError."""
+        """Ends the recording and writes the trace. Raises OSError."""
         self._profile.stop()
         with tempfile.TemporaryDirectory() as folder:  # torch takes a name only
             path = Path(folder) / "trace.json"

@@ -1,5 +1,5 @@
-"""A record of steps as they run, for Chrome's trace viewer or ui.perfetto.dev (the "Trace Event Format", JSON Array).
-No torch."""
+"""Records steps as they run, for Chrome's trace viewer or ui.perfetto.dev (the "Trace Event Format", JSON Array). No
+torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.errors import Conflict, Forbidden, InvalidRequest, RequestFailed, ec
 from tureen.log import get_logger
 
 MAX_STEPS = 10_000
-"""A trace ends after so many by itself."""
+"""Number of steps after which a trace ends by itself."""
 
 MAX_NAME_CHARS = 1024
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,7 +26,7 @@ log = get_logger("runner")
 
 
 class TraceOptions(NamedTuple):
-    """The things to record beside the steps; none of them unless a client asks."""
+    """The things that a trace records beside the steps; none of them unless a client asks."""
 
     activities: tuple[str, ...] = ()  # CPU, GPU; none: what there is
     with_stack: bool = False
@@ -34,24 +34,25 @@ class TraceOptions(NamedTuple):
 
 
 class Trace(Protocol):
-    """Called in one thread."""
+    """A recording of steps. One thread calls all of it."""
 
     def step(self, batch: Batch) -> AbstractContextManager[None]:
         """Records what runs inside the context."""
 
     def write(self, file: BinaryIO) -> None:
-        """The end. Raises OSError."""
+        """Ends the recording and writes it. Raises OSError."""
 
 
 class StepTrace:
-    """How long each step took, of what."""
+    """A Trace of how long each step took, and how many rows and tokens it had."""
 
     def __init__(self, options: TraceOptions, native_s: Callable[[], float]) -> None:
-        """native_s: seconds spent in native code so far. Raises InvalidRequest for what only torch can record."""
+        """native_s: returns the seconds spent in native code so far. Raises InvalidRequest for what only torch can
+        record."""
         if "GPU" in options.activities:
             raise no_gpu()
-        for name, wanted in (("with_stack", options.with_stack), ("record_shapes", options.record_shapes)):
-            if wanted:
+        for name, is_set in (("with_stack", options.with_stack), ("record_shapes", options.record_shapes)):
+            if is_set:
                 raise InvalidRequest(
                     f"{name} true: the native kernels have no operations of torch to tell of; leave it out, or start "
                     "the server with --kernels torch",
@@ -75,7 +76,7 @@ class StepTrace:
         file.write(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}).encode())
 
     def _add(self, name: str, start_s: float, seconds: float, facts: dict[str, int]) -> None:
-        """A complete event; times in microseconds."""
+        """Adds a complete event; its times are in microseconds."""
         self._events.append(
             {
                 "name": name,
@@ -90,7 +91,7 @@ class StepTrace:
 
 
 class Profiler:
-    """The trace that is being taken, if one is, and where it goes."""
+    """The trace that is being recorded, if there is one, and the file that it goes to."""
 
     def __init__(self) -> None:
         self.trace: Trace | None = None
@@ -101,7 +102,10 @@ class Profiler:
     def start(
         self, make_trace: Callable[[], Trace], *, root: str, folder: str, prefix: str, num_steps: int | None
     ) -> str:
-        """Returns where it will be, below `root`. Raises Conflict, InvalidRequest, Forbidden."""
+        """Begins a trace. Returns the path where it will be, below `root`.
+
+        num_steps: after so many steps it ends by itself. Raises Conflict, InvalidRequest, Forbidden.
+        """
         if self.trace is not None:
             raise Conflict("a profile is being taken already; end it by /stop_profile", code="profile_running")
         name = f"{prefix}{'-' if prefix else ''}{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}.trace.json"
@@ -117,7 +121,7 @@ class Profiler:
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """One step of the trace that is being taken; the last ends it."""
+        """Records one step of the trace, if there is one; the last step ends it."""
         assert self.trace is not None
         try:
             with self.trace.step(batch):
@@ -129,7 +133,8 @@ class Profiler:
                     self.stop()
 
     def stop(self) -> str:
-        """Returns where it is. Raises Conflict when none is being taken, RequestFailed when it cannot be written."""
+        """Ends the trace. Returns its path. Raises Conflict when there is none, RequestFailed when it cannot be
+        written."""
         if self.trace is None or self._file is None:
             raise Conflict(
                 "no profile is being taken; start one by /start_profile, and mind that num_steps ends it by itself",
@@ -148,13 +153,14 @@ class Profiler:
 
 
 def no_gpu() -> InvalidRequest:
+    """Returns the error for a trace of a GPU where there is none."""
     return InvalidRequest(
         "activities: 'GPU' cannot be recorded, the model runs on a CPU; ask for 'CPU'", field="activities"
     )
 
 
 def describe(batch: Batch) -> dict[str, int]:
-    """A step in numbers."""
+    """Describes a step in numbers, for its event in the trace."""
     return {
         "rows": len(batch.rows),
         "tokens": sum(len(row.token_ids) for row in batch.rows),
@@ -164,8 +170,11 @@ def describe(batch: Batch) -> dict[str, int]:
 
 
 def open_below(root: Path, folder: str, name: str) -> BinaryIO:
-    """A new file, in a folder below `root` that is made where it is not there. No symbolic link is followed below the
-    root. Raises InvalidRequest for a folder elsewhere, Forbidden where nothing can be written."""
+    """Opens a new file for writing in a folder below `root`, which is made where it is not there.
+
+    No symbolic link is followed below the root. Raises InvalidRequest for a folder elsewhere, Forbidden where nothing
+    can be written.
+    """
     parts = _relative(root, folder).parts
     opened: list[int] = []
     try:
@@ -181,12 +190,12 @@ def open_below(root: Path, folder: str, name: str) -> BinaryIO:
             f"output_dir {echo(folder)}: nothing can be written there; the server's log says why", field="output_dir"
         ) from None
     finally:
-        for one in opened:
-            os.close(one)
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _relative(root: Path, folder: str) -> PurePosixPath:
-    """The folder below the root, named from there or absolute. Raises InvalidRequest."""
+    """Returns the folder below the root, named from there or absolute. Raises InvalidRequest."""
     path = PurePosixPath(folder)
     if path.is_absolute() and path.is_relative_to(root):
         path = path.relative_to(root)

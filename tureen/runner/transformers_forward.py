@@ -1,7 +1,7 @@
-"""Any decoder that the installed transformers has, through this server's paged attention and scheduler: the slow path.
+"""Runs any decoder that the installed transformers has, with this server's paged attention and scheduler. It is slow.
 
-A step's tokens go through the model as one sequence; only attention looks from one token to another, and that is ours.
-A model with layers that mix tokens by other means is refused.
+A step's tokens go through the model as one sequence; only attention looks from one token to another, and attention is
+ours. A model with layers that mix tokens by other means is refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AttentionCall(NamedTuple):
 
 
 class TransformersForward:
-    """A model of transformers with our attention in its layers."""
+    """A Forward: a model of transformers with our attention in its layers."""
 
     def __init__(self, model: Any, page_size: int, device: DeviceInfo, dtype: torch.dtype) -> None:
         self.dtype = str(dtype).removeprefix("torch.")
@@ -63,21 +63,22 @@ class TransformersForward:
         self._device = torch.device(device.name)
         self._arithmetic = TorchArithmetic(self._device)
 
-    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **given: Any) -> tuple[Tensor, None]:
-        """transformers' attention: [1, heads, tokens, head_dim] each -> [1, tokens, heads, head_dim]."""
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **arguments: Any) -> tuple[Tensor, None]:
+        """Computes attention in place of transformers': [1, heads, tokens, head_dim] each -> [1, tokens, heads,
+        head_dim]."""
         layer = module.layer_idx
         if self.attention is None:
-            scale = given.get("scaling")
+            scale = arguments.get("scaling")
             scale = q.shape[-1] ** -0.5 if scale is None else scale
             shape = LayerShape(
-                q.shape[1], k.shape[1], q.shape[3], scale, given.get("sliding_window"), given.get("softcap")
+                q.shape[1], k.shape[1], q.shape[3], scale, arguments.get("sliding_window"), arguments.get("softcap")
             )
             known = HARMLESS | {"scaling"}
-            is_set = (name for name, value in given.items() if value is not None and value is not False)
+            is_set = (name for name, value in arguments.items() if value is not None and value is not False)
             unknown = tuple(name for name in is_set if name not in known)
             if v.shape != k.shape:
                 unknown += ("values of another size than keys",)
-            if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            if arguments.get("is_causal") is False or getattr(module, "is_causal", True) is False:
                 unknown += ("tokens that see later ones",)
             self.seen[layer] = AttentionCall(shape, unknown)
             return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3]), None
@@ -119,14 +120,14 @@ class TransformersForward:
         )
 
     def unload_adapter(self, number: int) -> None:
-        """None was loaded."""
+        """Does nothing: no adapter can be loaded here."""
 
     def start_trace(self, options: TraceOptions) -> TorchTrace:
         return TorchTrace(options, on_gpu=self._device.type == "cuda")
 
 
 def load_runner(source: ModelSource, config: Config, device: DeviceInfo, progress: Progress) -> ModelRunner:
-    """Load a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
+    """Loads a model that is on disk. Memory is checked before it is taken. Raises StartupError."""
     torch.set_num_threads(device.num_threads)
     if source.format == "gguf":
         raise StartupError(
@@ -193,7 +194,7 @@ def _load(source: ModelSource, dtype: torch.dtype, device: DeviceInfo) -> Any:
 def _check_text(text: Any) -> None:
     """Raises StartupError for what cannot be seen in a call of attention."""
     ropes = getattr(text, "rope_parameters", None) or {}
-    kinds = {str(one.get("rope_type")) for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    kinds = {str(rope.get("rope_type")) for rope in (ropes, *ropes.values()) if isinstance(rope, dict)}
     for kind in ("dynamic", "longrope"):
         if kind in kinds:
             raise StartupError(
@@ -208,7 +209,7 @@ def _check_text(text: Any) -> None:
 
 
 def _pack(module: Any, *, is_turned: bool) -> None:
-    """Have a linear layer computed by our kernel; `is_turned`: its weight is [inputs, outputs]."""
+    """Has a linear layer computed by our kernel; `is_turned`: its weight is [inputs, outputs]."""
     if not is_turned and type(module) is not torch.nn.Linear:
         return
     weight = module.weight.detach()
@@ -216,19 +217,19 @@ def _pack(module: Any, *, is_turned: bool) -> None:
     module.forward = partial(_linear, kernel.pack(weight.T.contiguous() if is_turned else weight, bias), bias)
 
 
-def _route(module: Any, *vectors: Any, **given: Any) -> tuple[Tensor, None]:
-    result: tuple[Tensor, None] = module.tureen_forward.attend(module, *vectors, **given)
+def _route(module: Any, *vectors: Any, **arguments: Any) -> tuple[Tensor, None]:
+    result: tuple[Tensor, None] = module.tureen_forward.attend(module, *vectors, **arguments)
     return result
 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """A row's result does not depend on how many there are; see kernels/linear.py."""
+    """Computes a linear layer so that a row's result does not depend on how many there are; see kernels/linear.py."""
     return kernel.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
 @torch.inference_mode()
 def _look_at(forward: TransformersForward, model: Any, device: DeviceInfo) -> list[LayerShape]:
-    """Each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
+    """Returns each layer's attention, found by running the model once. Raises StartupError for what cannot be run."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.tureen_forward = forward

@@ -1,7 +1,7 @@
 """The operations on whole rows of logits that the sampler needs, and the shapes of their results.
 
-The sampler never looks into logits [rows, vocabulary]: they stay where the model left them. All answers are numpy
-arrays on the host, and are the same bits for a row whatever rows stand beside it.
+The sampler never looks into logits [rows, vocabulary]: they stay where the model left them. All results are numpy
+arrays on the host. A row's results are the same bits whatever rows stand beside it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import torch
 
 Logits = Any
-"""[rows, vocabulary] float32: a tensor or an array, as the arithmetic has it."""
+"""float32 [rows, vocabulary]: a tensor or an array, depending on the arithmetic."""
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
 Change = tuple[Ids, Values]
-"""Token ids [k] of a row, and a number for each."""
+"""Token ids [k] of a row, and a number for each of them."""
 
 NOT_SOUND, NOTHING_ALLOWED = -1, -2
-"""In place of a token id."""
+"""Stand in place of a token id in a row that has none to draw."""
 
 
 class Operation(Enum):
-    """How a logit and the number that comes with it are combined: in float64, then rounded."""
+    """How a logit and the number that comes with it are combined: in float64, then rounded to float32."""
 
     ADD = auto()
     WEAKEN = auto()  # what is positive is divided by the number, the rest multiplied; at most the largest float32
@@ -68,13 +68,13 @@ class Ranking(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """On one kind of logits. Rows are named by their index."""
+    """The sampler's operations on one kind of logits. Rows are named by their index."""
 
     def prepare(self, logits: Logits) -> Logits:
         """Returns the logits as float32 that may be overwritten: the same object where they are."""
 
     def copy(self, logits: Logits, rows: Sequence[int]) -> Logits:
-        """[len(rows), vocabulary]"""
+        """Returns a copy of these rows, [len(rows), vocabulary]."""
 
     def greedy(self, logits: Logits, masks: Sequence[Mask | None]) -> list[int]:
         """Returns for each row the lowest id that has the largest logit among those that its mask allows.
@@ -86,31 +86,40 @@ class Arithmetic(Protocol):
     def peaks(self, logits: Logits) -> Peaks: ...
 
     def change(self, logits: Logits, operation: Operation, rows: Sequence[int], changes: Sequence[Change]) -> None:
-        """One change for each of `rows`. Where one names an id twice, both times must give the same."""
+        """Applies the operation to the logits in place; there is one change for each of `rows`.
+
+        Where a change names an id twice, both numbers must be the same.
+        """
 
     def forbid(self, logits: Logits, peaks: Peaks, rows: Sequence[int], masks: Sequence[Mask]) -> None:
-        """-inf wherever the mask has no bit, in rows that are sound. Their peaks are kept right; -inf is one then."""
+        """Sets logits to -inf wherever the mask has no bit, in rows that are sound, and corrects their peaks.
+
+        The peak of a row in which nothing is left is -inf.
+        """
 
     def draw(self, softmaxes: Softmaxes, uniforms: Values) -> Ids:
-        """[r]: in the order of ids, the first whose running probability exceeds uniform [r]."""
+        """Draws a token for each of the r rows by inverse CDF: in the order of ids, the first whose running probability
+        exceeds its uniform. uniforms and result are [r]."""
 
     def rank(self, softmaxes: Softmaxes, width: int) -> Ranking:
-        """The `width` best, or as many as there are."""
+        """Returns the `width` most probable tokens of each row, or as many as there are."""
 
     def best(self, logits: Logits, rows: Ids, width: int) -> Ids:
-        """[len(rows), width]: the ids of the ranking, without a softmax; fewer where the vocabulary has no more."""
+        """Returns the ids of the ranking, without a softmax: [len(rows), width], or fewer columns where the vocabulary
+        is smaller."""
 
     def log_softmax(self, softmaxes: Softmaxes, token_ids: Ids) -> Values:
-        """[r, k] at token_ids [r, k]. NaN all over a row that has NaN or +inf, or -inf alone."""
+        """Returns the log-probabilities at token_ids [r, k], in nats: [r, k]. A row with NaN or +inf, or with -inf
+        alone, is NaN."""
 
     def host_row(self, logits: Logits, row: int) -> NDArray[np.float32]:
-        """[vocabulary]. It may share the logits' memory."""
+        """Returns a row on the host, [vocabulary]. It may share the logits' memory."""
 
     def tensor(self, logits: Logits, rows: Sequence[int]) -> torch.Tensor:
-        """A copy [len(rows), vocabulary] where the logits are, for what wants torch."""
+        """Returns a copy [len(rows), vocabulary] as a torch tensor, on the device of the logits."""
 
     def adopt(self, rows: NDArray[np.float32] | torch.Tensor) -> Logits:
-        """Returns rows [rows, vocabulary] that others computed as logits of this arithmetic."""
+        """Converts rows [rows, vocabulary] that others computed to logits of this arithmetic."""
 
     def replace(self, logits: Logits, row: int, other: Logits, other_row: int) -> None:
-        """logits[row] = other[other_row]"""
+        """Sets logits[row] to other[other_row]."""

@@ -14,7 +14,7 @@ FORBIDDEN = -float("inf")
 
 
 class DisallowedTokens(CustomLogitProcessor):
-    """`custom_params.token_ids` are never drawn."""
+    """Forbids the tokens in `custom_params.token_ids`."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
         for row, params in enumerate(custom_param_list):
@@ -30,7 +30,8 @@ class DisallowedTokens(CustomLogitProcessor):
 
 
 class NoRepeatNgram(CustomLogitProcessor):
-    """No `custom_params.ngram_size` tokens in a row come twice in the output."""
+    """Lets no run of `custom_params.ngram_size` tokens come twice in the output (transformers'
+    no_repeat_ngram_size)."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]]) -> Tensor:
         for row, params in enumerate(custom_param_list):

@@ -42,15 +42,15 @@ Group = list[tuple[int, "CustomState"]]
 
 
 class Fault(NamedTuple):
-    """The reason why a call gave nothing. `may_be_one_row`: the processor itself raised, maybe because of one row's
-    parameters."""
+    """The reason why a call of a processor gave nothing. `may_be_one_row`: the processor itself raised, maybe because
+    of one row's parameters."""
 
     error: RowError
     may_be_one_row: bool = False
 
 
 class CustomState:
-    """The part of one sequence that processors see. `params` is the same dictionary at every step."""
+    """The part of one sequence's state that processors see. `params` is the same dictionary at every step."""
 
     def __init__(self, state: SlotState, number: int) -> None:
         self.processor = state.processor
@@ -65,10 +65,11 @@ class CustomState:
 
     @property
     def key(self) -> str | WorkerKey:
+        """The name of a registered processor, or the key of the worker that runs a client's."""
         return self.code or self.processor
 
     def goes_on_as(self, state: SlotState) -> bool:
-        """Whether the sequence that this is about is the one in `state`, or one that cannot be told from it.
+        """Says whether the sequence of this state is that of `state`, or cannot be told from it.
 
         Its output may have grown by tokens that were forced after the last that was drawn.
         """
@@ -83,7 +84,7 @@ class CustomState:
 
 
 class CustomProcessors:
-    """Registered processors by name, and the workers of those that clients send as code, where that is allowed."""
+    """The registered processors by name, and the workers that run clients' processors, where these are allowed."""
 
     def __init__(self, registered: Mapping[str, CustomLogitProcessor], pool: ProcessorPool | None = None) -> None:
         self._registered = registered
@@ -92,7 +93,8 @@ class CustomProcessors:
         self._left: deque[CustomState] = deque()  # out of their slots: ended, or preempted
 
     def start(self, state: SlotState) -> CustomState:
-        """A sequence begins, or goes on after a preemption with the dictionary it had."""
+        """Returns the state of a sequence that begins, or that continues after a preemption with the dictionary it
+        had."""
         going_on = [held for held in self._left if state.output_ids and held.goes_on_as(state)]
         if not going_on:
             return CustomState(state, next(self._numbers))
@@ -102,7 +104,7 @@ class CustomProcessors:
         return held
 
     def leave(self, state: CustomState) -> None:
-        """A sequence has lost its slot: it has ended, or will go on later."""
+        """Hears that a sequence has lost its slot: it has ended, or was preempted."""
         self._left.append(state)
         if len(self._left) > MAX_LEFT:
             oldest = self._left.popleft()
@@ -112,9 +114,9 @@ class CustomProcessors:
     def apply(
         self, arithmetic: Arithmetic, logits: Logits, peaks: Peaks, states: Sequence[CustomState | None]
     ) -> dict[int, RowError]:
-        """Change those rows of logits [rows, vocabulary] that have a state; the others are not touched.
+        """Changes those rows of logits [rows, vocabulary] that have a state; the others are not touched.
 
-        `peaks` are kept right. Rows with the same processor are one call; where it raises, each row is called again by
+        `peaks` are kept right. Rows with the same processor are one call. Where it raises, each row is called again by
         itself, so that only those at fault fail. Returns the rows that failed, which stay as they were.
         """
         groups: dict[str | WorkerKey, Group] = {}
@@ -141,7 +143,7 @@ class CustomProcessors:
             self.pool.close()
 
     def _run(self, arithmetic: Arithmetic, logits: Logits, groups: list[Group]) -> list[Changed | Fault]:
-        """The result of each group; those in workers run at the same time."""
+        """Returns the result of each group; those in workers run at the same time."""
         batches = [
             ProcessorBatch(
                 code,
@@ -188,7 +190,7 @@ class CustomProcessors:
 
 
 def load_failed(error: ProcessorError) -> RowError:
-    """Returns the error of a request whose code was not loaded."""
+    """Returns the error of a request whose code could not be loaded."""
     return _fault(str(error), is_rejected=error.is_rejected).error
 
 
@@ -216,7 +218,7 @@ def _take_over(
 
 
 def load_registered(entries: Sequence[str]) -> dict[str, CustomLogitProcessor]:
-    """The built-in processors, and those that the operator names as NAME=MODULE:CLASS. Raises StartupError."""
+    """Returns the built-in processors, and those that the operator names as NAME=MODULE:CLASS. Raises StartupError."""
     processors = {name: _load("built-in", where) for name, where in BUILT_IN.items()}
     for entry in entries:
         name, _, where = entry.partition("=")

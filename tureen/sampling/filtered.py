@@ -1,4 +1,7 @@
-"""Draws from what the cuts keep. The most probable tokens are ranked on the host, as far down as the cuts reach."""
+"""Draws from the tokens that the cuts (processors.py) keep.
+
+The most probable tokens are ranked on the host, as far down as the cuts reach.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ RANKED_TOGETHER = 1 << 16  # tokens; what is computed of them stays in a cache
 def draw_filtered(
     arithmetic: Arithmetic, softmaxes: Softmaxes, params: Sequence[SamplingParams], uniforms: Values
 ) -> Ids:
-    """[r]: in the order of ids, the first kept token whose running share of what is kept exceeds uniform [r]."""
+    """Draws one token for each of r rows from what the cuts of its parameters keep; returns their ids [r].
+
+    The draw is by inverse CDF: in the order of ids, the first kept token whose running share of the kept probability
+    exceeds its uniform. uniforms: [r].
+    """
     vocab_size = softmaxes.logits.shape[1]
     tokens: Ids = np.zeros(len(params), dtype=np.int64)
     waiting: Sequence[int] = range(len(params))
@@ -37,7 +44,7 @@ def draw_filtered(
 
 
 def _draw(ranking: Ranking, kept: Ids, uniforms: Values) -> Ids:
-    """[r]: from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
+    """Draws tokens [r] from the first `kept` [r] of the ranking. Sums go from the lowest id to the highest."""
     width = int(kept.max())
     token_ids, is_kept = ranking.token_ids[:, :width], np.arange(width) < kept[:, None]
     rows, order = np.arange(len(kept)), np.argsort(token_ids, axis=1)

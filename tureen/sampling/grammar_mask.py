@@ -13,9 +13,9 @@ from tureen.grammar import Mask
 
 
 def apply(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:
-    """logits[row] = -inf wherever the row's packed mask has no bit; logits [rows, vocab] float32.
+    """Sets logits[row] to -inf wherever the row's packed mask has no bit; logits are float32 [rows, vocabulary].
 
-    Each byte of a mask is looked up as the eight numbers to be added. (What is not finite in logits may become NaN.)
+    Each byte of a mask is looked up as the eight numbers to be added. A logit that is not finite may become NaN.
     """
     if not rows:
         return
@@ -29,6 +29,6 @@ def apply(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:
 
 @cache
 def _eight_tokens(device: torch.device) -> Tensor:
-    """[256, 8] float32: for each byte 0 where it has a bit, least first, and -inf where it has none."""
+    """Returns [256, 8] float32: for each byte 0 where it has a bit, least first, and -inf where it has none."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.from_numpy(np.where(bits, 0.0, -np.inf).astype(np.float32)).to(device)

@@ -14,7 +14,10 @@ from tureen.sampling.arithmetic import Arithmetic, Ids, Softmaxes
 def report(
     arithmetic: Arithmetic, softmaxes: Softmaxes, token_ids: Sequence[int], specs: Sequence[LogprobSpec]
 ) -> list[PositionLogprobs]:
-    """log softmax of each row, at what its spec asks. A value that is not finite (a forbidden token) is None."""
+    """Returns for each row the log softmax at its token and at what its spec asks for, in nats.
+
+    token_ids: the token drawn in each row. A value that is not finite (that of a forbidden token) becomes None.
+    """
     columns = [np.array(token_ids, dtype=np.int64)[:, None]]
     most = max(spec.top for spec in specs)
     if most:

@@ -1,4 +1,4 @@
-"""Rows of logits as numpy arrays, on the CPU, with the native kernels. Without torch."""
+"""Rows of logits as numpy arrays, on the CPU, computed by the native kernels without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 
 
 class NativeArithmetic:
-    """Logits are arrays in C order. Many rows are shared among the threads of the pool."""
+    """The sampler's `Arithmetic` on arrays in C order. Many rows are shared among the threads of the pool."""
 
     def __init__(self, pool: Any) -> None:
         """`pool`: the extension module's Pool. Raises RuntimeError where the extension is missing."""

@@ -25,29 +25,32 @@ class Weights(NamedTuple):
 
     @property
     def totals(self) -> Tensor:
-        """[r]: probability = weight / total."""
+        """Returns the sum of each row's weights, [r]: probability = weight / total."""
         return self.block_ends[:, -1]
 
     def at(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """[k, w] for rows [k] and token_ids [k, w]"""
+        """Returns the weights [k, w] at rows [k] and token_ids [k, w]."""
         return self.blocks.flatten(1)[rows[:, None], token_ids]
 
 
 def softmax_weights(logits: Tensor, peaks: Tensor, temperatures: Tensor) -> Weights:
-    """exp((logit - peak) / temperature) of logits [r, vocab], peaks [r] (their maxima), temperatures [r] float64."""
+    """Computes exp((logit - peak) / temperature) of logits [r, vocab]; peaks are the rows' maxima.
+
+    peaks [r], temperatures [r] float64.
+    """
     weights = logits.double().sub_(peaks.double()[:, None]).div_(temperatures[:, None]).exp_()
     return in_blocks(weights)
 
 
 def in_blocks(weights: Tensor) -> Weights:
-    """Weights [r, vocab] float64 in token-id order, made ready to draw from."""
+    """Prepares weights [r, vocab] float64, in token-id order, for `draw`: adds the sums of their blocks."""
     blocks = _blocks(weights)
     block_sums = _tree_sums(blocks)
     return Weights(blocks, block_sums, running_sums(block_sums))
 
 
 def running_sums(values: Tensor) -> Tensor:
-    """Inclusive prefix sums of values [r, w]. Place i is the same tree of additions whatever the width."""
+    """Returns inclusive prefix sums of values [r, w]. Place i is the same tree of additions whatever the width."""
     if values.shape[1] <= BLOCK:
         return _doubling_sums(values)
     inside = _doubling_sums(_blocks(values))
@@ -56,7 +59,7 @@ def running_sums(values: Tensor) -> Tensor:
 
 
 def peak_tokens(logits: Tensor, peaks: Tensor) -> Tensor:
-    """The lowest token id [r] among the largest logits of each row; peaks [r] are the rows' maxima."""
+    """Returns the lowest token id among the largest logits of each row, [r]; peaks [r] are the rows' maxima."""
     if logits.shape[1] % BLOCK:
         return logits.argmax(dim=1)
     blocks = logits.reshape(len(logits), -1, BLOCK)  # much faster than argmax over the whole vocabulary
@@ -66,7 +69,8 @@ def peak_tokens(logits: Tensor, peaks: Tensor) -> Tensor:
 
 
 def rank_keys(logits: Tensor) -> Tensor:
-    """Distinct int64 keys in the shape of logits [r, vocab]: larger = better, which is a higher logit or a lower id."""
+    """Returns distinct int64 keys in the shape of logits [r, vocab]: larger = higher logit, or lower id among
+    equals."""
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: there is one zero
     bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # ordered as the floats are
     places = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
@@ -74,7 +78,7 @@ def rank_keys(logits: Tensor) -> Tensor:
 
 
 def best_keys(keys: Tensor, width: int) -> Tensor:
-    """The `width` largest keys of each row, largest first."""
+    """Returns the `width` largest keys of each row, largest first."""
     width = min(width, keys.shape[1])
     if keys.device.type != "cpu":
         return keys.topk(width, dim=1).values
@@ -85,12 +89,13 @@ def best_keys(keys: Tensor, width: int) -> Tensor:
 
 
 def key_tokens(keys: Tensor, vocab_size: int) -> Tensor:
-    """The token ids that keys belong to."""
+    """Returns the token ids that keys of `rank_keys` belong to."""
     return vocab_size - 1 - (keys & 0xFFFFFFFF)
 
 
 def draw(weights: Weights, uniforms: Tensor) -> Tensor:
-    """Token ids [r]: in token-id order, the first whose running weight exceeds uniform [r] float64 * total."""
+    """Draws token ids [r]: in token-id order, the first whose running weight exceeds uniform * total. uniforms: [r]
+    float64."""
     targets = uniforms * weights.totals
     block = _first_above(weights.block_ends, targets, weights.block_sums)
     before = torch.nn.functional.pad(weights.block_ends, (1, 0)).gather(1, block)[:, 0]
@@ -99,7 +104,8 @@ def draw(weights: Weights, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Index [r, 1] of the first place with weight > 0 and running sum above target, else of the last with weight > 0.
+    """Returns the index [r, 1] of the first place with weight > 0 and running sum above target, else of the last with
+    weight > 0.
 
     Rounding may leave the last running sum at the target, or one running sum a hair below its predecessor.
     """
@@ -110,19 +116,19 @@ def _first_above(ends: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def _first(places: Tensor) -> Tensor:
-    """Index [r, 1] of the first True in each row; 0 where there is none."""
+    """Returns the index [r, 1] of the first True in each row; 0 where there is none."""
     return places.byte().argmax(dim=1, keepdim=True)
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """values [r, w] as [r, num_blocks, BLOCK], zero beyond w"""
+    """Returns values [r, w] as [r, num_blocks, BLOCK], zero beyond w."""
     missing = -values.shape[1] % BLOCK
     padded = torch.nn.functional.pad(values, (0, missing)) if missing else values
     return padded.reshape(len(values), -1, BLOCK)
 
 
 def _doubling_sums(values: Tensor) -> Tensor:
-    """Inclusive prefix sums along the last dimension (Hillis, Steele: "Data parallel algorithms", 1986)."""
+    """Returns inclusive prefix sums along the last dimension (Hillis, Steele: "Data parallel algorithms", 1986)."""
     shift = 1
     while shift < values.shape[-1]:
         values = torch.cat((values[..., :shift], values[..., shift:] + values[..., :-shift]), dim=-1)

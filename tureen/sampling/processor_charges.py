@@ -1,5 +1,4 @@
-"""The cost that clients' code has for others: the time that steps waited for it, charged to its client whatever it
-sends."""
+"""Charges clients for the time that steps waited for their code, whatever code they send."""
 
 from __future__ import annotations
 
@@ -9,23 +8,23 @@ from collections.abc import Callable
 from tureen.errors import TooManyRequests
 
 LIMIT_S = 2.0
-"""Seconds of waiting that a client may owe; past it, its processors are refused until half of it is paid."""
+"""Seconds of waiting that a client may owe. Beyond, its processors are refused until half of it is paid."""
 
 PAID_PER_S = 0.1
-"""A client's code may take a tenth of others' time for as long as it likes."""
+"""Seconds of its debt that a client pays in each second: its code may always take a tenth of others' time."""
 
 SUSPENDED_S = 60.0
-"""After code that did not return."""
+"""Seconds for which a client's code is refused after some of it did not return."""
 
 MAX_ENDS = 3
-"""A client's code is suspect after this many ends from outside within SUSPENDED_S: it may be why."""
+"""Number of ends from outside, within SUSPENDED_S, after which a client's code is suspected to cause them."""
 
 LONGEST_REST_S = 5.0
 MAX_CLIENTS = 4096
 
 
 class ClientCharges:
-    """One client's."""
+    """The account of one client."""
 
     def __init__(self, now_s: float) -> None:
         self.debt_s = 0.0
@@ -44,7 +43,8 @@ class Charges:
         self._accounts: dict[str, ClientCharges] = {}
 
     def add(self, client: str, seconds: float) -> None:
-        """Others waited so long: the client's requests that use code sit out as long, and it owes the time."""
+        """Notes that others waited so long: the client's requests that use code sit out as long, and it owes the
+        time."""
         now_s = self._clock()
         account = self._account(client, now_s)
         account.debt_s = self._debt(account, now_s) + seconds
@@ -55,12 +55,12 @@ class Charges:
             self._suspend(account, until_s, f"it made others wait for {account.debt_s:.1f} s lately")
 
     def suspend(self, client: str, why: str) -> None:
-        """Refuse its code for a while: some did not return."""
+        """Refuses a client's code for SUSPENDED_S; `why` is for the error."""
         now_s = self._clock()
         self._suspend(self._account(client, now_s), now_s + SUSPENDED_S, why)
 
     def note_end(self, client: str) -> None:
-        """A process of its code was ended from outside: that is held against it when it goes on happening."""
+        """Notes that a process of the client's code was ended from outside; MAX_ENDS of them suspend the client."""
         now_s = self._clock()
         account = self._account(client, now_s)
         account.ends_s = [end_s for end_s in account.ends_s if end_s > now_s - SUSPENDED_S] + [now_s]
@@ -68,6 +68,7 @@ class Charges:
             self._suspend(account, now_s + SUSPENDED_S, f"{MAX_ENDS} of its processes were ended from outside lately")
 
     def is_resting(self, client: str) -> bool:
+        """Says whether the client's requests that use code sit out this step."""
         account = self._accounts.get(client)
         return account is not None and account.rests_until_s > self._clock()
 

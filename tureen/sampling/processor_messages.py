@@ -1,4 +1,4 @@
-"""The messages between the engine and the workers of client processors. Their replies have a fixed size."""
+"""The messages between the engine and the workers of client processors. Replies have a fixed size."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from tureen.sandbox.limits import WorkerLimits
 LIMITS = WorkerLimits(memory_bytes=512 << 20, cpu_s=5, is_sealed=True)
 
 REPLY = struct.Struct("<IBB200s")
-"""Number of the message that is answered, status (one of the three below), length of the text, text in UTF-8."""
+"""Layout of a reply: number of the message answered, status (one of the three below), length of the text, text in
+UTF-8."""
 
 DONE, FAILED, REJECTED = 0, 1, 2
 MAX_TEXT_BYTES = 200
 
 
 class LogitsShape(msgspec.Struct, frozen=True, array_like=True):
-    """The size of the logits that a worker shares with the engine, float32; the fork server is started with it."""
+    """The size of the float32 logits that a worker shares with the engine; the fork server is started with it."""
 
     rows: int
     width: int
 
 
 class LoadCode(msgspec.Struct, frozen=True, tag="load", array_like=True):
-    """To a worker, once: what the client sent. It is message 0."""
+    """Tells a worker, once and as message 0, to load what the client sent."""
 
     payload: str
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that a worker is to know from now on."""
+    """A sequence that a worker must know from now on."""
 
     number: int
     params: bytes  # JSON: it has integers of any size
@@ -40,7 +41,10 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRows(msgspec.Struct, frozen=True, tag="run", array_like=True):
-    """To a worker: process the first rows of the memory. `rows`: of each the sequence, and its newest output tokens."""
+    """Tells a worker to process the first rows of the shared memory.
+
+    rows: the sequence of each row, and its newest output tokens.
+    """
 
     number: int  # of this message: 1, 2, …
     rows: list[tuple[int, list[int]]]

@@ -1,4 +1,5 @@
-"""The workers of client processors: one for each client and payload. Loading happens in threads, beside the steps."""
+"""The workers of client processors: one for each pair of client and payload. They are loaded in threads, beside the
+steps."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ LOAD_TIMEOUT_S = 10.0  # of the clock on the wall: LOAD_CPU_S of the processor i
 LOAD_CPU_S = 2.0
 CALL_TIMEOUT_S = 1.0
 IDLE_S = 30.0
-"""Seconds for which a worker that no request needs any more is kept for the next one."""
+"""Seconds for which a worker that no request needs is kept for the next one."""
 
 MAX_WORKERS = 16
 MAX_LOADS = 4
@@ -40,7 +41,7 @@ Rows = NDArray[np.float32]
 
 
 class WorkerKey(NamedTuple):
-    """The owner of a worker, client and payload: two clients share no worker, whatever they send."""
+    """The client and the payload that a worker is for. Two clients share no worker, whatever they send."""
 
     client: str
     digest: bytes  # of the payload
@@ -55,7 +56,7 @@ class ProcessorError(Exception):
 
 
 class Raised(ProcessorError):
-    """The processor raised, or returned what is no logits; its worker goes on."""
+    """The processor raised, or returned something other than logits. Its worker can be used again."""
 
 
 class Tracked:
@@ -83,7 +84,8 @@ class ProcessorBatch(NamedTuple):
 
 
 class RemoteProcessor:
-    """A client's code in its worker. Not trusted: replies have a fixed size, its memory is copied, then read."""
+    """A client's code in its worker. It is not trusted: replies have a fixed size, and its memory is copied before it
+    is read."""
 
     def __init__(self, worker: Worker, rows: Rows) -> None:
         self.worker = worker
@@ -94,7 +96,7 @@ class RemoteProcessor:
         self._number = 0  # of the newest message; a reply names the one it answers
 
     def load(self, payload: str) -> None:
-        """Raises ProcessorError, Lost."""
+        """Has the worker load the payload. Raises ProcessorError, Lost."""
         until_s = time.monotonic() + LOAD_TIMEOUT_S
         self.worker.begin(time.monotonic() + START_TIMEOUT_S)
         self.worker.send(msgspec.msgpack.encode(messages.LoadCode(payload)), until_s=until_s)
@@ -104,7 +106,10 @@ class RemoteProcessor:
         self._receive(until_s)
 
     def start(self, logits: Sequence[Rows], sequences: Sequence[Tracked], until_s: float) -> None:
-        """Hand over rows of logits [vocabulary]. Raises Lost."""
+        """Sends rows of logits [vocabulary], and the sequence of each row, to the worker.
+
+        until_s: when it must have taken them, in seconds of the monotonic clock. Raises Lost.
+        """
         for place, row in enumerate(logits):
             self._rows[place] = row
         rows, new = [], []
@@ -132,6 +137,7 @@ class RemoteProcessor:
         return copies
 
     def drop(self, number: int) -> None:
+        """Forgets a sequence, here and in the worker."""
         if self._known.pop(number, None) is not None:
             self._dropped.append(number)
 
@@ -147,7 +153,7 @@ class RemoteProcessor:
 
 
 class Lease:
-    """A client's processor for as long as requests need it: being loaded, loaded, or failed."""
+    """A client's processor while requests need it: it is being loaded, is loaded, or has failed."""
 
     def __init__(self, key: WorkerKey, payload: str) -> None:
         self.key = key
@@ -159,14 +165,14 @@ class Lease:
         self.is_settled = threading.Event()
 
     def note_use(self, idle_since_s: float | None) -> None:
-        """None: requests need it."""
+        """Notes since when nobody needs the processor, in seconds of the monotonic clock; None: requests need it."""
         self.idle_since_s = idle_since_s or 0.0
         if self.processor is not None:
             self.processor.worker.idle_since_s = idle_since_s
 
 
 class ProcessorPool:
-    """All of them. The engine's thread calls it; loading and expiry happen in other threads."""
+    """All workers of client processors. The engine's thread calls it; loading and expiry happen in other threads."""
 
     def __init__(
         self,
@@ -200,7 +206,7 @@ class ProcessorPool:
             raise StartupError("--enable-custom-logit-processor: the sandbox for client code did not start")
 
     def acquire(self, client: str, payload: str) -> Lease:
-        """Have a client's processor loaded, or share the one that it has; `release` it when the request has ended.
+        """Has a client's processor loaded, or shares the one that it has. `release` it when the request has ended.
 
         Does not wait. Raises TooManyRequests for a client whose code held up others too long, Unavailable.
         """
@@ -220,17 +226,17 @@ class ProcessorPool:
             return lease
 
     def release(self, lease: Lease) -> None:
-        """One request needs it no more."""
+        """Gives up one request's use of a processor."""
         with self._lock:
             lease.num_users -= 1
             if lease.num_users == 0:
                 lease.note_use(self._clock())
 
     def run(self, batches: Sequence[ProcessorBatch]) -> list[Rows | ProcessorError]:
-        """Process the rows of all batches at once; no key comes twice, and each has been acquired.
+        """Processes the rows of all batches at once. Each key was acquired and comes once.
 
-        Of each the result [rows, vocabulary], which holds until the next call, or why there is none. Takes at most the
-        time for one call, whatever the number of batches; `take_waits` tells how long it was.
+        Returns for each batch the result [rows, vocabulary], which holds until the next call, or the error. Takes at
+        most the time allowed for one call, whatever the number of batches; `take_waits` tells how long it was.
         """
         results: dict[WorkerKey, Rows | ProcessorError] = {}
         begun_s = self._clock()
@@ -254,18 +260,18 @@ class ProcessorPool:
         return [results[batch.key] for batch in batches]
 
     def drop(self, key: WorkerKey, number: int) -> None:
-        """This sequence has ended."""
+        """Forgets a sequence that has ended."""
         lease = self._leases.get(key)
         if lease is not None and lease.processor is not None:
             lease.processor.drop(number)
 
     def take_waits(self) -> dict[str, float]:
-        """Seconds that `run` has waited for each client's code since the last call."""
+        """Returns the seconds that `run` has waited for each client's code since the last call."""
         waits, self._waits = self._waits, {}
         return waits
 
     def end_idle(self) -> None:
-        """End the workers that nobody has needed for a while."""
+        """Ends the workers that nobody has needed for IDLE_S."""
         with self._lock:
             old_s = self._clock() - IDLE_S
             for lease in list(self._leases.values()):
@@ -275,7 +281,7 @@ class ProcessorPool:
                         self._end(lease)
 
     def close(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         self.supervisor.close()
         self._threads.shutdown(cancel_futures=True)
         for worker in self.supervisor.workers:
@@ -295,7 +301,7 @@ class ProcessorPool:
     def _noting(
         self, key: WorkerKey, results: dict[WorkerKey, Rows | ProcessorError], begun_s: float
     ) -> Iterator[None]:
-        """An error becomes the result, and the wait the client's. A worker that is lost ends."""
+        """Makes an error the result of a key, and charges the wait to its client. Ends a worker that is lost."""
         try:
             yield
         except ProcessorError as error:
@@ -321,7 +327,7 @@ class ProcessorPool:
                 self._leases[key] = lease  # who still needs it is told
 
     def _begin_load(self, lease: Lease) -> None:
-        """Raises Unavailable."""
+        """Starts a thread that loads the processor. Raises Unavailable."""
         try:
             self._threads.submit(self._load, lease)
         except RuntimeError:  # what the pool could not begin it keeps: `_load` sees that the place is gone
@@ -333,7 +339,7 @@ class ProcessorPool:
             ) from None
 
     def _load(self, lease: Lease) -> None:
-        """In a thread."""
+        """Loads a processor; runs in a thread of its own."""
         try:
             try:
                 lease.processor = self._loaded(lease)
@@ -385,7 +391,7 @@ class ProcessorPool:
         return RemoteProcessor(worker, np.frombuffer(shared, dtype=np.float32).reshape(rows, width))
 
     def _can_seal(self) -> bool:
-        """Whether this kernel holds a worker: one that could not be sealed ends before it answers."""
+        """Says whether this kernel can confine a worker: one that could not be sealed ends before it answers."""
         with contextlib.suppress(ProcessorError, Lost, OSError):
             processor = self._start_worker()
             try:
@@ -396,7 +402,7 @@ class ProcessorPool:
         return False
 
     def _make_room(self) -> None:
-        """For one more worker. Raises Unavailable when requests need all that there are."""
+        """Ends an idle worker for one more. Raises Unavailable when requests need all that there are."""
         held = [lease for lease in self._leases.values() if lease.error is None]
         if len(held) < MAX_WORKERS:
             return
@@ -417,13 +423,13 @@ class ProcessorPool:
 
 
 def _has_lost_worker(lease: Lease) -> bool:
-    """Whether it was ended while nobody needed it, for want of memory or from outside."""
+    """Says whether a worker was ended while nobody needed it, for want of memory or from outside."""
     worker = None if lease.processor is None else lease.processor.worker
     return worker is not None and (worker.is_killed or not worker.is_alive)
 
 
 def _answering(processors: list[RemoteProcessor], until_s: float) -> list[RemoteProcessor]:
-    """Those whose reply has come; past the time all of them."""
+    """Returns the processors whose reply has come; after `until_s` it returns all of them."""
     by_number = {processor.worker.fileno(): processor for processor in processors}
     poll = select.poll()
     for number in by_number:

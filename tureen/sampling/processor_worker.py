@@ -1,6 +1,6 @@
 """`python -I -m tureen.sampling.processor_worker`: a fork server whose workers run the code of one client each.
 
-Nowhere else is anything of a client unpickled.
+A client's bytes are unpickled in these workers and nowhere else.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _decoder = msgspec.msgpack.Decoder(messages.ToWorker)
 
 
 class Rejected(Exception):
-    """The payload holds no processor."""
+    """The payload holds no processor that can be run."""
 
 
-class Nowhere(io.TextIOBase):
-    """Takes what a processor prints, and drops it."""
+class NullStream(io.TextIOBase):
+    """A text stream that drops what a processor prints."""
 
     def write(self, text: str, /) -> int:
         return len(text)
 
 
 def program(setup: bytes) -> Program:
+    """Returns the program of the workers; setup: a LogitsShape as msgpack."""
     shape = msgspec.msgpack.decode(setup, type=messages.LogitsShape)
     _stand_in_for_sglang()
     warm_up()
@@ -55,7 +56,7 @@ def program(setup: bytes) -> Program:
     def open_(descriptors: Sequence[int]) -> Handle:
         shared = mmap.mmap(descriptors[0], shape.rows * shape.width * 4)
         logits = torch.frombuffer(shared, dtype=torch.float32).view(shape.rows, shape.width)
-        sys.stdout = sys.stderr = Nowhere()
+        sys.stdout = sys.stderr = NullStream()
         sys.setrecursionlimit(MAX_DEPTH)
         return LoadedProcessor(logits).handle
 
@@ -71,6 +72,7 @@ class LoadedProcessor:
         self._sequences: dict[int, dict[str, Any]] = {}
 
     def handle(self, data: bytes) -> bytes:
+        """Carries out one message and returns the reply."""
         message = _decoder.decode(data)
         number = message.number if isinstance(message, messages.RunRows) else 0
         try:
@@ -117,7 +119,7 @@ def _run(processor: Any, message: messages.RunRows, sequences: dict[int, dict[st
 
 
 def warm_up() -> None:
-    """Do once, before any fork, what loads modules or starts threads at its first use: workers open no files."""
+    """Does once, before any fork, what loads modules or starts threads at its first use: workers open no files."""
     torch.set_num_threads(1)
     logits = torch.zeros(2, 8)
     logits[0, :] = -float("inf")
@@ -134,7 +136,7 @@ def warm_up() -> None:
 
 
 def _stand_in_for_sglang() -> None:
-    """A class that was pickled by SGLang's client names its base there."""
+    """Makes the modules in which a class that was pickled by SGLang's client has its base."""
     parts = SGLANG_NAME.split(".")
     for length in range(1, len(parts) + 1):
         name = ".".join(parts[:length])

@@ -55,7 +55,8 @@ class User:
 
 
 class LogitStage(NamedTuple):
-    """`run` says which of the user's tokens change, and the number for each that the operation takes."""
+    """A stage that changes logits. `run` returns which of the row's tokens change, and the operation's number for
+    each."""
 
     applies: Applies
     operation: Operation
@@ -64,21 +65,22 @@ class LogitStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The most probable tokens of r rows, best first. Weights are relative to the best token's, which is 1."""
+    """The most probable tokens of r rows, best first. Weights are relative to that of the best token, which is 1."""
 
     weights: Values  # [r, w]
     totals: Values  # [r]: sum of the weights over the whole vocabulary
     params: Sequence[SamplingParams]
 
     def column(self, values: Iterable[float]) -> Values:
-        """[r]"""
+        """Returns one value for each row as an array [r]."""
         return np.array(list(values), dtype=np.float64)
 
 
 class Cut(NamedTuple):
-    """`num_kept` says how many leading tokens of each row are kept: [r], at least 1.
+    """A stage that drops unlikely tokens. `num_kept` returns how many leading tokens of each row are kept: [r], at
+    least 1.
 
-    When its rule would go on beyond the w tokens given, it must answer w or more.
+    When its rule would keep more than the w tokens given, it must return w or more.
     """
 
     applies: Applies
@@ -91,6 +93,8 @@ CUTS: list[Cut] = []
 
 
 def logit_stage(applies: Applies, operation: Operation) -> Callable[[LogitStageBody], LogitStageBody]:
+    """Registers a function as a stage that changes logits, for rows to whose parameters it `applies`."""
+
     def register(run: LogitStageBody) -> LogitStageBody:
         LOGIT_STAGES.append(LogitStage(applies, operation, run))
         return run
@@ -99,6 +103,8 @@ def logit_stage(applies: Applies, operation: Operation) -> Callable[[LogitStageB
 
 
 def cut(applies: Applies) -> Callable[[Callable[[Ranked], Ids]], Callable[[Ranked], Ids]]:
+    """Registers a function as a stage that drops unlikely tokens, for rows to whose parameters it `applies`."""
+
     def register(rule: Callable[[Ranked], Ids]) -> Callable[[Ranked], Ids]:
         CUTS.append(Cut(applies, rule))
         return rule
@@ -111,25 +117,26 @@ def cut(applies: Applies) -> Callable[[Callable[[Ranked], Ids]], Callable[[Ranke
 
 @logit_stage(lambda p: p.frequency_penalty != 0.0, Operation.ADD)
 def frequency_penalty(user: User) -> Change:
-    """logit -= penalty * count in the output"""
+    """Subtracts penalty * count for each token of the output (OpenAI's API reference)."""
     return user.output.ids, user.output.counts * -user.params.frequency_penalty
 
 
 @logit_stage(lambda p: p.presence_penalty != 0.0, Operation.ADD)
 def presence_penalty(user: User) -> Change:
-    """logit -= penalty if in the output"""
+    """Subtracts the penalty for each token of the output (OpenAI's API reference)."""
     return _same(user.output.ids, -user.params.presence_penalty)
 
 
 @logit_stage(lambda p: p.has_repetition_penalty, Operation.WEAKEN)
 def repetition_penalty(user: User) -> Change:
-    """Tokens of prompt or output: a positive logit is divided by the penalty, a negative one multiplied."""
+    """Divides positive logits of tokens of prompt and output by the penalty, and multiplies negative ones (CTRL,
+    arXiv:1909.05858)."""
     return _same(user.seen.ids, user.params.repetition_penalty)
 
 
 @logit_stage(lambda p: p.min_new_tokens > 0, Operation.FORBID)
 def min_new_tokens(user: User) -> Change:
-    """EOS and stop token ids cannot be drawn until the output is long enough."""
+    """Forbids EOS and stop token ids until the output is long enough."""
     if user.num_outputs >= user.params.min_new_tokens:
         return NO_CHANGE
     return _same(np.array(user.slot.state.end_token_ids, dtype=np.int64), -np.inf)
@@ -137,34 +144,36 @@ def min_new_tokens(user: User) -> Change:
 
 @logit_stage(lambda p: bool(p.logit_bias), Operation.ADD)
 def logit_bias(user: User) -> Change:
-    """logit += bias; a forbidden token stays forbidden"""
+    """Adds the bias to each logit; a forbidden token stays forbidden."""
     biases = user.params.logit_bias
     return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float64)
 
 
 def temperature(params: Iterable[SamplingParams]) -> Values:
-    """Returns for each row the number by which differences between logits are divided. Log-probabilities of greedy rows
-    are taken at 1."""
+    """Returns for each row the number by which differences between logits are divided, [r].
+
+    Greedy rows have 1: their log-probabilities are taken at it.
+    """
     return np.array([1.0 if p.is_greedy else p.temperature for p in params])
 
 
 @cut(lambda p: p.top_k > 0)
 def top_k(ranked: Ranked) -> Ids:
-    """The k most probable tokens"""
+    """Keeps the k most probable tokens (Fan et al., arXiv:1805.04833)."""
     width = ranked.weights.shape[1]
     return np.array([min(p.top_k, width) for p in ranked.params], dtype=np.int64)
 
 
 @cut(lambda p: p.top_p < 1.0)
 def top_p(ranked: Ranked) -> Ids:
-    """The smallest set of tokens whose probability reaches top_p"""
+    """Keeps the smallest set of tokens whose probability reaches top_p (Holtzman et al., arXiv:1904.09751)."""
     least = ranked.column(p.top_p for p in ranked.params) * ranked.totals
     return _num_before(np.cumsum(ranked.weights, axis=1) >= least[:, None]) + 1
 
 
 @cut(lambda p: p.min_p > 0.0)
 def min_p(ranked: Ranked) -> Ids:
-    """Tokens at least min_p times as probable as the best"""
+    """Keeps the tokens that are at least min_p times as probable as the best (arXiv:2407.01082)."""
     return _num_before(ranked.weights < ranked.column(p.min_p for p in ranked.params)[:, None])
 
 
@@ -172,15 +181,17 @@ def min_p(ranked: Ranked) -> Ids:
 
 
 def uses_cut(params: SamplingParams) -> bool:
+    """Says whether any cut applies to these parameters."""
     return any(stage.applies(params) for stage in CUTS)
 
 
 def stages_of(params: SamplingParams) -> tuple[int, ...]:
+    """Returns the indices of the stages that apply to these parameters."""
     return tuple(place for place, stage in enumerate(LOGIT_STAGES) if stage.applies(params))
 
 
 def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slot], num_outputs: Sequence[int]) -> bool:
-    """Change logits [rows, vocab] in place; False when no row uses any stage."""
+    """Changes logits [rows, vocab] in place. Returns False when no row uses any stage."""
     rows_of: dict[int, list[int]] = {}
     for row, slot in enumerate(slots):
         for place in slot.stages:
@@ -195,7 +206,10 @@ def run_logit_stages(arithmetic: Arithmetic, logits: Logits, slots: Sequence[Slo
 
 
 def num_kept(weights: Values, totals: Values, params: Sequence[SamplingParams]) -> Ids:
-    """How many leading places of the ranked weights [r, w] the cuts keep together: [r], at most w."""
+    """Returns how many leading places of the ranked weights [r, w] the cuts keep together: [r], at most w.
+
+    totals: the sum of all weights of each row, [r].
+    """
     kept = np.full(len(weights), weights.shape[1], dtype=np.int64)
     for stage in CUTS:
         rows = [row for row, p in enumerate(params) if stage.applies(p)]
@@ -206,7 +220,7 @@ def num_kept(weights: Values, totals: Values, params: Sequence[SamplingParams]) 
 
 
 def _num_before(reached: NDArray[np.bool_]) -> Ids:
-    """[r]: number of places before the first True; all of them where there is none."""
+    """Returns the number of places before the first True, [r]; all of them where there is none."""
     first: Ids = np.where(reached.any(axis=1), reached.argmax(axis=1), reached.shape[1])
     return first
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Word = Any
-"""An integer below 2**32, or an array of such as uint64."""
+"""An integer below 2**32, or an array of such integers as uint64."""
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -19,7 +19,7 @@ FEW = 12  # up to as many numbers, plain integers are faster than arrays
 
 
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Ten rounds of Philox4x32.
+    """Computes ten rounds of Philox4x32 for a counter of four words and a key of two; returns four words.
 
     Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
@@ -34,7 +34,7 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for each (seed, position); seeds are taken modulo 2**64."""
+    """Returns one number in [0, 1) with 53 random bits for each (seed, position); seeds are taken modulo 2**64."""
     if len(seeds) <= FEW:
         return np.array([_uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)], np.float64)
     low_keys, high_keys = _words(seeds)

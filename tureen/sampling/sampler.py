@@ -1,4 +1,4 @@
-"""Logits to tokens."""
+"""Draws tokens from logits: runs the stages of processors.py in their order, draws, and reports log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws the next token of each row of a batch. Rows are independent: a row's result does not depend on the others.
+    """Draws the next token of each row of a batch. A row's result does not depend on the other rows.
 
     A failed row (NaN or +Inf among its logits, or no token that may be drawn) leaves its slot as it was, and so does a
     call that raises.
@@ -54,7 +54,7 @@ class Sampler:
         self.plain: set[int] = set()  # slots that take the best token, and ask nothing else of their logits
 
     def set_slot(self, state: SlotState) -> None:
-        """A sequence takes the slot. Nothing of the one that held it before remains."""
+        """Gives a slot to a sequence. Nothing remains of the one that held it before."""
         held = self._slots[state.slot]
         if held is not None and held.custom is not None:
             self._custom.leave(held.custom)
@@ -74,11 +74,11 @@ class Sampler:
         masks: Mapping[int, Mask] = NO_MASKS,
         peaks: Peaks | None = None,
     ) -> list[Draw]:
-        """One token per row of logits [rows, vocab] float32, which are overwritten.
+        """Draws one token per row of logits [rows, vocab] float32, which are overwritten.
 
         positions[i] is the absolute index, in its sequence, of the token being drawn for slots[i]; masks has the tokens
-        that its grammar allows, by slot. A failed row gets error NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves
-        no token. `peaks`: those of the logits, where they are known.
+        that its grammar allows, by slot. peaks: those of the logits, where they are known. A failed row gets error
+        NAN_LOGITS, or NOTHING_TO_DRAW where the mask leaves no token.
         """
         if tuple(logits.shape) != (len(slots), self._vocab_size):
             raise ValueError(f"logits {tuple(logits.shape)} for {len(slots)} rows and {self._vocab_size} tokens")
@@ -109,17 +109,18 @@ class Sampler:
 
     @property
     def processors(self) -> ProcessorPool | None:
-        """The workers of client processors."""
+        """The workers of client processors; None where clients may not send any."""
         return self._custom.pool
 
     def close(self) -> None:
-        """End the processes of custom logit processors."""
+        """Ends the processes of custom logit processors."""
         self._custom.close()
 
     def score(self, logits: Logits, slot: int, targets: Sequence[int]) -> tuple[PositionLogprobs, ...] | None:
-        """Prompt log-probabilities: log softmax of the model's own logits [len(targets), vocab] at each target.
+        """Returns prompt log-probabilities: log softmax, in nats, of the model's own logits [len(targets), vocab] at
+        each target.
 
-        None where a row of logits holds NaN or +Inf, or -Inf alone.
+        Returns None where a row of logits holds NaN or +Inf, or -Inf alone.
         """
         spec = _spec(self._slot(slot))
         positions: list[PositionLogprobs] = []
@@ -132,7 +133,8 @@ class Sampler:
         return tuple(positions)
 
     def catch_up(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
-        """Tokens at positions start, … of a sequence: its output may have grown by tokens that were not drawn here."""
+        """Takes tokens at positions start, … of a sequence: its output may have grown by tokens that were not drawn
+        here."""
         held = self._slots[slot]
         if held is not None:
             known = len(held.state.prompt_ids) + held.num_outputs
@@ -154,7 +156,7 @@ class Sampler:
         positions: Sequence[int],
         masks: Mapping[int, Mask],
     ) -> tuple[Peaks, dict[int, RowError]]:
-        """All stages before temperature. The rows that failed may have any logits then."""
+        """Runs all stages before temperature. The rows that failed may have any logits then."""
         peaks = peaks or self._arithmetic.peaks(logits)
         sound = np.isfinite(peaks.values)
         num_outputs = [position - len(slot.state.prompt_ids) for slot, position in zip(batch, positions, strict=True)]
@@ -174,7 +176,7 @@ class Sampler:
     def _draw(
         self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], positions: Sequence[int], rows: Sequence[int]
     ) -> dict[int, int]:
-        """The token of each of `rows`."""
+        """Returns the token of each of `rows`."""
         drawing = [row for row in rows if not batch[row].params.is_greedy]
         tokens = {row: int(peaks.token_ids[row]) for row in rows if batch[row].params.is_greedy}
         cut = [row for row in drawing if processors.uses_cut(batch[row].params)]
@@ -195,7 +197,8 @@ class Sampler:
     def _reports(
         self, logits: Logits, peaks: Peaks, batch: Sequence[Slot], tokens: Mapping[int, int]
     ) -> dict[int, PositionLogprobs]:
-        """Log-probabilities of the distributions that tokens were drawn from, of the rows that ask for these."""
+        """Returns log-probabilities of the distributions that tokens were drawn from, of the rows that ask for
+        these."""
         asking = [row for row in sorted(tokens) if _mode(batch[row]) == "processed"]
         if not asking:
             return {}

@@ -1,4 +1,7 @@
-"""The sampler's state of each sequence, by slot. On the host: it is small, and one transfer a stage sends it."""
+"""The sampler's state of each sequence, by slot.
+
+It is kept on the host: it is small, and one transfer a stage sends it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tureen.sampling.custom import CustomState
 
 
 class TokenCounts:
-    """How often each distinct token occurred. Takes memory for the distinct tokens only."""
+    """Counts how often each distinct token occurred. Takes memory for the distinct tokens only."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._ids, counts = np.unique(np.array(token_ids, dtype=np.int64), return_counts=True)
@@ -42,7 +45,7 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class Slot:
-    """One sequence. Only the counts change, with each output token."""
+    """The sampler's state of one sequence. Only the counts change, with each output token."""
 
     state: SlotState
     stages: tuple[int, ...]  # places in LOGIT_STAGES of the stages it uses
@@ -54,7 +57,7 @@ class Slot:
 
     @property
     def follows(self) -> bool:
-        """Whether `record` is to be called for every token of the output."""
+        """Says whether `record` must be called for every token of the output."""
         return self.output is not None or self.seen is not None or self.custom is not None
 
     @property
@@ -62,7 +65,7 @@ class Slot:
         return self.state.params
 
     def record(self, token_id: int) -> None:
-        """One more output token."""
+        """Adds one output token."""
         self.num_outputs += 1
         for counts in (self.output, self.seen):
             if counts is not None:
@@ -72,7 +75,7 @@ class Slot:
 
 
 def start_slot(state: SlotState, stages: tuple[int, ...], custom: CustomState | None = None) -> Slot:
-    """Starts a slot in the state in which it would be if every token of state.output_ids had been drawn here."""
+    """Returns a slot in the state in which it would be if every token of state.output_ids had been drawn here."""
     params = state.params
     known_prompt = tuple(token_id for token_id in state.prompt_ids if token_id != NO_TOKEN)
     counts_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0

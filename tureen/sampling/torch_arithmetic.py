@@ -37,7 +37,7 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class TorchArithmetic:
-    """The arithmetic in torch: it computes all weights of a row's softmax, in float64."""
+    """The sampler's `Arithmetic` in torch: it computes all weights of a row's softmax, in float64."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -121,7 +121,7 @@ class TorchArithmetic:
         logits[row].copy_(other[other_row])
 
     def _weights(self, softmaxes: Softmaxes) -> tuple[Tensor, Weights]:
-        """The rows' own logits, and their weights."""
+        """Returns the rows' own logits, and their weights."""
         logits = self._taken(softmaxes.logits, softmaxes.rows)
         peaks, temperatures = self._sent(softmaxes.peaks), self._sent(softmaxes.temperatures)
         return logits, softmax_weights(logits, peaks, temperatures)

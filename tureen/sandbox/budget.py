@@ -1,4 +1,4 @@
-"""The memory of all helper processes together."""
+"""Limits the memory of all helper processes together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHARE = 0.25
 """The share of the memory that helpers may take, by default."""
 
 FRONT_SHARE = 1 / 3
-"""The share of that for the front's helpers: pictures, second checks. The rest is the engine's: grammars, client
-processors."""
+"""The share of the helpers' memory that the front's helpers may take: pictures, second checks. The rest is for the
+engine's: grammars, client processors."""
 
 SETTLED_S = 0.5
-"""A reservation ends as long after its worker was first seen at work; then what the worker takes counts."""
+"""Seconds after a worker was first seen at work at which its reservation ends; from then on what it takes counts."""
 
 ROOM_TIMEOUT_S = 30.0
 
@@ -34,12 +34,14 @@ def helper_bytes(config: Config) -> int:
 
 
 class HasWorkers(Protocol):
+    """An owner of workers, such as a Supervisor."""
+
     @property
     def workers(self) -> list[Worker]: ...
 
 
 class Reservation:
-    """Memory for a worker that starts, until it has shown what it takes."""
+    """Memory reserved for a worker that starts, until its use of memory can be measured."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -48,8 +50,10 @@ class Reservation:
 
 
 class MemoryBudget:
-    """Ends workers while all together take more than the limit: idle ones first, the one idle for longest before all
-    others; then the largest. What starts has its memory reserved. Any thread may call it."""
+    """Ends workers while all together take more than the limit, and reserves memory for those that start.
+
+    Idle workers go first, the one idle for longest before all others; then the largest. Any thread may call it.
+    """
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_bytes = limit_bytes
@@ -59,22 +63,25 @@ class MemoryBudget:
         self._reservations: list[Reservation] = []
 
     def add(self, owner: HasWorkers) -> None:
+        """Counts the workers of this owner from now on."""
         with self._changed:
             self._owners.append(owner)
 
     def discard(self, owner: HasWorkers) -> None:
+        """Counts the workers of this owner no longer."""
         with self._changed:
             self._owners.remove(owner)
 
     @property
     def used_bytes(self) -> int:
+        """The bytes that the workers of all owners take now."""
         with self._changed:
             return sum(self._sizes().values())
 
     def reserve(self, size: int, timeout_s: float = ROOM_TIMEOUT_S) -> Reservation | None:
-        """Wait for room, which idle workers make; None where there was none in time.
+        """Waits for room, which idle workers make. Returns None where there was none within `timeout_s`.
 
-        One start at a time always has room: what it takes too much, `enforce` takes from others or from it.
+        One start at a time always has room: if it takes too much, `enforce` ends other workers, or it.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._make_room(size), timeout_s):
@@ -84,7 +91,7 @@ class MemoryBudget:
             return reservation
 
     def release(self, worker: Worker | None, reservation: Reservation | None = None) -> None:
-        """It has ended, or was not started."""
+        """Ends the reservation of a worker that has ended, or was not started."""
         with self._changed:
             self._reservations = [
                 held
@@ -94,7 +101,7 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def enforce(self) -> None:
-        """Kill until what remains fits. Who waits for a worker that is killed is told that it is lost."""
+        """Kills workers until the rest fits. Who waits for a killed worker is told that it is lost."""
         with self._changed:
             self._reservations = [held for held in self._reservations if not self._has_settled(held)]
             sizes = self._sizes()
@@ -109,11 +116,11 @@ class MemoryBudget:
             total -= sizes[worker]
 
     def _sizes(self) -> dict[Worker, int]:
-        """Measure what each takes now."""
+        """Measures the bytes that each worker takes now."""
         return {worker: worker.memory_bytes for owner in self._owners for worker in owner.workers}
 
     def _make_room(self, size: int) -> bool:
-        """Whether one more may start. Ends idle workers that are in its way."""
+        """Says whether one more may start. Ends idle workers that are in its way."""
         sizes = {worker: taken for worker, taken in self._sizes().items() if not worker.is_killed}
         total = sum(sizes.values())
         for held in self._reservations:

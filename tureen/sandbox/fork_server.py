@@ -1,6 +1,6 @@
 """The fork server: a process that has loaded what its workers need, and forks them. It reads nothing of a client.
 
-A module that is to be one calls `main` when it is run: `python -I -m MODULE CONTROL SETUP`, started by supervisor.py.
+A module becomes one by calling `main` when it is run: `python -I -m MODULE CONTROL SETUP`, started by supervisor.py.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from tureen.sandbox import framing
 from tureen.sandbox.limits import WorkerLimits, confine, die_with_parent
 
 PING, READY = b"p", b"r"
-"""Messages on the control socket: READY once, and to answer a PING."""
+"""Messages on the control socket. The server says READY once it is, and to answer a PING."""
 
 FORK = struct.Struct("<Q")
-"""A new worker is to have this number; its descriptors come with it, its connection first."""
+"""Layout of the order to fork a worker of this number. Its descriptors come with the order, its connection first."""
 
 ENDED = struct.Struct("<Qi")
-"""A worker's number, and its exit status; negative: the signal that ended it."""
+"""Layout of a report: a worker's number, and its exit status; negative: the signal that ended it."""
 
 BORN = struct.Struct("<I")
-"""A worker's first words are its process id, with a descriptor of its process; READY follows once it is confined."""
+"""Layout of a worker's first message: its process id, sent with a descriptor of its process. READY follows once it is
+confined."""
 
 MAX_DESCRIPTORS = 4
 PARENT = "TUREEN_SANDBOX_PARENT"
 
 Handle = Callable[[bytes], bytes]
-"""A worker answers each message by one. The end of its connection ends it."""
+"""A function that answers each message to a worker by one message. The end of its connection ends the worker."""
 
 
 Workers = dict[int, tuple[int, int]]
@@ -50,7 +51,7 @@ class Program(NamedTuple):
 
 
 def main(make_program: Callable[[bytes], Program]) -> None:
-    """Serve until the supervisor is gone. `make_program` gets what the supervisor was given as setup."""
+    """Serves until the supervisor is gone. `make_program` gets the bytes that the supervisor was given as setup."""
     control, setup = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to stop; its end is ours
@@ -103,7 +104,7 @@ def _serve(control: socket.socket, program: Program, workers: Workers) -> None:
 def _work(
     control: socket.socket, program: Program, descriptors: Sequence[int], parent: int, others: Sequence[int]
 ) -> NoReturn:
-    """others: descriptors of other workers' processes."""
+    """Is a worker, from the fork to its end. others: descriptors of other workers' processes."""
     try:
         control.detach()
         for descriptor in others:

@@ -1,5 +1,7 @@
-"""Messages between processes over a socket: a length of four bytes, then so many bytes. A worker is hostile: its user
-bounds size and time."""
+"""Messages between processes over a socket: a length of four bytes, then so many bytes.
+
+A worker may be hostile, so whoever reads from one bounds size and time.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,22 @@ import time
 HEADER = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 256 << 20
 ANY_SIZE = (1 << 32) - 1
-"""A limit that the length of every message keeps."""
+"""A limit that allows every message: no length of four bytes exceeds it."""
 
 PIECE_BYTES = 1 << 20
 
 
 class Oversized(OSError):
-    """The other side announces more than it may send."""
+    """The other side announces a message larger than it may send."""
 
 
 def framed(payload: bytes) -> bytes:
-    """The bytes of one message, for who writes them otherwise than with `send`."""
+    """Returns the bytes of one message, for whoever writes them otherwise than with `send`."""
     return HEADER.pack(len(payload)) + payload
 
 
 def send(connection: socket.socket, *parts: bytes, until_s: float | None = None) -> None:
-    """Write one message, made of these parts. Raises OSError; TimeoutError past `until_s` of the monotonic clock."""
+    """Writes one message, made of these parts. Raises OSError; TimeoutError past `until_s` of the monotonic clock."""
     is_small = len(parts) == 1 and len(parts[0]) < PIECE_BYTES
     for part in (framed(parts[0]),) if is_small else (HEADER.pack(sum(map(len, parts))), *parts):
         _limit(connection, until_s)
@@ -36,9 +38,9 @@ def send(connection: socket.socket, *parts: bytes, until_s: float | None = None)
 def receive(
     connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES, *, until_s: float | None = None
 ) -> bytes | None:
-    """Read the next message; None when the other side is gone.
+    """Reads the next message; returns None when the other side is gone.
 
-    Raises OSError; TimeoutError past `until_s` of the monotonic clock, Oversized before any of it is read.
+    Raises OSError; TimeoutError past `until_s` of the monotonic clock, Oversized before any of the message is read.
     """
     header = _receive_exactly(connection, HEADER.size, until_s)
     if header is None:

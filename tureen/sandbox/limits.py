@@ -1,4 +1,4 @@
-"""The limits of a worker, and how it gives up all other rights."""
+"""Sets the limits of a worker, and gives up all its other rights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FILE_BYTES = 64 << 20  # of a file that a worker writes, where it may write 
 
 
 class WorkerLimits(NamedTuple):
-    """Bounds of one worker."""
+    """The bounds of one worker."""
 
     memory_bytes: int  # on top of what it is born with
     cpu_s: int  # that it may compute for a message; its user grants it anew with the next one
@@ -26,17 +26,17 @@ class WorkerLimits(NamedTuple):
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process end when its parent does, even while it is stopped. Raises OSError."""
+    """Has this process end when its parent does, even while it is stopped. Raises OSError."""
     seccomp.control(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def confine(limits: WorkerLimits, keep: int) -> None:
-    """Give up, for good, all but the limits and one descriptor. Raises OSError.
+    """Gives up, for good, every right of this process but its limits and the descriptor `keep`. Raises OSError.
 
-    Nothing is said on stderr from then on: a library that ends the process says why there, with pieces of what a
-    client sent. Where memory is short, this process goes first.
+    It writes nothing to stderr from then on: a library that ends the process says why there, with pieces of what a
+    client sent. Where memory is short, the system ends this process first.
     """
     os.chdir("/")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -57,7 +57,7 @@ def confine(limits: WorkerLimits, keep: int) -> None:
 
 
 def address_space(pid: int | str = "self") -> int:
-    """Bytes that a process has mapped. Raises OSError."""
+    """Returns the bytes that a process has mapped. Raises OSError."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""Whether a process still works, by what it answers. Time-outs count what it could have done."""
+"""Judges by its answers whether a process still works. Time-outs count the time in which it could have run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Verdict = Literal["well", "suspect", "hung"]
 
 
 class Patience(NamedTuple):
-    """How long an answer may take."""
+    """The bounds on how long an answer may take."""
 
     suspect_s: float = 0.5
     stopped_s: float = 1.0  # that a process may be stopped for, beyond that
@@ -17,7 +17,7 @@ class Patience(NamedTuple):
 
 
 class Pulse:
-    """Questions to one process. The clock is the caller's: it says what time it is, here and in the process."""
+    """Questions to one process, and when they were asked. The caller supplies the time, its own and the process's."""
 
     def __init__(self, patience: Patience, longest_turn_s: float = 2.0) -> None:
         self._patience = patience
@@ -32,7 +32,7 @@ class Pulse:
         return self._asked_s is not None
 
     def ask(self, now_s: float, cpu_s: float) -> None:
-        """A question has gone out; cpu_s: processor time that the process has taken so far."""
+        """Notes that a question was sent; cpu_s: processor time that the process has taken so far."""
         if self._asked_s is None:
             self._asked_s, self._asked_cpu_s, self._looked_s = now_s, cpu_s, now_s
 
@@ -40,7 +40,8 @@ class Pulse:
         self._asked_s = self._stopped_since_s = None
 
     def judge(self, now_s: float, cpu_s: float, *, is_stopped: bool) -> Verdict:
-        """Called often, at least once in `longest_turn_s`: where it was not, it is the caller who slept."""
+        """Judges the process. To be called at least once in `longest_turn_s`: after a longer gap the caller itself did
+        not run."""
         if self._asked_s is None:
             return "well"
         if now_s - self._looked_s > self._longest_turn_s:

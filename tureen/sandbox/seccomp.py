@@ -53,12 +53,13 @@ MEMORY_CALLS = {"mmap": (9, 222), "mprotect": (10, 226)}
 
 
 def is_supported() -> bool:
-    """Whether this system can have the filter: Linux on a known processor."""
+    """Says whether this system can have the filter: Linux on a known processor."""
     return sys.platform == "linux" and platform.machine() in ARCHITECTURES
 
 
 def program() -> bytes:
-    """The filter: allowed calls, EPERM for all others, the end for calls of another architecture."""
+    """Returns the filter: it allows some calls, answers EPERM to all others, and ends a process of another
+    architecture."""
     machine = platform.machine()
     column = list(ARCHITECTURES).index(machine)
     plain = [numbers[column] for numbers in CALLS.values() if numbers[column] is not None]
@@ -84,14 +85,14 @@ def program() -> bytes:
 
 
 def control(option: int, value: int) -> None:
-    """prctl(2) with one argument. Raises OSError."""
+    """Calls prctl(2) with one argument. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def lock_in() -> None:
-    """Put the filter on this process, for good. Raises OSError."""
+    """Puts the filter on this process, for good. Raises OSError."""
     code = program()
     buffer = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: the number of instructions of 8 bytes, and where they are

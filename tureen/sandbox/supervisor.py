@@ -1,4 +1,4 @@
-"""Keeps one fork server running: watches it from a thread of its own, and replaces it when it dies or stops."""
+"""Keeps one fork server running: watches it from a thread of its own, and replaces it when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TICK_S = 0.25
 STARTING = Patience(cpu_s=60.0, idle_s=120.0)  # it imports, on a machine that may be busy
 SERVING = Patience()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
-"""Before one is started again that never got ready: at first, and after many."""
+"""Seconds before a fork server that never became ready is started again: at first, and after many attempts."""
 
 CLOSE_TIMEOUT_S = 5.0
 RESERVED_SHARE = 0.25
-"""A share of a worker's limit is reserved where memory has a budget, until it has shown what it takes."""
+"""The share of a worker's memory limit that is reserved at its start, where memory has a budget."""
 
 ENVIRONMENT = {"PATH": os.defpath} | dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
@@ -41,11 +41,14 @@ Condition = Literal["off", "starting", "ready", "suspect", "closed"]
 log = get_logger("sandbox")
 
 _numbers = itertools.count(1)
-"""The number is one for the workers of all supervisors."""
+"""Numbers the workers of all supervisors."""
 
 
 class Supervisor:
-    """One fork server, whichever process it is at the moment. Any thread may call it; only wait_ready waits."""
+    """Supervises one fork server, whichever process it is at the moment.
+
+    Any thread may call it; only wait_ready waits.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class Supervisor:
         setup: bytes = b"",
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """program: Python's arguments. limits: those of its workers. tick: called often, by the watching thread."""
+        """program: Python's arguments. limits: those of its workers. setup: what the program gets. tick: called often,
+        by the watching thread."""
         self.name = name
         self.num_replaced = 0
         self._program = tuple(program)
@@ -80,12 +84,12 @@ class Supervisor:
 
     @property
     def is_down(self) -> bool:
-        """It was ready once, and is not now: it is being replaced, or does not answer."""
+        """Says whether the fork server was ready once and is not now: it is being replaced, or does not answer."""
         return self._has_been_ready and self._condition in ("starting", "suspect")
 
     @property
     def pid(self) -> int:
-        """The fork server's process; 0 = there is none at the moment."""
+        """The process id of the fork server; 0 = there is none at the moment."""
         server = self._server
         return 0 if server is None else server.process.pid
 
@@ -94,7 +98,8 @@ class Supervisor:
         return list(self._workers)
 
     def start(self) -> None:
-        """Begin, where it has not begun. Where the system has no thread to spare, the next call tries again."""
+        """Starts the watching thread, which starts the fork server. Where the system has no thread to spare, the next
+        call tries again."""
         with self._changed:
             if self._condition != "off":
                 return
@@ -109,20 +114,22 @@ class Supervisor:
             self._thread = thread
 
     def share(self, budget: MemoryBudget) -> None:
-        """Its workers count for this budget from now on."""
+        """Counts the workers' memory for this budget from now on."""
         self._budget = budget
         budget.add(self)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Start it if need be, and wait until it can fork."""
+        """Starts the fork server if need be, and waits until it can fork. Returns False after `timeout_s`."""
         self.start()
         with self._changed:
             self._changed.wait_for(lambda: self._condition in ("ready", "closed", "off"), timeout_s)
             return self._condition == "ready"
 
     def fork(self, descriptors: Sequence[int] = ()) -> Worker:
-        """A new worker, which gets these descriptors. Waits where memory is short. Raises Lost where there is no fork
-        server now."""
+        """Forks a worker, which gets these descriptors. Waits where memory is short.
+
+        Raises Lost where there is no fork server now.
+        """
         budget = self._budget
         if budget is None:
             return self._fork(descriptors)
@@ -159,7 +166,7 @@ class Supervisor:
             return worker
 
     def end(self, worker: Worker) -> None:
-        """Nobody needs it any more, and nobody waits for its reply."""
+        """Ends a worker that nobody needs and whose reply nobody waits for."""
         with self._changed:
             self._workers.pop(worker, None)
             self._stopped.pop(worker, None)
@@ -168,7 +175,7 @@ class Supervisor:
             self._budget.release(worker)
 
     def close(self) -> None:
-        """End the fork server with all its workers. Who waits for a worker is told that it is lost."""
+        """Ends the fork server with all its workers. Who waits for a worker is told that it is lost."""
         with self._changed:
             if self._closing.is_set():
                 return
@@ -186,7 +193,8 @@ class Supervisor:
         os.close(self._wake_read)
 
     def _run(self) -> None:
-        """The fork server ends with the thread that started it, so this one does all of it."""
+        """Starts, watches and replaces the fork server. It ends with the thread that started it, so one thread does all
+        of it."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             server = None
@@ -209,7 +217,7 @@ class Supervisor:
                 select.select([self._wake_read], [], [], pause_s)
 
     def _watch(self, server: _Server) -> None:
-        """Returns when it must be replaced, or at close."""
+        """Watches a fork server; returns when it must be replaced, or at close."""
         pulse = Pulse(STARTING)
         asked_s = time.monotonic()
         pulse.ask(asked_s, server.cpu_s)
@@ -241,7 +249,7 @@ class Supervisor:
             self._look_after_workers(now_s)
 
     def _look_after_workers(self, now_s: float) -> None:
-        """End those that are stopped, and those that there is no memory for; then the user's own tick."""
+        """Ends workers that are stopped, and those that there is no memory for; then calls the user's tick."""
         for worker in self.workers:
             if not worker.pid or not is_stopped(worker.pid):
                 self._stopped.pop(worker, None)
@@ -259,7 +267,7 @@ class Supervisor:
             worker.note_end(status)
 
     def _enter(self, condition: Condition) -> Condition:
-        """Returns the one before."""
+        """Sets the condition; returns the one before."""
         with self._changed:
             before = self._condition
             if not self._closing.is_set():
@@ -270,7 +278,7 @@ class Supervisor:
 
 
 def helpers_down(*supervisors: Supervisor | None) -> tuple[str, ...]:
-    """In words, those that are being replaced."""
+    """Returns the names of the helpers that are being replaced, in words."""
     return tuple(each.name for each in supervisors if each is not None and each.is_down)
 
 
@@ -305,7 +313,8 @@ class _Server:
 
     @property
     def is_alive(self) -> bool:
-        """Its socket closes before its workers are ended, its end shows after that: the first sign counts."""
+        """Says whether the server is alive. Its socket closes before its workers are ended, its end shows after that:
+        the first sign counts."""
         if self.process.returncode is not None or self.control.fileno() < 0:
             return False
         poll = select.poll()
@@ -319,7 +328,7 @@ class _Server:
         return 0.0
 
     def heard(self) -> bytes:
-        """READY, or an ENDED; nothing: it is gone."""
+        """Returns what the server said, READY or an ENDED; nothing where it is gone."""
         with contextlib.suppress(OSError):
             return self.control.recv(ENDED.size)
         return b""
@@ -330,7 +339,7 @@ class _Server:
         return False
 
     def reap(self, *, is_orderly: bool) -> None:
-        """is_orderly: it may end its workers first."""
+        """Ends the server and frees what belongs to it. is_orderly: it may end its workers first."""
         self.control.close()
         try:
             if not is_orderly:
@@ -344,7 +353,7 @@ class _Server:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, or a debugger."""
+    """Says whether a process is stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rsplit(b") ", 1)[1][:1] in b"Tt"

@@ -1,4 +1,4 @@
-"""A worker as its user sees it. It is not trusted."""
+"""A worker as its user sees it: it is sent messages and is not trusted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tureen.sandbox.fork_server import BORN, READY
 from tureen.sandbox.limits import WorkerLimits
 
 OWN_BYTES = 16 << 20
-"""Memory that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
+"""Bytes that a worker takes by being there, beside what it allocates: pages it shares until either side writes."""
 
 
 STATUS_TIMEOUT_S = 5.0
-"""A worker whose connection is closed may take as long to end, or as long as its user would have waited for the reply,
-and its fork server to say how it did."""
+"""Seconds that a worker whose connection is closed may take to end, or as long as its user would have waited for the
+reply; and that its fork server may take to report its exit status."""
 
 
 class Lost(Exception):
-    """There is no reply, and the worker is of no use any more.
+    """There is no reply, and the worker cannot be used any more.
 
-    `has_begun`: it was there for the message. `is_late`: it took too long. `is_blameless`: the fork server went too, so
-    the message is not at fault. `is_outside`: somebody else ended it, as the system does where memory is short; once is
-    no fault of the message.
+    `has_begun`: the worker was ready when the message was sent. `is_late`: it took too long. `is_blameless`: the fork
+    server ended too, so the message is not at fault. `is_outside`: somebody else ended it, as the system does where
+    memory is short; once is no fault of the message.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Lost(Exception):
 
 
 class Worker:
-    """One process and the connection to it. One thread at a time sends and receives; any may `kill`."""
+    """One worker process and the connection to it. One thread at a time sends and receives; any thread may `kill`."""
 
     def __init__(self, connection: socket.socket, limits: WorkerLimits, is_orphan: Callable[[], bool]) -> None:
-        """is_orphan: whether the fork server that it comes from has ended."""
+        """is_orphan: says whether the fork server that the worker comes from has ended."""
         self.limits = limits
         self.pid = 0  # until it is born
         self.has_begun = False
@@ -69,7 +69,7 @@ class Worker:
         self._born_bytes = 0
 
     def begin(self, until_s: float) -> None:
-        """Wait until it is confined. Raises Lost."""
+        """Waits until the worker is confined. Raises Lost past `until_s` of the monotonic clock."""
         if self.has_begun:
             return
         try:
@@ -91,20 +91,20 @@ class Worker:
             raise Lost("it was not started", is_blameless=True)
 
     def call(self, *parts: bytes, timeout_s: float) -> bytes:
-        """Send a message and wait for the reply. Raises Lost."""
+        """Sends a message made of these parts and waits for the reply. Raises Lost."""
         until_s = time.monotonic() + timeout_s
         self.begin(until_s)
         self.send(*parts, until_s=until_s)
         return self.receive(until_s)
 
     def send(self, *parts: bytes, until_s: float) -> None:
-        """Hand over a message, with time to compute for it. Raises Lost."""
+        """Sends a message, and grants processor time to compute the reply. Raises Lost."""
         self._grant_cpu()
         with self._losing(until_s):
             framing.send(self._connection, *parts, until_s=until_s)
 
     def receive(self, until_s: float, max_bytes: int = framing.MAX_MESSAGE_BYTES) -> bytes:
-        """Read the reply. Raises Lost."""
+        """Reads the reply. Raises Lost."""
         with self._losing(until_s):
             reply = framing.receive(self._connection, max_bytes, until_s=until_s)
         if reply is None:
@@ -112,40 +112,41 @@ class Worker:
         return reply
 
     def note_end(self, status: int) -> None:
-        """Its fork server says how it ended."""
+        """Notes the exit status that the fork server reports."""
         self._status = status
         self._has_status.set()
 
     def fileno(self) -> int:
-        """The connection: it can be read when a reply comes."""
+        """Returns the connection's descriptor: it can be read when a reply comes."""
         return self._connection.fileno()
 
     def wait_readable(self, timeout_s: float) -> bool:
-        """Whether a reply comes within this time, or the end."""
+        """Waits for a reply, or for the worker's end; returns False where neither came in time."""
         return bool(select.select([self._connection], [], [], timeout_s)[0])
 
     @property
     def cpu_s(self) -> float:
-        """Processor time that it has taken: its clock is clock_getcpuclockid(3)'s."""
+        """Returns the seconds of processor time that the worker has taken, by the clock of clock_getcpuclockid(3)."""
         with contextlib.suppress(OSError):  # it has ended
             return time.clock_gettime(~self.pid << 3 | 2) if self.pid else 0.0
         return 0.0
 
     @property
     def is_alive(self) -> bool:
-        """Whether neither the worker nor its fork server, with which it ends, has ended; a worker that is not born yet
-        counts."""
+        """Says whether neither the worker nor its fork server, with which it ends, has ended. A worker that is not
+        forked yet counts as alive."""
         if self._is_orphan():
             return False
         return self._process < 0 or not select.select([self._process], [], [], 0)[0]
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes that it has taken since its birth; memory that it shares with the fork server does not count."""
+        """Returns the bytes that the worker has taken since its start. Memory that it shares with the fork server does
+        not count."""
         return OWN_BYTES + max(0, _anonymous_bytes(self.pid) - self._born_bytes) if self.pid else 0
 
     def kill(self) -> None:
-        """End the process. Who waits for its reply is told that it is lost."""
+        """Ends the process. Who waits for its reply is told that it is lost."""
         self.is_killed = True
         with contextlib.suppress(OSError):
             if self._process >= 0:
@@ -153,7 +154,7 @@ class Worker:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, and give back what belongs to it here; nobody may wait for its reply."""
+        """Ends the process, and frees what belongs to it here. Nobody may wait for its reply."""
         self.kill()
         self._connection.close()
         if self._process >= 0:
@@ -161,7 +162,7 @@ class Worker:
             self._process = -1
 
     def _grant_cpu(self) -> None:
-        """Raise its limit with the messages it gets, so that it cannot compute for long between them."""
+        """Raises the worker's limit with the messages it gets, so that it cannot compute for long between them."""
         with contextlib.suppress(OSError):  # it is gone: the message will tell
             allowed_s = math.ceil(self.cpu_s + self.limits.cpu_s)
             resource.prlimit(self.pid, resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
@@ -178,13 +179,14 @@ class Worker:
             raise self._ended("its process is gone", until_s) from None
 
     def _ended(self, why: str, until_s: float) -> Lost:
-        """Its end of the connection is closed."""
+        """Returns the error for a worker whose end of the connection is closed."""
         if self._was_ended_by_others(until_s):
             return Lost("its process was ended from outside", has_begun=self.has_begun, is_outside=True)
         return Lost(why, has_begun=self.has_begun, is_blameless=self._is_orphan())
 
     def _was_ended_by_others(self, until_s: float) -> bool:
-        """Nothing here sends SIGKILL without noting it, no limit does, and no worker that is sealed can."""
+        """Says whether SIGKILL came from outside: nothing here sends it without noting it, no limit does, and no sealed
+        worker can."""
         if self.was_stopped or self.is_killed or self._is_orphan():
             return self.was_stopped
         timeout_s = max(0.0, min(STATUS_TIMEOUT_S, until_s - time.monotonic()))
@@ -194,7 +196,7 @@ class Worker:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file backs; 0 when it has ended."""
+    """Returns the memory of a process that no file backs; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             sizes = dict(line.split(b":", 1) for line in file if line.startswith((b"RssAnon", b"RssShmem")))

@@ -19,16 +19,16 @@ from tureen.engine.loop import Loop
 from tureen.errors import TureenError
 from tureen.log import get_logger, set_up_logging
 from tureen.sandbox import framing
-from tureen.serving.pixels import Borrower, ToChild
+from tureen.serving.pixels import PixelReceiver, ToChild
 
 PING = b""
-"""The message that asks whether somebody is there, and the answer to it. All others are msgpack."""
+"""The message that asks whether somebody is there, and the answer to it. All other messages are msgpack."""
 
 log = get_logger("serving")
 
 
 class BuildOrder(msgspec.Struct, frozen=True):
-    """The first frame: which engine to build."""
+    """The first message to the child: which engine to build."""
 
     factory: str  # "module:function", called with (config, progress=…)
     config: Config
@@ -42,7 +42,7 @@ class Link:
         self._connection = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToChild)
-        self._borrower = Borrower()
+        self._pixel_receiver = PixelReceiver()
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
@@ -72,7 +72,7 @@ class Link:
             if payload == PING:
                 self._write(PING)
                 continue
-            message = self._borrower.receive(self._decoder.decode(payload))
+            message = self._pixel_receiver.receive(self._decoder.decode(payload))
             if message is not None:
                 self._inbox.put(message)
 
@@ -90,7 +90,8 @@ class Link:
 
 
 def main(descriptor: int) -> None:
-    """Build the engine, report, run its loop until Close."""
+    """Builds the engine, reports that it is ready, and runs its loop until Close. descriptor: the child's end of the
+    socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)  # whose helpers hold the connection is not seen to end

@@ -17,9 +17,10 @@ class EngineClient(Protocol):
     def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncIterator[OutputDelta]:
-        """Submit and stream. Ends after the delta with `finish`. Closing the iterator early aborts the request.
+        """Submits a request and streams its output. Ends after the delta with `finish`.
 
-        A delta brings at least `interval` tokens, but the first and the last. `watch` is called as tokens come in.
+        Closing the iterator early aborts the request. A delta brings at least `interval` tokens, but for the first and
+        the last. `watch` is called as tokens come in.
 
         When the engine is lost, the stream pauses and goes on in another one: see docs/reliability.md.
 
@@ -27,10 +28,10 @@ class EngineClient(Protocol):
         """
 
     def abort(self, request_id: str, reason: str = "client") -> None:
-        """Idempotent; an unknown id is a no-op."""
+        """Ends a request. Does nothing for an unknown id."""
 
     async def call(self, op: str, **args: Any) -> object:
-        """A control operation of the engine (`flush_cache`, `stats`, …)."""
+        """Runs a control operation of the engine (`flush_cache`, `stats`, …) and returns its result."""
 
     @property
     def failure(self) -> str | None:
@@ -38,14 +39,14 @@ class EngineClient(Protocol):
 
     @property
     def health(self) -> EngineHealth:
-        """How the engine is now."""
+        """The state of the engine now."""
 
     @property
     def stats(self) -> EngineStats:
-        """The newest step's gauges."""
+        """The figures of the newest step."""
 
     @property
     def num_live(self) -> int:
-        """Requests that were submitted and have not ended, known without asking the engine."""
+        """The number of requests that were submitted and have not ended, known without asking the engine."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The client of an engine that is replaced when it is lost: by an exception, its process's end, freezing, hanging."""
+"""The client of an engine that is replaced when it is lost: by an exception, its process's end, a freeze or a hang."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ TICK_S = 0.4
 """Seconds between two looks at whether the engine is well."""
 
 STEADY_S = 10.0
-"""An engine that lived for so long, or did anything for anybody, was started well."""
+"""Seconds of life after which a start counts as successful; so does doing anything for anybody."""
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-"""Between starts that fail, doubled each time."""
+"""Seconds between starts that fail: the first delay, doubled each time up to the longest."""
 
 GIVE_UP_AFTER = 3
-"""The number of failed starts in a row that ends the streams that wait for an engine. It is tried again
-nevertheless."""
+"""Number of failed starts in a row after which the streams that wait for an engine end. Starts go on nevertheless."""
 
 State = Literal["healthy", "suspect", "replacing", "down"]
 
@@ -47,36 +46,40 @@ log = get_logger("serving")
 
 
 class Host(Protocol):
-    """One engine from its start to its end, in a thread, a process, elsewhere; after that it is not used again.
+    """One engine from its start to its end, in a thread, a process, elsewhere; it is not used again.
 
-    All is called on the event loop's thread, where a host calls back what it was made with: for each message of the
-    engine, and once it is lost, with the reason.
+    All is called on the event loop's thread. There the host calls what it was made with: for each message of the
+    engine, and once when it is lost, with the reason.
     """
 
     can_be_killed: bool
 
     async def start(self) -> None:
-        """Begin; messages follow: Phase …, then Ready or Failed. Raises OSError."""
+        """Starts the engine; messages follow: StartupPhase …, then EngineReady or EngineFailed. Raises OSError."""
 
     def send(self, message: ToEngine) -> None:
-        """Nothing after its end."""
+        """Sends a message to the engine; does nothing after its end."""
 
     def sign(self) -> Sign:
-        """How it is; also asks it to answer before the next time."""
+        """Returns signs of life; also asks the engine to answer before the next time."""
 
     async def close(self, *, at_once: bool) -> None:
-        """Nothing of it is left then. `at_once`: without a word; else it may finish its step and end its requests."""
+        """Ends the engine: nothing of it is left then.
+
+        at_once: ends it without a word; otherwise it may finish its step and end its requests.
+        """
 
 
 MakeHost = Callable[[int, Callable[[FromEngine], None], Callable[[str], None]], Host]
-"""Called with an epoch, what hears the engine's messages, and what hears that it is lost. Epochs count from 1."""
+"""Makes a host from an epoch, a function that hears the engine's messages, and one that hears that it is lost. Epochs
+count from 1."""
 
 
 class HealingClient:
-    """Keeps one engine running. See EngineClient.
+    """An EngineClient that keeps one engine running.
 
-    Every message belongs to the epoch of the host that it comes from: what an engine says after it was given up is
-    not heard, whenever it thaws.
+    Every message belongs to the epoch of the host that it comes from. So what an engine says after it was given up is
+    not heard, however late it goes on.
     """
 
     info: EngineInfo
@@ -98,7 +101,7 @@ class HealingClient:
         self._is_closed = False
 
     async def start(self, progress: Progress = no_progress) -> EngineInfo:
-        """Returns when the engine is ready. Raises StartupError when it cannot be built."""
+        """Starts the first engine; returns when it is ready. Raises StartupError when it cannot be built."""
         self._progress = progress
         try:
             self.info = await self._launch()
@@ -153,7 +156,7 @@ class HealingClient:
         return "replace" in self._tasks or not self._ready.done()
 
     async def close(self) -> None:
-        """End the engine, and make sure that it does. Idempotent."""
+        """Ends the engine, and makes sure that it does. A second call does nothing."""
         self._is_closed = True
         for task in self._tasks.values():
             task.cancel()
@@ -166,7 +169,7 @@ class HealingClient:
             self._streams.fail(lambda: errors.Unavailable("the engine was closed", code="engine_dead"))
 
     async def _launch(self) -> EngineInfo:
-        """The next engine, in the state of the one before. Raises StartupError."""
+        """Starts the next engine, in the state of the one before. Raises StartupError."""
         began_s = self._loop.time()
         self._due_s = began_s + self._start_s
         self._ready = self._loop.create_future()
@@ -188,7 +191,7 @@ class HealingClient:
         return info
 
     def _open(self) -> None:
-        """Requests go to the engine from now on."""
+        """Sends requests to the engine from now on."""
         assert self._host is not None
         self._due_s = self._loop.time()
         self._watchdog.begin(self._host.sign())
@@ -211,7 +214,7 @@ class HealingClient:
                     self._open()  # a thread that had hung
 
     def _lose(self, epoch: int, reason: str) -> None:
-        """The engine of that epoch is lost, by itself."""
+        """Hears that the engine of that epoch is lost, by itself."""
         if epoch != self._epoch or self._is_closed:
             return
         if self._is_starting:
@@ -222,7 +225,7 @@ class HealingClient:
             self._replace(reason, is_suspicious=True)
 
     def _replace(self, reason: str, *, is_suspicious: bool) -> None:
-        """Give the engine up and start another one."""
+        """Gives the engine up and starts another one."""
         self._epoch += 1  # the old one is not heard any more
         has_worked = self._loop.time() - self._due_s > STEADY_S or self._streams.has_use
         self._num_failures = 0 if has_worked else self._num_failures + 1
@@ -255,7 +258,7 @@ class HealingClient:
             return
 
     async def _delay(self) -> None:
-        """Longer after each start that failed."""
+        """Waits before a start, longer after each start that failed."""
         if self._num_failures:
             delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._num_failures - 1))
             self._due_s = self._loop.time() + delay_s + self._start_s
@@ -267,7 +270,7 @@ class HealingClient:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
-        """Nobody waits any longer."""
+        """Ends the streams that wait: nobody waits any longer."""
         self._turn("down", reason)
 
         def refuse() -> errors.TureenError:
@@ -285,7 +288,7 @@ class HealingClient:
             before_s = now_s
 
     def look(self, seconds: float) -> None:
-        """Judge the engine, after so many seconds in which this process could."""
+        """Judges the engine, after so many seconds in which this process could have run."""
         host = self._host
         is_starting = self._is_starting
         if host is None or (self._health.state == "down" and not is_starting):
@@ -311,7 +314,7 @@ class HealingClient:
             self._give_up(f"{verdict.reason}; one in a thread cannot be replaced: the server must be restarted")
 
     def _turn(self, state: State, reason: str = "") -> None:
-        """Note how the engine is, and say so where that is news."""
+        """Notes the state of the engine, and logs it where that is news."""
         before = self._health
         if (state, reason) == (before.state, before.reason):
             return

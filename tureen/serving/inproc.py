@@ -1,4 +1,4 @@
-"""An engine in a thread of this process."""
+"""Runs an engine in a thread of this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = get_logger("serving")
 
 
 class ThreadHost:
-    """Runs the factory and the engine's loop in a daemon thread. See Host.
+    """A Host that runs the factory and the engine's loop in a daemon thread.
 
     An engine that raises is replaced by another one in another thread; one that hangs cannot be ended.
     """
@@ -63,11 +63,12 @@ class ThreadHost:
         self._inbox.put(message)
 
     def sign(self) -> Sign:
-        """A thread that waits for the interpreter does not answer; then this one does not look either."""
+        """Returns signs of life. A thread that waits for the interpreter does not answer; but then this one does not
+        look either."""
         return Sign(True, processor_s(self._thread.native_id, is_thread=True) if self._thread.native_id else 0.0)
 
     async def close(self, *, at_once: bool) -> None:
-        """A thread ends after its step, or never, however urgent it is."""
+        """Ends the engine. A thread ends after its step, or never, whatever `at_once` says."""
         self._inbox.put(Close())
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
@@ -87,7 +88,8 @@ class ThreadHost:
         Loop(engine, self._take, self._publish).run()
 
     def _report(self, phase: str, done: int, total: int) -> None:
-        """Not every weight: each report takes the interpreter from the thread that loads them."""
+        """Reports progress, but not of every weight: each report takes the interpreter from the thread that loads
+        them."""
         now = time.monotonic()
         if phase == self._phase and done < total and now - self._reported_s < REPORT_S:
             return
@@ -104,7 +106,8 @@ class ThreadHost:
         return messages
 
     def _publish(self, message: FromEngine) -> None:
-        """Called in the engine's thread: one wake-up of the event loop for all that has gathered."""
+        """Passes a message to the event loop, with one wake-up for all that has gathered. Called in the engine's
+        thread."""
         self._outbox.append(message)
         if len(self._outbox) == 1:
             try:
@@ -118,7 +121,7 @@ class ThreadHost:
 
 
 class InprocClient(HealingClient):
-    """The client of an engine in a thread. See EngineClient."""
+    """An EngineClient whose engine runs in a thread."""
 
     def __init__(self, make_engine: EngineFactory, *, watchdog_timeout_s: float = 300.0) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ThreadHost:

@@ -1,4 +1,4 @@
-"""The operations that changed an engine since its start: they are repeated on the one that replaces it."""
+"""Records the operations that changed an engine since its start, to repeat them on the one that replaces it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Journal:
         self._marks: dict[str, Mapping[str, Any]] = {}  # operations that last until another one undoes them
 
     def note(self, op: str, args: Mapping[str, Any], value: Any) -> None:
-        """The engine has done it."""
+        """Records an operation that the engine has done: its name, arguments and result."""
         if op == "update_weights":
             self._weights = args
             self._released.discard("weights")
@@ -43,7 +43,10 @@ class Journal:
             self._marks.pop({"resume": "pause", "let_go": "hold"}[op], None)
 
     async def replay(self, do: Do, info: EngineInfo) -> None:
-        """Bring a new engine to the state of the old one. Raises TureenError when it cannot have the weights."""
+        """Brings a new engine to the state of the old one. `do` runs an operation on it.
+
+        Raises TureenError when it cannot have the weights.
+        """
         if self._files is None:
             self._files = info.files
         if self._weights is None and info.files != self._files:
@@ -60,7 +63,7 @@ class Journal:
             await do(op, **args)
 
     async def _replay_adapters(self, do: Do, there: Mapping[str, str]) -> None:
-        """One that cannot be loaded is missed by those that ask for it, not by all."""
+        """Loads the adapters again. One that cannot be loaded is missed by those that ask for it, not by all."""
         adapters = there if self._adapters is None else self._adapters
         for name in there.keys() - adapters.keys():
             await do("unload_adapter", name=name)

@@ -1,4 +1,4 @@
-"""A request that has not ended, as its client has it: all that another engine needs to go on with it."""
+"""A request that has not ended, as its client has it: all that another engine needs to continue it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tureen.logit_processor import BUILT_IN
 
 
 class Live:
-    """The output of a request so far, from however many engines."""
+    """A request and its output so far, from however many engines."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
         self.request = request
@@ -24,8 +24,10 @@ class Live:
         self._repeat: RepeatedOutput | None = None
 
     def take(self, delta: OutputDelta) -> OutputDelta | None:
-        """Returns the part of an engine's delta that the client does not have; None where it has all. Raises
-        RequestFailed where the engine does not say again what another said."""
+        """Returns the part of an engine's delta that the client does not have; None where it has all of it.
+
+        Raises RequestFailed where a new engine does not repeat what an earlier one said.
+        """
         if self._repeat is not None:
             rest = self._repeat.rest_of(delta)
             if rest is None:
@@ -44,7 +46,10 @@ class Live:
         return delta
 
     def rest(self, now_s: float) -> GenerateRequest | FinishReason:
-        """Returns the request that is left for another engine; or the finish reason, where nothing is left to do."""
+        """Returns the request that is left for another engine; or the finish reason, where nothing is left to do.
+
+        now_s: seconds of the monotonic clock, from which the deadlines that are left are computed.
+        """
         request, self._repeat = self.request, None
         if request.deadline_ms is not None and now_s > self.arrived_s + request.deadline_ms / 1000:
             return FinishReason(type="abort", message="Aborted", reason="deadline")
@@ -71,7 +76,10 @@ class RepeatedOutput:
         self._num_seen = 0  # of these tokens
 
     def rest_of(self, delta: OutputDelta) -> OutputDelta | None:
-        """Raises RequestFailed."""
+        """Returns what a delta adds to what the client has; None where it adds nothing.
+
+        Raises RequestFailed where the output differs from what the client has.
+        """
         expected = self._token_ids[self._num_seen : self._num_seen + len(delta.token_ids)]
         num_old = len(expected)
         self._num_seen += num_old
@@ -98,6 +106,8 @@ class RepeatedOutput:
 
 
 def must_repeat(request: GenerateRequest) -> bool:
-    """Whether an engine can go on only by making the output again from its start: a processor may have kept a state
-    that the tokens do not tell."""
+    """Says whether an engine can continue only by making the output again from its start.
+
+    A client's processor may have kept a state that the tokens do not tell.
+    """
     return request.processor not in ("", *BUILT_IN)

@@ -1,4 +1,4 @@
-"""Pixels on their way to a child process: each picture once, however many requests that have not ended show it."""
+"""Sends pixels to a child process: each picture once, however many requests show it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tureen.contract.types import GenerateRequest, Submit, ToEngine
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep", array_like=True):
-    """A picture of requests that are about to come."""
+    """Carries a picture of requests that are about to come."""
 
     digest: str
     pixels: bytes
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget", array_like=True):
-    """None of the requests that came with it is left."""
+    """Says that none of the requests that show a picture is left."""
 
     digest: str
 
@@ -26,23 +26,23 @@ class Forget(msgspec.Struct, frozen=True, tag="forget", array_like=True):
 ToChild = ToEngine | Keep | Forget
 
 
-class Lender:
-    """The front's side: counts, and holds no pixels."""
+class PixelSender:
+    """The front's side: counts the requests that show a picture, and holds no pixels."""
 
     def __init__(self, send: Callable[[ToChild], None]) -> None:
         self._send = send
         self._counts: Counter[str] = Counter()  # requests that show it, by digest
 
-    def lend(self, request: GenerateRequest) -> GenerateRequest:
-        """The request without its pixels, which the child has then."""
+    def send_pixels(self, request: GenerateRequest) -> GenerateRequest:
+        """Returns the request without its pixels; sends those to the child that it does not have yet."""
         for item in request.media:
             if not self._counts[item.digest]:
                 self._send(Keep(item.digest, item.pixels))
             self._counts[item.digest] += 1
         return _with_pixels(request, lambda _: b"")
 
-    def take_back(self, request: GenerateRequest) -> None:
-        """The request has ended."""
+    def release(self, request: GenerateRequest) -> None:
+        """Notes that a request has ended; tells the child to forget pictures that no other request shows."""
         for item in request.media:
             self._counts[item.digest] -= 1
             if not self._counts[item.digest]:
@@ -50,14 +50,14 @@ class Lender:
                 self._send(Forget(item.digest))
 
 
-class Borrower:
-    """The child's side."""
+class PixelReceiver:
+    """The child's side: holds the pixels, and puts them back into requests."""
 
     def __init__(self) -> None:
         self._pixels: dict[str, bytes] = {}
 
     def receive(self, message: ToChild) -> ToEngine | None:
-        """Returns the message for the engine, if there is one."""
+        """Takes a message. Returns the message for the engine, if there is one."""
         if isinstance(message, Keep):
             self._pixels[message.digest] = message.pixels
             return None

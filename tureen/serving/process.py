@@ -1,4 +1,4 @@
-"""An engine in a child process: msgpack over a socket pair. The parent imports no torch."""
+"""Runs an engine in a child process: msgpack over a socket pair. The parent imports no torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tureen.log import get_logger
 from tureen.sandbox.framing import HEADER, framed
 from tureen.serving.child import PING, BuildOrder
 from tureen.serving.healing import HealingClient
-from tureen.serving.pixels import Lender, ToChild
+from tureen.serving.pixels import PixelSender, ToChild
 from tureen.serving.watchdog import Sign, processor_s
 
 CLOSE_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 1.0
-"""Seconds for which a process may still be there after its end of the socket is closed."""
+"""Seconds that a process may still be there after its end of the socket is closed."""
 
 STOPPED = ("T", "t")  # states of a process that a signal, or a debugger, has stopped
 
@@ -32,7 +32,8 @@ log = get_logger("serving")
 
 
 class ProcessHost:
-    """Starts the child and talks to it. A thread of the child answers pings, so a long step is no silence. See Host."""
+    """A Host that starts the child and talks to it. A thread of the child answers pings, so a long step is no
+    silence."""
 
     can_be_killed = True
 
@@ -40,8 +41,8 @@ class ProcessHost:
         self._order = order
         self._receive = receive
         self._lose = lose
-        self._lender = Lender(self._write_message)
-        self._lent: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
+        self._pixel_sender = PixelSender(self._write_message)
+        self._with_pictures: dict[str, GenerateRequest] = {}  # requests whose pictures the child has
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._child: subprocess.Popen[bytes] | None = None
@@ -51,7 +52,7 @@ class ProcessHost:
 
     @property
     def pid(self) -> int:
-        """The child's."""
+        """The child's process id."""
         assert self._child is not None
         return self._child.pid
 
@@ -70,8 +71,8 @@ class ProcessHost:
 
     def send(self, message: ToEngine) -> None:
         if isinstance(message, Submit) and message.request.media:
-            self._lent[message.request.id] = lent = self._lender.lend(message.request)
-            message = msgspec.structs.replace(message, request=lent)
+            self._with_pictures[message.request.id] = stripped = self._pixel_sender.send_pixels(message.request)
+            message = msgspec.structs.replace(message, request=stripped)
         self._write_message(message)
 
     def sign(self) -> Sign:
@@ -108,7 +109,7 @@ class ProcessHost:
             self._writer.write(framed(payload))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """All that the child sends. The end of the stream is the child's death, noticed at once."""
+        """Reads all that the child sends. The end of the stream is the child's death, noticed at once."""
         assert self._child is not None
         try:
             while True:
@@ -116,8 +117,8 @@ class ProcessHost:
                 self._has_answered = True
                 if size:
                     message = self._decoder.decode(await reader.readexactly(size))
-                    if self._lent and isinstance(message, StepReport):
-                        self._take_back(message)
+                    if self._with_pictures and isinstance(message, StepReport):
+                        self._release_pixels(message)
                     self._receive(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,15 +128,15 @@ class ProcessHost:
             log.exception("the engine process was not understood")
             self._lose(f"the engine process was not understood: {type(error).__name__}")
 
-    def _take_back(self, report: StepReport) -> None:
-        """The pictures of requests that have ended."""
+    def _release_pixels(self, report: StepReport) -> None:
+        """Takes back the pictures of requests that have ended."""
         for delta in report.deltas:
-            if delta.finish is not None and delta.id in self._lent:
-                self._lender.take_back(self._lent.pop(delta.id))
+            if delta.finish is not None and delta.id in self._with_pictures:
+                self._pixel_sender.release(self._with_pictures.pop(delta.id))
 
 
 class ProcessClient(HealingClient):
-    """The client of an engine in a child process. `factory` is "module:function". See EngineClient."""
+    """An EngineClient whose engine runs in a child process. `factory` is "module:function"."""
 
     def __init__(self, factory: str, config: Config) -> None:
         def make_host(epoch: int, receive: Callable[[FromEngine], None], lose: Callable[[str], None]) -> ProcessHost:
@@ -155,7 +156,7 @@ def _how_ended(status: int | None) -> str:
 
 
 def _state(pid: int) -> str:
-    """One letter, see proc(5); empty where there is no such process."""
+    """Returns a process's state, one letter, see proc(5); empty where there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
     return ""

@@ -1,5 +1,7 @@
-"""The front's side of an engine: what comes back is sorted to the requests and calls that wait for it, and what was not
-done when an engine is lost is given to the next."""
+"""The front's side of an engine: passes what comes back to the requests and calls that wait for it.
+
+What was not done when an engine is lost is given to the next one.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ ERRORS_BY_STATUS: dict[int, type[errors.TureenError]] = {
 }
 
 Watch = Callable[[int], None]
-"""Hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
+"""A function that hears at once how many tokens each piece of an output brings, whenever its reader takes it."""
 
 MERGE_AT = 64
-"""The number of pieces not taken by a reader that are merged into a single one."""
+"""Number of pieces not taken by a reader at which they are merged into one."""
 
 MOST_SENT = 2
-"""A control operation is not given to more engines: it may be what they die of."""
+"""Most engines that a control operation is given to: it may be why they end."""
 
 Send = Callable[[ToEngine], None]
 Refuse = Callable[[], errors.TureenError]
@@ -115,8 +117,10 @@ class _Call(NamedTuple):
 
 
 class Streams:
-    """All requests and calls that have not ended, and with which engine: `open` one, `cut` it off when it is lost, open
-    the next; what was left goes on there. Knows engines only by `send`. Touched by the event loop's thread only.
+    """All requests and calls that have not ended, and which engine has them.
+
+    `open` an engine, `cut` it off when it is lost, open the next: what was left goes on there. It knows engines only by
+    `send`. Only the event loop's thread calls it.
     """
 
     def __init__(self) -> None:
@@ -138,28 +142,28 @@ class Streams:
 
     @property
     def num_live(self) -> int:
-        """See EngineClient.num_live."""
+        """The number of requests that were submitted and have not ended."""
         return sum(not stream.has_ended for stream in self._streams.values())
 
     @property
     def stats(self) -> EngineStats:
-        """The newest figures. Until an engine tells its own, who waits for it is counted here."""
+        """The newest figures. Until an engine reports its own, those who wait for it are counted here."""
         return self._stats if self._is_heard else msgspec.structs.replace(self._stats, num_queued=len(self._streams))
 
     @property
     def is_waiting(self) -> bool:
-        """Somebody waits for the engine."""
+        """Says whether somebody waits for the engine."""
         return bool(self._streams or self._calls)
 
     @property
     def has_use(self) -> bool:
-        """The engine did something for somebody, or was to."""
+        """Says whether the engine did something for somebody, or was asked to."""
         return self.is_waiting or self.num_reports > self._reports_before
 
     async def generate(
         self, request: GenerateRequest, interval: int = 1, watch: Watch | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
-        """See EngineClient.generate."""
+        """Submits a request and streams its output; see EngineClient.generate."""
         if self.refuse is not None:
             raise self.refuse()
         request_id = request.id
@@ -185,7 +189,7 @@ class Streams:
             self._leave_trial(request_id)
 
     def abort(self, request_id: str, reason: str) -> None:
-        """End a request; at once where no engine has it, or hears of it."""
+        """Ends a request; at once where no engine has it or could hear of it."""
         stream = self._streams.get(request_id)
         if stream is None or stream.has_ended:
             return
@@ -194,7 +198,7 @@ class Streams:
             stream.put(OutputDelta(request_id, usage=stream.live.usage, finish=end))
 
     async def call(self, op: str, **args: Any) -> object:
-        """See EngineClient.call."""
+        """Runs a control operation of the engine; see EngineClient.call."""
         if self.refuse is not None:
             raise self.refuse()
         self._num_calls += 1
@@ -205,7 +209,7 @@ class Streams:
         return await call.future
 
     async def restore(self, send: Send, info: EngineInfo) -> None:
-        """Bring an engine that is new to the state of those before. Raises TureenError when it cannot be."""
+        """Brings a new engine to the state of those before. Raises TureenError when it cannot be."""
 
         async def do(op: str, **args: Any) -> object:
             self._num_calls += 1
@@ -216,7 +220,7 @@ class Streams:
         await self.journal.replay(do, info)
 
     def open(self, send: Send) -> None:
-        """An engine is ready: what waits begins, or goes on, in it."""
+        """Begins to use an engine that is ready: what waits begins, or goes on, in it."""
         self._send, self.refuse, self.is_suspect = send, None, False
         self._reports_before = self.num_reports
         for call in list(self._calls.values()):
@@ -224,7 +228,10 @@ class Streams:
         self._submit_waiting()
 
     def cut(self, reason: str, *, is_suspicious: bool) -> None:
-        """The engine is lost. What it had waits for another. `is_suspicious`: one of the requests may be why."""
+        """Notes that the engine is lost. What it had waits for another.
+
+        is_suspicious: whether one of the requests may be why.
+        """
         self._send = None
         self._stats = self._before = _totals(self._stats)
         self._is_heard = False
@@ -253,7 +260,7 @@ class Streams:
             )
 
     def fail(self, refuse: Refuse) -> None:
-        """There is no engine, and may be none for long: everybody who waits gets an error, everybody who comes too."""
+        """Ends everything that waits, and refuses all that comes: there is no engine, and may be none for long."""
         for stream in self._streams.values():
             if not stream.has_ended:
                 self._tell_abort(stream.live, "engine_dead")
@@ -264,7 +271,7 @@ class Streams:
         self._stats = msgspec.structs.replace(self._stats, num_running=0, num_queued=0, num_preparing=0)
 
     def receive(self, message: StepReport | CallResult) -> None:
-        """Hand a message of the engine to who waits for it."""
+        """Passes a message of the engine to those who wait for it."""
         self.num_reports += 1
         if isinstance(message, CallResult):
             self._answer(message)
@@ -294,7 +301,7 @@ class Streams:
             self._submit(stream)
 
     def _submit(self, stream: _Stream) -> None:
-        """Send a request that the engine does not have and may have."""
+        """Sends a request that the engine does not have and may have."""
         live = stream.live
         if self._send is None or live.is_submitted or stream.has_ended or not self._trials.may_run(live.request.id):
             return
@@ -307,7 +314,7 @@ class Streams:
         self._send(Submit(rest, live.arrived_s))
 
     def _tell_abort(self, live: Live, reason: str) -> bool:
-        """False where no engine has the request."""
+        """Tells the engine to end a request. Returns False where no engine has it."""
         if self._send is None or not live.is_submitted:
             return False
         self._send(Abort(live.request.id, reason))
@@ -355,7 +362,7 @@ def _sum(before: EngineStats, stats: EngineStats) -> EngineStats:
 
 
 def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
-    """Pieces of one request's output, in order, as one."""
+    """Returns pieces of one request's output, in order, as one delta."""
     return OutputDelta(
         id=deltas[0].id,
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
@@ -369,7 +376,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
 
 
 def as_error(finish: FinishReason) -> errors.TureenError:
-    """The exception that a finish reason of type `error` stands for."""
+    """Returns the exception that a finish reason of type `error` stands for."""
     kind = ERRORS_BY_STATUS.get(finish.status or 500, errors.RequestFailed)
     message = finish.message or "the request failed"
     if issubclass(kind, errors.TryLater):

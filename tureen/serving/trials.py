@@ -1,9 +1,9 @@
-"""Finds by halves the request that kills engines: decides which requests may run beside which after a death.
+"""Finds the request that kills engines, by halves: decides which requests may run beside which after a death.
 
 After one death all go on together. Who was there at two waits, and half of those are tried first; where the engine dies
 again, half of these. Who comes out alone is tried without any other: when the engine dies with it then, and has died
-three times in all, it is poison. A trial is passed with a number of tokens that grows with every death, so that
-requests that kill only now and then are found too.
+three times in all, that request is refused. A trial is passed with a number of tokens that grows with every death, so
+that requests that kill only now and then are found too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GROWTH = 4
 
 
 class Trials:
-    """Knows requests by their ids. One that has ended must be told of."""
+    """Knows requests by their ids. It must be told of each that has ended."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, int] = {}
@@ -25,12 +25,14 @@ class Trials:
         self._is_alone = False  # what is tried now is one request, and nothing else runs
 
     def may_run(self, request_id: str) -> bool:
+        """Says whether a request may run now."""
         if request_id in self._tried:
             return True
         return not self._is_alone and not any(request_id in group for group in self._held)
 
     def died(self, suspects: Collection[str]) -> str | None:
-        """The engine has died; these ran. Returns the one that is poison."""
+        """Notes that the engine has died while `suspects` ran. Returns the one that kills engines, if it is known
+        now."""
         for request_id in suspects:
             self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
         tried = [request_id for request_id in self._tried if request_id in suspects]
@@ -58,14 +60,14 @@ class Trials:
         return self._next()
 
     def ended(self, request_id: str) -> bool:
-        """Whether others may run now that could not before."""
+        """Notes that a request has ended. Returns whether others may run now that could not before."""
         if self._deaths.pop(request_id, 0) < 2:
             return False
         self._held = [[member for member in group if member != request_id] for group in self._held]
         return self._tried.pop(request_id, None) is not None and self._next()
 
     def _next(self) -> bool:
-        """Try half of the next group, where nobody is tried any more."""
+        """Tries half of the next group, where nobody is tried any more. Returns whether others may run now."""
         if self._tried:
             return False
         while self._held and not self._held[-1]:

@@ -1,4 +1,5 @@
-"""Whether an engine is well, judged by what it could have done: who is frozen, or gets no processor, is not hung."""
+"""Judges whether an engine is well by what it could have done: one that is frozen, or gets no processor, does not
+hang."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ ANSWER_S = 1.5
 """Seconds of silence, without computing meanwhile, after which an engine is suspect."""
 
 IDLE_SHARE = 0.05
-"""The share of one processor below which an engine waits for something, and would not be helped by a faster machine."""
+"""The share of one processor below which an engine waits for something, and a faster machine would not help."""
 
 
 class Sign(NamedTuple):
@@ -22,7 +23,7 @@ class Sign(NamedTuple):
 
 
 class EngineVerdict(NamedTuple):
-    """`suspect`: it may come back; `frozen`: it had its time to; `hung`: it will not."""
+    """`suspect`: the engine may come back; `frozen`: it did not within its time; `hung`: it will not."""
 
     state: Literal["well", "suspect", "frozen", "hung"]
     reason: str = ""
@@ -32,7 +33,7 @@ WELL = EngineVerdict("well")
 
 
 class Watchdog:
-    """Judges one engine after the other. Has no clock of its own."""
+    """Judges one engine after the other. It has no clock of its own."""
 
     def __init__(self, timeout_s: float, grace_s: float) -> None:
         self._timeout_s = timeout_s
@@ -44,14 +45,17 @@ class Watchdog:
         return max(0.0, self._grace_s - self._silent_s)
 
     def begin(self, sign: Sign) -> None:
-        """Another engine is watched from now on."""
+        """Watches another engine from now on. sign: its first signs of life."""
         self._processor_s = sign.processor_s
         self._silent_s = 0.0  # for how long it neither answered nor computed
         self._stuck_s = 0.0  # of the time it could use, for how long nothing came of it
         self._num_reports = -1
 
     def judge(self, sign: Sign, seconds: float, *, is_waiting: bool, num_reports: int) -> EngineVerdict:
-        """`seconds` have passed for this process; somebody waits, or nobody; so many reports have come in all."""
+        """Judges the engine after `seconds` in which this process ran.
+
+        is_waiting: whether somebody waits for the engine. num_reports: how many reports have come in all.
+        """
         used_s = sign.processor_s - self._processor_s
         self._processor_s = sign.processor_s
         is_answering = sign.has_answered and not sign.is_stopped
@@ -75,7 +79,8 @@ class Watchdog:
 
 
 def processor_s(task_id: int, *, is_thread: bool = False) -> float:
-    """Processor time that a process, or one thread, has taken: its clock is that of clock_getcpuclockid(3)."""
+    """Returns the processor time that a process, or one thread, has taken, in seconds, by the clock of
+    clock_getcpuclockid(3)."""
     with contextlib.suppress(OSError):  # it has ended
         return time.clock_gettime(~task_id << 3 | (6 if is_thread else 2))
     return 0.0

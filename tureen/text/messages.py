@@ -24,13 +24,21 @@ MAX_CALLS = 1024
 ROLES = ("system", "user", "assistant", "tool")
 
 
+class FreeInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The text that a custom tool takes: any, or one that a grammar allows."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    definition: str = ""
+
+
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}  # JSON schema of its arguments, an object
-    strict: bool = False  # arguments must be valid against the schema whatever the tool choice is
+    strict: bool = False  # its arguments must be valid against the schema, without being asked for
+    free_input: FreeInput | None = None  # of a custom tool, whose only parameter is the string `input`
 
     def as_openai(self) -> dict[str, Any]:
         """Returns the dictionary that chat templates read."""

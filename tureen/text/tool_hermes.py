@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import CallParser
+from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 
 ORDER = 0
@@ -27,13 +28,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
     """Constrains calls, which are tags that may stand anywhere in the text."""
     if required:
-        return {
-            "type": "tags_with_separator",
-            "tags": [_tag(tool) for tool in tools],
-            "separator": "\n",
-            "at_least_one": True,
-            "stop_after_first": not parallel,
-        }
+        return listed_calls([_tag(tool) for tool in tools], "\n", parallel=parallel)
     return {
         "type": "triggered_tags",
         "triggers": [BEGIN],
@@ -43,12 +38,7 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 
 def _tag(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "tag",
-        "begin": f'{BEGIN}\n{{"name": "{tool.name}", "arguments": ',
-        "content": {"type": "json_schema", "json_schema": tool.parameters},
-        "end": f"}}\n{END}",
-    }
+    return call_tag(f'{BEGIN}\n{{"name": "{tool.name}", "arguments": ', tool, f"}}\n{END}")
 
 
 class HermesParser(CallParser):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import CallParser
+from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 
 ORDER = 2
@@ -29,22 +30,8 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
     """Constrains the answer to calls, or without `required` to calls or a text that does not begin like one."""
-    tags = [
-        {
-            "type": "tag",
-            "begin": f'{{"name": "{tool.name}", "parameters": ',
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
-            "end": "}",
-        }
-        for tool in tools
-    ]
-    calls = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "; ",
-        "at_least_one": True,
-        "stop_after_first": not parallel,
-    }
+    tags = [call_tag(f'{{"name": "{tool.name}", "parameters": ', tool, "}") for tool in tools]
+    calls = listed_calls(tags, "; ", parallel=parallel)
     if required:
         return calls
     text = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from tureen.text.brackets import JSON, Brackets
 from tureen.text.call_parser import CallParser
+from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 
 ORDER = 1
@@ -34,22 +35,8 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
     constraint."""
     if not required:
         return None
-    tags = [
-        {
-            "type": "tag",
-            "begin": f'{{"name": "{tool.name}", "arguments": ',
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
-            "end": "}",
-        }
-        for tool in tools
-    ]
-    calls = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": ", ",
-        "at_least_one": True,
-        "stop_after_first": not parallel,
-    }
+    tags = [call_tag(f'{{"name": "{tool.name}", "arguments": ', tool, "}") for tool in tools]
+    calls = listed_calls(tags, ", ", parallel=parallel)
     return {"type": "tag", "begin": f"{BEGIN} [", "content": calls, "end": "]"}
 
 

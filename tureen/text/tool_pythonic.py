@@ -13,6 +13,7 @@ from typing import Any
 
 from tureen.text.brackets import PYTHON, Brackets
 from tureen.text.call_parser import CallParser, json_text
+from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 from tureen.text.python_literals import keyword_arguments
 
@@ -36,22 +37,8 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
     """Writes arguments as `**{…}`, so that they are a JSON object, which a schema can constrain."""
-    tags = [
-        {
-            "type": "tag",
-            "begin": f"{tool.name}(**",
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
-            "end": ")",
-        }
-        for tool in tools
-    ]
-    listed = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": ", ",
-        "at_least_one": True,
-        "stop_after_first": not parallel,
-    }
+    tags = [call_tag(f"{tool.name}(**", tool, ")") for tool in tools]
+    listed = listed_calls(tags, ", ", parallel=parallel)
     calls = {"type": "tag", "begin": "[", "content": listed, "end": "]"}
     if required:
         return calls

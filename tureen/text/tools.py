@@ -111,20 +111,30 @@ def _free(tool: Tool) -> Tool:
 
 
 def schema_fields(
-    tag: Mapping[str, Any], tools: Sequence[Tool], choice: ToolChoice, field: str = "tools[{}].function.parameters"
+    tag: Mapping[str, Any],
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    field: str = "tools[{}].function.parameters",
+    grammar_field: str = "tools[{}].custom.format.grammar.definition",
 ) -> dict[str, str]:
-    """Returns the paths of the tools' schemas in `tag`, which errors about its grammar name -> the client's fields.
+    """Returns what errors about the grammar of `tag` name, the paths of the tools' schemas and grammars in it -> the
+    client's fields.
 
-    `field`: the client's field of a tool's schema, with {} for the tool's index.
+    `field`, `grammar_field`: the client's field of a tool's schema or grammar, with {} for the tool's index.
     """
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
     paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called
-    return {path: field.format(index) for path, index in zip(paths, called, strict=True)}
+    return {
+        path: (grammar_field if tools[index].free_input is not None else field).format(index)
+        for path, index in zip(paths, called, strict=True)
+    }
 
 
 def _schema_paths(layout: Mapping[str, Any], path: str) -> Iterator[str]:
     if layout["type"] == "json_schema":
         yield f"{path}.json_schema"
+    elif layout["type"] == "json_string":
+        yield f"{path}.{'grammar' if 'grammar' in layout else 'pattern'}"
     for name in ("elements", "tags"):
         for index, inner in enumerate(layout.get(name, ())):
             yield from _schema_paths(inner, f"{path}.{name}[{index}]")

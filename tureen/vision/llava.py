@@ -1,4 +1,4 @@
-"""The seeing side of LLaVA, LLaVA-NeXT and LLaVA-OneVision: pictures to embeddings of the language model."""
+"""The vision encoder of LLaVA, LLaVA-NeXT and LLaVA-OneVision: turns pictures into embeddings of the language model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_LAYOUT, POOLED, TILED = 0, 2, len(Layout._fields)
 
 
 class LlavaVision:
-    """weights: those of `VisionConfig.weights`; piece: see Tower."""
+    """A tower and a projector. weights: those of `VisionConfig.weights`; piece: see Tower."""
 
     def __init__(self, config: VisionConfig, weights: Mapping[str, Tensor], piece: int) -> None:
         self._config = config
@@ -27,7 +27,7 @@ class LlavaVision:
         self._newline = weights.get("newline")
 
     def embed(self, pictures: Tensor, layout: tuple[int, ...]) -> Work:
-        """[tiles, 3, height, width], normalised -> [tokens, hidden_size]. Yields as Tower does.
+        """Embeds pictures [tiles, 3, height, width], normalised: returns [tokens, hidden_size]. Yields as Tower does.
 
         Raises RequestFailed when the layout is not that of such tiles, before anything is computed.
         """
@@ -61,7 +61,7 @@ class LlavaVision:
 
 
 def _is_possible(layout: Layout, count: int, side: int) -> bool:
-    """Whether it takes nothing but what so many tiles have."""
+    """Says whether a layout takes nothing but what so many tiles have."""
     inside = (
         layout.rows * layout.columns == count
         and 0 <= layout.top <= layout.top + layout.height <= layout.rows * side

@@ -1,4 +1,4 @@
-"""The names of a LLaVA's vision weights in checkpoints, and here. No torch."""
+"""Maps the names of a LLaVA's vision weights in checkpoints to those used here. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 PREFIXES: Final = ("model.", "vision_tower.", "vision_tower.", "vision_model.")
-"""Left out, in this order, where a name begins so: older and newer checkpoints differ in them."""
+"""Prefixes that are left out, in this order, where a name begins so: older and newer checkpoints differ in them."""
 LAYER: Final = re.compile(r"encoder\.layers?\.(\d+)\.(.+)")
 UNUSED: Final = ("post_layernorm.", "layernorm.", "head.", "embeddings.mask_token", "embeddings.position_ids")
 """Weights that come after the features, or are for training."""
@@ -47,7 +47,10 @@ LAYER_NAMES: Final = {
 
 
 def local_name(name: str, num_layers: int) -> str | None:
-    """Ours; None for weights that a tower of so many layers does not use. Raises KeyError for one that is unknown."""
+    """Returns the name used here; None for weights that a tower of so many layers does not use.
+
+    Raises KeyError for an unknown name.
+    """
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     match = LAYER.fullmatch(name)

@@ -22,7 +22,7 @@ class Projector:
         self._piece = piece
 
     def project(self, features: Tensor) -> Work:
-        """[tokens, features] -> [tokens, hidden_size]."""
+        """Projects features [tokens, features]: returns [tokens, hidden_size]. Yields as Tower does."""
         first, second = self._weights["fc1.weight"], self._weights["fc2.weight"]
         embeddings = features.new_empty(len(features), len(second))
         row_flops = 2 * (first.numel() + second.numel())
@@ -34,7 +34,10 @@ class Projector:
 
 
 def with_tiles(tiles: Tensor, layout: Layout, newline: Tensor) -> Tensor:
-    """[1 + tiles, features, hidden_size] -> [tokens, hidden_size]: the whole picture, then its rows, each ended."""
+    """Joins the projected features of a picture's tiles: [1 + tiles, features, hidden_size] -> [tokens, hidden_size].
+
+    The whole picture comes first, then its rows, each followed by `newline`.
+    """
     whole, hidden = tiles[0], tiles.shape[-1]
     side = math.isqrt(tiles.shape[1])
     rows = tiles[1:].reshape(layout.rows, layout.columns, side, side, hidden)
@@ -47,12 +50,15 @@ def with_tiles(tiles: Tensor, layout: Layout, newline: Tensor) -> Tensor:
 
 
 def of_frames(frames: Tensor, pooled: tuple[int, int], newline: Tensor) -> Tensor:
-    """[frames, features, hidden_size] -> [tokens, hidden_size]: of each frame pooled[0] x pooled[1], then one end."""
+    """Joins the projected features of a video: [frames, features, hidden_size] -> [tokens, hidden_size].
+
+    Each frame is resampled to pooled[0] x pooled[1] features; one `newline` ends the video.
+    """
     side, hidden = math.isqrt(frames.shape[1]), frames.shape[-1]
     small = _resampled(frames.reshape(-1, side, side, hidden), pooled)
     return torch.cat([small.reshape(-1, hidden), newline[None]])
 
 
 def _resampled(grids: Tensor, size: tuple[int, int]) -> Tensor:
-    """[grids, height, width, hidden_size], bilinear."""
+    """Resamples grids [grids, height, width, hidden_size] to another size, bilinearly."""
     return functional.interpolate(grids.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)

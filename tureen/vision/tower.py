@@ -1,6 +1,6 @@
-"""A vision transformer's hidden states, computed piece by piece: CLIP, SigLIP and DINOv2 differ in a few flags.
+"""Computes a vision transformer's hidden states, piece by piece: CLIP, SigLIP and DINOv2 differ in a few flags.
 
-A piece is some rows of a product, or some heads; the generators give the floating-point operations of each piece after
+A piece is some rows of a product, or some heads; the generators yield the floating-point operations of each piece after
 it is done. How a picture is divided depends on the model and `piece` alone.
 """
 
@@ -28,7 +28,10 @@ Work = Generator[int, None, Tensor]
 
 
 class Tower:
-    """weights: those of `TowerConfig.weights`; piece: floating-point operations that may be done at once, about."""
+    """A vision transformer (arXiv:2010.11929).
+
+    weights: those of `TowerConfig.weights`; piece: floating-point operations that may be done at once, about.
+    """
 
     def __init__(self, config: TowerConfig, weights: Mapping[str, Tensor], piece: int) -> None:
         self.config = config
@@ -37,10 +40,8 @@ class Tower:
         self._activate = ACTIVATIONS[config.activation]
 
     def states(self, pixels: Tensor, layers: tuple[int, ...]) -> Work:
-        """[3, height, width], normalised -> [tokens, hidden_size * len(layers)]: the outputs of these, side by side.
-
-        Layer 0 is the input of the first.
-        """
+        """Returns the outputs of these layers, side by side, for pixels [3, height, width], normalised: [tokens,
+        hidden_size * len(layers)]. Layer 0 is the input of the first. Yields the operations of each piece."""
         hidden = yield from self._embed(pixels)
         features = {0: hidden.clone()} if 0 in layers else {}
         for layer in range(self.config.num_layers):
@@ -90,7 +91,7 @@ class Tower:
             yield len(part) * row_flops
 
     def _attend(self, hidden: Tensor, name: str) -> Work:
-        """Every token sees every other -> [tokens, hidden_size], the heads side by side."""
+        """Attends, every token to every other: returns [tokens, hidden_size], the heads side by side."""
         size, width = hidden.shape
         num_heads = self.config.num_heads
         projected = [torch.empty_like(hidden) for _ in "qkv"]
@@ -121,6 +122,6 @@ class Tower:
 
 
 def blocks(count: int, flops: int, piece: int, least: int) -> Iterator[slice]:
-    """`count` rows of so many operations each, in blocks of about a piece, but of no fewer rows than `least`."""
+    """Yields `count` rows of so many operations each, in blocks of about a piece, but of no fewer rows than `least`."""
     rows = max(least, piece // max(1, flops))
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))

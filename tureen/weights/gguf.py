@@ -1,4 +1,4 @@
-"""The GGUF container (versions 2 and 3): metadata, tensor table and a memory map of the tensor data. No torch."""
+"""Reads the GGUF container (versions 2 and 3): metadata, tensor table and a memory map of the tensor data. No torch."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ class _Fault(Exception):
 
 
 class Metadata(Mapping[str, Any]):
-    """Every key. Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for: they
-    are large, and nobody needs them for long. Raises StartupError for a string that is not UTF-8."""
+    """Every key of a GGUF file, and its value.
+
+    Arrays of numbers are numpy arrays; those of strings become lists each time they are asked for: they are large, and
+    nobody needs them for long. Raises StartupError for a string that is not UTF-8.
+    """
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A Hugging Face style configuration from the metadata of a GGUF file."""
+"""Makes a configuration in Hugging Face's form from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -170,7 +170,8 @@ def _rope_scaling(facts: _Facts, head_dim: int) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
-    """The file stores a divisor per frequency; Llama 3 models made them by one formula, of which the factor varies."""
+    """Returns Llama 3's rope scaling. The file stores a divisor per frequency, which one formula made; its factor
+    varies."""
     tensor = facts.file.tensors[ROPE_FACTORS]
     if tensor.encoding.name != "F32" or tensor.shape != (head_dim // 2,):
         raise facts.fault(f"tensor '{ROPE_FACTORS}' must be {head_dim // 2} float32 numbers")
@@ -189,7 +190,8 @@ def _llama3_scaling(facts: _Facts, head_dim: int) -> dict[str, Any]:
 
 
 def llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Returns the divisors of the head_dim/2 rotary frequencies: 1 for short waves, `factor` for long ones."""
+    """Returns the divisors of the head_dim/2 rotary frequencies (Llama 3.1): 1 for short waves, `factor` for long
+    ones."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = (scaling["original_max_position_embeddings"] / wavelength - low) / (high - low)

@@ -1,4 +1,4 @@
-"""Block formats of GGUF tensors -> float32, bit for bit as ggml computes them. NumPy only.
+"""Converts block formats of GGUF tensors to float32, bit for bit as ggml computes them. NumPy only.
 
 A block holds 32 or 256 consecutive values: small integers `q`, a float16 scale `d` and, in some formats, an offset `m`.
 """
@@ -31,7 +31,7 @@ Q6_K: Final = np.dtype([("ql", "u1", (2, 2, 32)), ("qh", "u1", (2, 32)), ("scale
 
 
 def dequantize(raw: Bytes, encoding: TensorEncoding, out: Floats) -> None:
-    """Write the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
+    """Writes the values stored in `raw` to the flat array `out`. Raises StartupError for an unknown encoding."""
     convert = CONVERTERS.get(encoding.name)
     if convert is None:
         raise StartupError(f"tensors of type {echo(encoding.name)} cannot be read; these can: {', '.join(CONVERTERS)}")
@@ -47,7 +47,7 @@ def dequantize(raw: Bytes, encoding: TensorEncoding, out: Floats) -> None:
 
 
 def _as(blocks: Bytes, layout: np.dtype[np.void]) -> Records:
-    """[n, bytes] -> [n] records of this layout, not copied."""
+    """Views [n, bytes] as [n] records of this layout, not copied."""
     records: Records = blocks.view(layout)[:, 0]
     return records
 
@@ -65,7 +65,8 @@ def _bf16(blocks: Bytes, out: Floats) -> None:
 
 
 def _nibbles(packed: Bytes, out: Floats) -> None:
-    """Low halves of the bytes are the first half of the values, high halves the second. [..., k] -> [..., 2k]"""
+    """Unpacks [..., k] to [..., 2k]: low halves of the bytes are the first half of the values, high halves the
+    second."""
     half = packed.shape[-1]
     out[..., :half] = packed & 15
     out[..., half:] = packed >> 4
@@ -90,7 +91,7 @@ def _q4_1(blocks: Bytes, out: Floats) -> None:
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """[n, 4] -> [n, 32]: bit i of the little-endian word, as 0 or 16."""
+    """Unpacks [n, 4] to [n, 32]: bit i of the little-endian word, as 0 or 16."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -116,7 +117,7 @@ def _q8_0(blocks: Bytes, out: Floats) -> None:
 
 
 def _sub_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """12 bytes -> 8 scales and 8 offsets of 6 bits each: [n, 12] -> two of [n, 8]."""
+    """Unpacks 12 bytes to 8 scales and 8 offsets of 6 bits each: [n, 12] -> two of [n, 8]."""
     low, mid, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=1)
     offsets = np.concatenate([mid & 63, (high >> 4) | ((mid >> 6) << 4)], axis=1)
@@ -124,7 +125,7 @@ def _sub_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _scale_and_shift(block: Records, values: Floats) -> None:
-    """values [n, 8, 32] *= d * scale; -= m * offset"""
+    """Computes values * d * scale - m * offset in place; values [n, 8, 32]."""
     scales, offsets = _sub_scales(block["scales"])
     values *= (_column(block["d"]) * scales)[:, :, None]
     values -= (_column(block["m"]) * offsets)[:, :, None]

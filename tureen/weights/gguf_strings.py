@@ -1,4 +1,5 @@
-"""Arrays of strings in a GGUF file, each after its length, a 64-bit integer. Vocabularies have 100,000 of them."""
+"""Finds arrays of strings in a GGUF file, each string after its length, a 64-bit integer. Vocabularies have 100,000 of
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class StringFault(Exception):
 
 
 class Strings(NamedTuple):
-    """An array that lies in the file: where the length of its first string is, where its last string ends."""
+    """An array of strings in the file: where the length of its first string is, and where its last string ends."""
 
     data: mmap.mmap
     at: int
@@ -27,7 +28,7 @@ class Strings(NamedTuple):
     length: int
 
     def decode(self) -> list[str]:
-        """Raises StringFault."""
+        """Returns the strings. Raises StringFault for one that is not UTF-8."""
         short = _Short.find(self.data, self.at, self.length)
         return (short and short.decode()) or self._decode_each()
 
@@ -45,7 +46,7 @@ class Strings(NamedTuple):
 
 
 def locate(data: mmap.mmap, at: int, length: int) -> Strings:
-    """The array of so many strings that begins at a byte. Raises StringFault when it is not in the file."""
+    """Finds the array of so many strings that begins at byte `at`. Raises StringFault when it is not in the file."""
     short = _Short.find(data, at, length)
     return Strings(data, at, _end(data, at, length) if short is None else at + short.end, length)
 
@@ -69,7 +70,8 @@ class _Short(NamedTuple):
 
     @classmethod
     def find(cls, data: mmap.mmap, at: int, length: int) -> _Short | None:
-        """None where there may be others among them, or so few that they are not worth it."""
+        """Finds short strings; returns None where there may be others among them, or so few that they are not worth
+        it."""
         if length < FEW:
             return None
         places = np.empty(0, np.int64)
@@ -89,7 +91,7 @@ class _Short(NamedTuple):
         return cls(window, places, int(ends[-1]))
 
     def decode(self) -> list[str] | None:
-        """None where one holds a zero byte, or is not UTF-8."""
+        """Returns the strings; None where one holds a zero byte, or is not UTF-8."""
         data = self.data[: self.end].copy()
         data[self.places] = 0
         is_text = np.ones(self.end, bool)

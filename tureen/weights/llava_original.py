@@ -1,4 +1,4 @@
-"""LLaVA-1.6 as its authors publish it: the config that the same model has in Hugging Face's form."""
+"""Reads LLaVA-1.6 as its authors publish it: makes the config that the same model has in Hugging Face's form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIX: Final = "use the conversion of this model whose name begins with llava-hf/"
 
 
 def translated(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json, or what stands for it if it is one of these. Raises StartupError naming a key that differs."""
+    """Returns config.json, or its translation if it is one of these. Raises StartupError naming a key that differs."""
     architecture = (config.get("architectures") or [""])[0]
     if architecture not in TEXT_TYPES:
         return config
@@ -46,7 +46,7 @@ def translated(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def preprocessor(config: dict[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json for a config that `translated` made; {} for any other."""
+    """Returns preprocessor_config.json for a config that `translated` made; {} for any other."""
     text = config.get("text_config")
     if not isinstance(text, dict) or "mm_vision_tower" not in text:
         return {}
@@ -58,7 +58,7 @@ def preprocessor(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transposed(grid: Any) -> Any:
-    """They are [width, height] there."""
+    """Swaps the sizes of a grid: they are [width, height] there."""
     if not isinstance(grid, list):
         return grid
     return [size[::-1] if isinstance(size, list) else size for size in grid]

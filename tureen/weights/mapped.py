@@ -1,4 +1,4 @@
-"""A file of tensors, mapped into memory: their bytes can be had without a copy and given back to the system."""
+"""A file of tensors, mapped into memory: their bytes can be read without a copy and given back to the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tureen.errors import StartupError
 from tureen.files import open_regular
 
 MAX_AHEAD_BYTES = 256 << 20
-"""More would push what is needed sooner out of the memory of small machines."""
+"""Most bytes that are read ahead. More would push what is needed sooner out of the memory of small machines."""
 
 
 class TensorEncoding(NamedTuple):
@@ -28,7 +28,7 @@ class TensorEncoding(NamedTuple):
 
 
 class TensorInfo(NamedTuple):
-    """`shape` is outermost dimension first; `offset` counts from the start of the file."""
+    """A tensor in a file. `shape` has the outermost dimension first; `offset` counts from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,11 +62,12 @@ class MappedFile:
             raise StartupError(f"model {path}: cannot read it: {error.strerror}") from None
 
     def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """The stored bytes, read-only, not copied."""
+        """Returns the stored bytes of a tensor, read-only, not copied."""
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
 
     def release(self, tensor: TensorInfo) -> None:
-        """Give the tensor's pages back to the system, so that they do not count as resident; they can be read again."""
+        """Gives the tensor's pages back to the system, so that they do not count as resident; they can be read
+        again."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -76,7 +77,7 @@ class MappedFile:
 
 
 def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
-    """Have the system read the file, if it has not got it, while other things are done. Closes the descriptor.
+    """Has the system read the file, if it has not got it, while other things are done. Closes the descriptor.
 
     Nothing is copied. Advice (posix_fadvise) would have to be given piece by piece, each time behind all other threads.
     """
@@ -95,4 +96,5 @@ def _fetch_ahead(descriptor: int, num_bytes: int) -> None:
 
 
 def unusable(path: Path, fault: str) -> StartupError:
+    """Returns the error for a file with this fault."""
     return StartupError(f"model {path}: {fault}; download or convert the file again")

@@ -1,4 +1,4 @@
-"""The tensors of a safetensors folder module by module: those of a quantised weight may lie in different files."""
+"""Groups the tensors of a safetensors folder by module: those of one quantised weight may lie in different files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class StoredPart(NamedTuple):
 
 
 class Module:
-    """`parts`: the tensors of a module that nobody has taken yet, by the last word of their names (weight, bias, …)."""
+    """The tensors of one module. `parts`: those that nobody has taken yet, by the last word of their names (weight,
+    bias, …)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,16 +37,18 @@ class Module:
         self._all: list[StoredPart] = []
 
     def add(self, part: str, file: SafetensorsFile, info: TensorInfo) -> None:
-        """Raises StartupError when there is one of this name already."""
+        """Adds a tensor. Raises StartupError when there is one of this name already."""
         if part in self.parts:
             raise self.fault(part, f"is also in {self.parts[part].file.path.name}", file.path)
         self.parts[part] = StoredPart(file, info)
         self._all.append(self.parts[part])
 
     def take(self, part: str, types: tuple[str, ...], *shapes: tuple[int, ...]) -> NDArray[Any]:
-        """A read-only view of the file in one of these shapes (none given: any matrix); BF16 and FP8 as their bits.
+        """Returns a read-only view of the tensor in one of these shapes (none given: any matrix); BF16 and FP8 as their
+        bits.
 
-        Raises StartupError naming a tensor that is missing, of another type, empty or misshapen.
+        types: the names of the types that it may have. Raises StartupError naming a tensor that is missing, of another
+        type, empty or misshapen.
         """
         if part not in self.parts:
             raise self.fault(part, "is missing", self._all[0].file.path)
@@ -54,36 +57,39 @@ class Module:
             raise self.fault(part, f"has type {info.encoding.name}, not {' or '.join(types)}", file.path)
         fits = info.shape in shapes if shapes else len(info.shape) == 2
         if not fits or 0 in info.shape:
-            wanted = " or ".join(str(list(shape)) for shape in shapes) or "that of a matrix"
-            raise self.fault(part, f"has shape {list(info.shape)}, not {wanted}", file.path)
+            expected = " or ".join(str(list(shape)) for shape in shapes) or "that of a matrix"
+            raise self.fault(part, f"has shape {list(info.shape)}, not {expected}", file.path)
         return file.raw(info).view(DTYPES[info.encoding.name]).reshape(info.shape)
 
     def drop(self, *parts: str) -> None:
+        """Takes tensors that are not needed, so that they do not count as left over."""
         for part in parts:
             self.parts.pop(part, None)
 
     def release(self) -> None:
-        """Give the pages of all its tensors back to the system."""
+        """Gives the pages of all tensors of the module back to the system."""
         for file, info in self._all:
             file.release(info)
 
     def fault(self, part: str, what: str, path: Path) -> StartupError:
+        """Returns the error for a tensor of the module; `what` says what is wrong with it."""
         return StartupError(f"model {path}: tensor {echo(f'{self.name}.{part}')} {what}; download the model again")
 
 
 def modules(folder: Path) -> Iterator[Module]:
-    """Every module that has tensors, in the order of the files. Raises StartupError naming the file and the fault."""
-    found: dict[str, Module] = {}
+    """Yields every module that has tensors, in the order of the files. Raises StartupError naming the file and the
+    fault."""
+    by_name: dict[str, Module] = {}
     for path in weight_files(folder):
         file = SafetensorsFile(path)
         for info in file.tensors.values():
             name, _, part = info.name.rpartition(".")
-            found.setdefault(name, Module(name)).add(part, file, info)
-    yield from found.values()
+            by_name.setdefault(name, Module(name)).add(part, file, info)
+    yield from by_name.values()
 
 
 def to_floats(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Converts a tensor that `take` returned for one of FLOATS to float32. A copy."""
+    """Converts a tensor that `take` returned for one of FLOATS to float32, as a copy."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)

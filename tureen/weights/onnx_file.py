@@ -1,4 +1,4 @@
-"""The weights and the nodes of an ONNX model. No torch, no protobuf library.
+"""Reads the weights and the nodes of an ONNX model. No torch, no protobuf library.
 
 An ONNX file is one protocol-buffers message (onnx/onnx.proto): a sequence of fields, each a number and a wire type
 packed into a varint, then the value. The weights' values are raw little-endian bytes in it, so that it can be mapped.
@@ -33,6 +33,8 @@ MAX_VARINT: Final = 10  # bytes
 
 
 class OnnxNode(NamedTuple):
+    """A node of the graph: its name and its inputs."""
+
     name: str
     inputs: tuple[str, ...]  # names of tensors and of other nodes' outputs
 
@@ -97,7 +99,7 @@ class OnnxFile(MappedFile):
         return TensorInfo(name, tuple(shape), encoding, raw.start, raw.end - raw.start)
 
     def _counts(self, part: _Field) -> list[int]:
-        """A repeated integer: one value, or several packed into one field."""
+        """Reads a repeated integer: one value, or several packed into one field."""
         if part.start == part.end:
             return [part.value]
         counts, at = [], part.start
@@ -132,7 +134,8 @@ class OnnxFile(MappedFile):
             at += length
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number at byte `at`, seven bits a byte with the lowest first, and where the next thing is."""
+        """Reads the number at byte `at`, seven bits a byte with the lowest first; returns it and where the next thing
+        is."""
         value = 0
         for position, byte in enumerate(self._map[at : min(at + MAX_VARINT, end)]):
             value |= (byte & 127) << 7 * position

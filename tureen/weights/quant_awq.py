@@ -60,7 +60,7 @@ def _weight(module: Module, size: int | None) -> Stored | None:
 
 
 def _unpack(words: NDArray[np.uint32]) -> Bytes:
-    """[n, k] -> [8 * k, n]."""
+    """Unpacks words [n, k] to [8 * k, n]."""
     by_output = np.ascontiguousarray(words.T)
     values = np.empty((words.shape[1], FIELDS, words.shape[0]), np.uint8)
     for high in range(2):

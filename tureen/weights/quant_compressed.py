@@ -58,13 +58,13 @@ def reader(settings: Mapping[str, Any]) -> Callable[[Module], Stored | None]:
     groups = quantised.table(settings, "config_groups")
     if not groups:
         raise quantised.unsupported("config_groups", "names no group")
-    found = [_scheme(quantised.table(groups, name), settings) for name in groups]
-    schemes = [scheme for scheme in found if scheme is not None]
+    parsed = [_scheme(quantised.table(groups, name), settings) for name in groups]
+    schemes = [scheme for scheme in parsed if scheme is not None]
     return lambda module: _weight(module, schemes)
 
 
 def _scheme(group: Mapping[str, Any], settings: Mapping[str, Any]) -> Scheme | None:
-    """None for a group that leaves the weights as they are."""
+    """Reads a group of the config; None for one that leaves the weights as they are."""
     weights = quantised.table(group, "weights")
     if not weights:
         return None
@@ -106,7 +106,8 @@ def _weight(module: Module, schemes: list[Scheme]) -> Stored | None:
 
 
 def _scheme_of(name: str, schemes: list[Scheme]) -> Scheme:
-    """Names come before patterns, and these before classes. Raises StartupError when the module is not named."""
+    """Returns the scheme of a module. Names come before patterns, and these before classes. Raises StartupError when
+    none names it."""
     for matches in (_is_name, _is_pattern, _is_class):
         for scheme in schemes:
             if any(matches(target, name) for target in scheme.targets):
@@ -173,7 +174,7 @@ def _integers(module: Module, scheme: Scheme, words: NDArray[Any], shape: tuple[
 def _zero_points(
     module: Module, scheme: Scheme, shapes: tuple[tuple[int, ...], ...], packed: tuple[int, int]
 ) -> NDArray[Any] | None:
-    """int8 in one of `shapes`, or words in the shape `packed`; None when the file has none and needs none."""
+    """Returns int8 in one of `shapes`, or words in the shape `packed`; None when the file has none and needs none."""
     stored = module.parts.get("weight_zero_point")
     if stored is None and scheme.is_symmetric:
         return None

@@ -41,7 +41,8 @@ def _weight(module: Module, block: list[int] | None) -> Stored | None:
 
 
 def fp8_weight(module: Module, scale: str, block: list[int] | None) -> Stored:
-    """scale: the part that holds the scales. block: the rows and columns that share one; None: read from the shape."""
+    """Makes the weight of a module. scale: the part that holds the scales. block: the rows and columns that share one;
+    None: read from the scales' shape."""
     weight = module.take("weight", ("F8_E4M3",))
     rows, cols = weight.shape
     if block is not None:

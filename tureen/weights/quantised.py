@@ -1,4 +1,5 @@
-"""Quantised checkpoints' weights as `Stored`: blocks of GGUF where these keep integers and scales, else float32."""
+"""Makes weights of quantised checkpoints as `Stored`: blocks of GGUF where these keep integers and scales, else
+float32."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ROWS: Final = 64  # converted at once: the temporaries stay in the CPU's cache; 
 MOST_LOST: Final = 2.0**-20  # of the sum of squares: what rounding the values themselves to bfloat16 costs
 NORMAL: Final = (2.0**-14, 65504.0)  # between these float16 loses at most 2^-11 of a value
 OF_ACTIVATIONS: Final = ("input_scale", "input_zero_point", "k_scale", "v_scale")
-"""Tensors that say how another runtime rounds what is multiplied with the weights, or caches; nothing is rounded so."""
+"""Tensors that say how another runtime rounds activations or its KV cache; here neither is rounded."""
 
 
 class Grouped(NamedTuple):
@@ -36,17 +37,18 @@ class Grouped(NamedTuple):
 
 
 def setting(settings: Mapping[str, Any], key: str, *allowed: Any, default: Any = None) -> Any:
-    """The one of `allowed` that `settings[key]` equals; missing and null are the default. Raises StartupError."""
+    """Returns the value of `allowed` that `settings[key]` equals; missing and null are the default. Raises
+    StartupError."""
     value = settings.get(key)
     value = default if value is None else value
-    for one in allowed:
-        if one == value:
-            return one
-    raise unsupported(key, f"{echo(value)} is not supported; known: {', '.join(str(one) for one in allowed)}")
+    for choice in allowed:
+        if choice == value:
+            return choice
+    raise unsupported(key, f"{echo(value)} is not supported; known: {', '.join(str(choice) for choice in allowed)}")
 
 
 def length(settings: Mapping[str, Any], key: str) -> int | None:
-    """A group's length; None for -1, null and missing: a whole row. Raises StartupError."""
+    """Returns a group's length; None for -1, null and missing: a whole row. Raises StartupError."""
     value = settings.get(key)
     if value is None or value == -1:
         return None
@@ -56,7 +58,7 @@ def length(settings: Mapping[str, Any], key: str) -> int | None:
 
 
 def table(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object of config.json; missing and null are empty. Raises StartupError."""
+    """Returns an object of config.json; missing and null are empty. Raises StartupError."""
     value = settings.get(key) or {}
     if not isinstance(value, dict):
         raise unsupported(key, f"must be an object, got {echo(value)}")
@@ -64,24 +66,25 @@ def table(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def block(settings: Mapping[str, Any], key: str) -> list[int]:
-    """Rows and columns that share a scale. Raises StartupError."""
+    """Returns the rows and columns that share a scale. Raises StartupError."""
     value = settings.get(key)
-    if not isinstance(value, list) or len(value) != 2 or not all(_is_count(one) for one in value):
+    if not isinstance(value, list) or len(value) != 2 or not all(_is_count(number) for number in value):
         raise unsupported(key, f"must be two positive integers, got {echo(value)}")
     return value
 
 
 def unsupported(key: str, what: str) -> StartupError:
+    """Returns the error for a setting of quantization_config; `what` says what is wrong with it."""
     return StartupError(f"config.json: quantization_config: {key}: {what}", field="quantization_config")
 
 
 def whole_or_by_row(rows: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of one scale for all, and of one for each row."""
+    """Returns the shapes of one scale for all, and of one for each row."""
     return (), (1,), (1, 1), (rows,), (rows, 1)
 
 
 def unpack(words: NDArray[np.uint32], bits: int) -> Bytes:
-    """[n, k] words with their lowest bits first -> [n, k * 32 / bits] integers."""
+    """Unpacks words [n, k], lowest bits first, into integers [n, k * 32 / bits]."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return packed
@@ -92,28 +95,29 @@ def unpack(words: NDArray[np.uint32], bits: int) -> Bytes:
 
 
 def groups_of(module: Module, part: str, cols: int, size: int, num_groups: int) -> NDArray[np.int64] | None:
-    """[cols]: each column's group, read from the tensor `part` if there is one; None when they are equal runs.
+    """Returns each column's group, [cols], read from the tensor `part` if there is one; None when they are equal runs.
 
-    Raises StartupError naming the tensor when it names a group that does not exist.
+    size: columns of a group. Raises StartupError naming the tensor when it names a group that does not exist.
     """
     usual = np.arange(cols) // size
-    found = usual
+    groups = usual
     if part in module.parts:
         path = module.parts[part].file.path
-        found = module.take(part, ("I32",), (cols,)).astype(np.int64)
-        if found.max() >= num_groups:
-            raise module.fault(part, f"names group {found.max()} of {num_groups}", path)
-    return None if np.array_equal(found, usual) and cols == num_groups * size else found
+        groups = module.take(part, ("I32",), (cols,)).astype(np.int64)
+        if groups.max() >= num_groups:
+            raise module.fault(part, f"names group {groups.max()} of {num_groups}", path)
+    return None if np.array_equal(groups, usual) and cols == num_groups * size else groups
 
 
 def from_groups(module: Module, shape: tuple[int, int], read: Callable[[], Grouped]) -> Stored:
-    """The module's weight. `read` is called again when its bytes are wanted."""
+    """Returns the module's weight of this shape. `read` is called again whenever its bytes are wanted."""
     encoding = _encoding(shape, read)
     return Stored(f"{module.name}.weight", shape, encoding, lambda: _encoded(shape, encoding, read))
 
 
 def from_fp8(module: Module, weight: Bytes, scales: NDArray[Any], block: tuple[int, int]) -> Stored:
-    """weight: bits of E4M3 [rows, cols]; scales: one for each `block` (rows, columns), as `Module.take` gives them."""
+    """Returns the module's weight. weight: bits of E4M3 [rows, cols]; scales: one for each `block` (rows, columns), as
+    `Module.take` gives them."""
     rows, cols = weight.shape
     return Stored(f"{module.name}.weight", (rows, cols), "F32", lambda: _fp8(weight, scales, block))
 
@@ -136,7 +140,8 @@ def _encoding(shape: tuple[int, int], read: Callable[[], Grouped]) -> str:
 
 
 def _halves_hold(values: Floats) -> bool:
-    """float16 loses less of them than bfloat16 loses of what they multiply; of bfloat16 and float16 scales nothing."""
+    """Says whether float16 holds the values: it loses less of them than bfloat16 loses of what they multiply; of
+    bfloat16 and float16 scales nothing."""
     sizes = np.abs(values)
     if NORMAL[0] <= sizes.min() and sizes.max() <= NORMAL[1]:
         return True
@@ -170,7 +175,8 @@ def _encoded(shape: tuple[int, int], encoding: str, read: Callable[[], Grouped])
 
 
 def _nibbles(q: Bytes) -> NDArray[np.void]:
-    """[..., 32] -> [...] of 16 bytes: the first half in the low bits, the second in the high ones. Eight at once."""
+    """Packs [..., 32] into [...] of 16 bytes: the first half in the low bits, the second in the high ones. Eight at
+    once."""
     eights = q.view(np.uint64)
     packed = np.empty((*eights.shape[:-1], 2), np.uint64)
     for half in range(2):
@@ -195,7 +201,7 @@ def _dequantised(shape: tuple[int, int], matrix: Grouped) -> Bytes:
 
 
 def _e4m3() -> Floats:
-    """[256]: what the bits stand for (OCP 8-bit Floating Point Specification): no infinities, S1111111 is NaN."""
+    """Returns what the 256 bytes stand for (OCP 8-bit Floating Point Specification): no infinities, S1111111 is NaN."""
     bits = np.arange(256)
     exponents, fractions = bits >> 3 & 15, bits & 7
     values = np.where(exponents, np.ldexp(8.0 + fractions, exponents - 10), np.ldexp(1.0 * fractions, -9))

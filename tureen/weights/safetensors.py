@@ -1,4 +1,5 @@
-"""Weights of a Hugging Face folder: one safetensors file, or several with an index. Pickled files are never opened.
+"""Reads weights of a Hugging Face folder: one safetensors file, or several with an index. Pickled files are never
+opened.
 
 A safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: name -> dtype, shape and range
 of bytes), and the tensors' bytes one after another.
@@ -72,7 +73,8 @@ class SafetensorsFile(MappedFile):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the folder's weights. Raises StartupError when there are none or the index is damaged."""
+    """Returns the files that hold the folder's weights. Raises StartupError when there are none or the index is
+    damaged."""
     if (folder / INDEX).exists():
         return [folder / name for name in _indexed(folder / INDEX)]
     if (folder / SINGLE).exists():
@@ -100,10 +102,10 @@ def _indexed(index: Path) -> list[str]:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Raises ValueError for a key that appears twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key appears twice")
-    return found
+    return entries
 
 
 def _are_counts(value: Any) -> bool:

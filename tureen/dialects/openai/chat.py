@@ -78,6 +78,8 @@ class GrowingChoice:
         self.output = output
         self.num_reasoning = 0  # known at the end
         self._reading = plan.reading
+        self._custom = plan.reading.custom_tools
+        self._custom_calls = set[int]()  # of those that a stream has told, by their places
         self._tokenizer = context.tokenizer
         self._parts: list[Part] = []
         self._finish_reason: str | None = None
@@ -102,11 +104,28 @@ class GrowingChoice:
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.calls:
-            message["tool_calls"] = [
-                {"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
-                for name, arguments in answer.calls
-            ]
+            message["tool_calls"] = [self._call(name, text) for name, text in answer.calls]
         return {"index": self.output.index, "message": message} | self._rest()
+
+    def _call(self, name: str, text: str) -> Answer:
+        if name in self._custom:
+            return {"id": call_id(), "type": "custom", "custom": {"name": name, "input": text}}
+        return {"id": call_id(), "type": "function", "function": {"name": name, "arguments": text}}
+
+    def delta(self, part: Part) -> Answer:
+        """Returns what a chunk says of a part."""
+        match part:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case CallStart(index, name):
+                if name in self._custom:
+                    self._custom_calls.add(index)
+                return {"tool_calls": [{"index": index} | self._call(name, "")]}
+            case CallArguments(index, text):
+                more = {"custom": {"input": text}} if index in self._custom_calls else {"function": {"arguments": text}}
+                return {"tool_calls": [{"index": index, **more}]}
 
     def chunk(self, delta: Answer, *, is_last: bool = False) -> Answer:
         """Returns the choice of a chunk. Log-probabilities are in the first chunk after their token."""
@@ -136,19 +155,6 @@ def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> Answer:
         "bytes": list(tokenizer.token_bytes(token_id)),
         "logprob": value,
     }
-
-
-def _delta(part: Part) -> Answer:
-    match part:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case CallStart(index, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": call_id(), "type": "function", "function": function}]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
@@ -183,7 +189,7 @@ async def _chunks(
                 ended.add(output.index)
                 choice.end()
             for part in event.parts:
-                yield chunk(choice.chunk(_delta(part)))
+                yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:
                 notes = openai_answer.metadata(body, context, **plan.reading.notes)
                 yield chunk(choice.chunk({}, is_last=True)) | notes

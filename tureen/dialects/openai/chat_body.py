@@ -50,12 +50,20 @@ class CallFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     arguments: Annotated[str, Meta(description="A JSON object, as text.")]
 
 
+class CallCustom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A custom tool that was called, and its text."""
+
+    name: Annotated[str, Meta(min_length=1, description="Name of the tool.")]
+    input: Annotated[str, Meta(description="The text that it was called with.")]
+
+
 class MessageCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call that the assistant made."""
 
-    function: CallFunction
     id: Annotated[str, Meta(min_length=1, description="Id of the call, which the message with its result names.")]
-    type: Literal["function"] = "function"
+    function: Annotated[CallFunction | None, Meta(description="With type function.")] = None
+    custom: Annotated[CallCustom | None, Meta(description="With type custom.")] = None
+    type: Literal["function", "custom"] = "function"
     index: Annotated[int | None, Meta(description="Index of the call, as in streams.")] = None
 
 
@@ -154,7 +162,7 @@ def parse(payload: dict[str, Any]) -> ChatBody:
 def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
     """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
     NotFound."""
-    tools = read_tools(body.tools)
+    tools = read_tools(body.tools, custom=True)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
     chat_messages = convert_messages(body.messages)
     return Chat(
@@ -255,6 +263,14 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
 
 
 def _call(call: MessageCall, where: str) -> dict[str, Any]:
-    arguments = read_arguments(call.function.arguments, f"{where}.function.arguments")
-    function = {"name": call.function.name, "arguments": arguments}
+    said = getattr(call, call.type)
+    if said is None or (call.function is not None and call.custom is not None):
+        raise InvalidRequest(
+            f"{where} must have {call.type}, as its type says, and nothing else", field=f"{where}.{call.type}"
+        )
+    if isinstance(said, CallCustom):
+        arguments = {"input": said.input}
+    else:
+        arguments = read_arguments(said.arguments, f"{where}.function.arguments")
+    function = {"name": said.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.openai import answer as openai_answer
-from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
+from tureen.dialects.openai.responses_body import ResponsesBody, ResponsesTool, chat_of, parse
 from tureen.errors import TureenError
 from tureen.http.chat_answer import events_of, prepare_chat, run_to_end
 from tureen.http.dialect import Docs, Entry, read_body_with, streamed
@@ -31,6 +31,11 @@ from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
 
 EXAMPLE = {"input": "What is the capital of France?", "max_output_tokens": 16}
+CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""The items that are calls: the field that grows, and what its events are called."""
 COMPLETED, INCOMPLETE = "completed", "incomplete"
 
 _json = msgspec.json.Encoder()
@@ -52,7 +57,7 @@ def routes(state: ServerState) -> list[Entry]:
             writer = EventWriter(head)
             return await streamed(request, _events(plan, writer, state), writer.failed)
         last = await run_to_end(plan, request, state)
-        items = OutputItems()
+        items = OutputItems(plan.reading.custom_tools)
         for part in last.parts:
             items.feed(part)
         items.close(_status(last.output))
@@ -87,7 +92,7 @@ def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[
         "temperature": params.temperature,
         "text": {"format": {"type": "text"} if text_format is None else _sent(text_format)},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"parameters": None, "strict": None} | _sent(tool) for tool in body.tools or ()],
+        "tools": [_sent_tool(tool) for tool in body.tools or ()],
         "top_p": params.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -97,6 +102,12 @@ def _head(name: str, body: ResponsesBody, plan: Plan, context: Context) -> dict[
 
 def _sent(struct: msgspec.Struct) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+
+
+def _sent_tool(tool: ResponsesTool) -> dict[str, Any]:
+    if tool.type == "function":
+        return {"parameters": None, "strict": None} | _sent(tool)
+    return _sent(tool) | {"format": {"type": "text"} if tool.format is None else _sent(tool.format)}
 
 
 def _status(output: Output) -> str:
@@ -137,7 +148,8 @@ def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
 class OutputItems:
     """Builds the output items of a response from its parts, and the streaming events that carry them."""
 
-    def __init__(self) -> None:
+    def __init__(self, custom_tools: frozenset[str]) -> None:
+        self._custom_tools = custom_tools
         self.output: list[dict[str, Any]] = []
         self._is_open = False
 
@@ -149,10 +161,11 @@ class OutputItems:
             case Content(text):
                 return self._open("message") + self._grow("output_text", text)
             case CallStart(_, name):
-                return self._open("function_call", name)
+                return self._open("custom_tool_call" if name in self._custom_tools else "function_call", name)
             case CallArguments(_, text):
-                self.output[-1]["arguments"] += text
-                return [self._event("response.function_call_arguments.delta", delta=text)]
+                field, event = CALLS[self.output[-1]["type"]]
+                self.output[-1][field] += text
+                return [self._event(f"response.{event}.delta", delta=text)]
 
     def close(self, status: str) -> list[dict[str, Any]]:
         """Completes the last item with `status` and returns the events for it; a response without output gets an empty
@@ -171,7 +184,7 @@ class OutputItems:
         return {"type": kind, "item_id": self.output[-1]["id"], "output_index": index, **fields}
 
     def _open(self, kind: str, name: str = "") -> list[dict[str, Any]]:
-        if self._is_in(kind) and kind != "function_call":
+        if self._is_in(kind) and kind not in CALLS:
             return []
         events = self._end(COMPLETED)
         item, part = _new_item(kind, name)
@@ -196,8 +209,9 @@ class OutputItems:
         item = self.output[-1]
         item["status"] = status
         events = []
-        if item["type"] == "function_call":
-            events.append(self._event("response.function_call_arguments.done", arguments=item["arguments"]))
+        if item["type"] in CALLS:
+            field, event = CALLS[item["type"]]
+            events.append(self._event(f"response.{event}.done", **{field: item[field]}))
         else:
             [part] = item["content"]
             more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
@@ -210,9 +224,9 @@ class OutputItems:
 
 def _new_item(kind: str, name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Returns an item without content, and the content part to put into it, None for a function call."""
-    if kind == "function_call":
-        call = {"id": _id("fc"), "call_id": call_id(), "name": name, "arguments": ""}
-        return {"type": kind, **call, "status": "in_progress"}, None
+    if kind in CALLS:
+        call = {"id": _id("fc" if kind == "function_call" else "ctc"), "call_id": call_id(), "name": name}
+        return {"type": kind, **call, CALLS[kind][0]: "", "status": "in_progress"}, None
     item: dict[str, Any] = {"type": kind, "id": _id("rs"), "summary": [], "content": [], "status": "in_progress"}
     if kind == "reasoning":
         return item, {"type": "reasoning_text", "text": ""}
@@ -253,7 +267,7 @@ class EventWriter:
 
 
 async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncGenerator[bytes, None]:
-    items, seen = OutputItems(), list[Part]()
+    items, seen = OutputItems(plan.reading.custom_tools), list[Part]()
     is_first = True
     async with contextlib.aclosing(events_of(plan, state)) as events:
         async for event in events:

@@ -21,18 +21,27 @@ from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
-from tureen.requests.tool_fields import MAX_TOOLS, check_tools, choose, read_tool_choice
-from tureen.text.messages import MAX_MESSAGES, Tool, ToolChoice
+from tureen.requests.tool_fields import MAX_TOOLS, check_tools, choose, custom_tool, read_tool_choice
+from tureen.text.messages import MAX_MESSAGES, FreeInput, Tool, ToolChoice
 
 TABLE = openai_fields.table_of("responses")
 NOT_OFFERED = TABLE.refused
 
 
-class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function that the client runs."""
+class ResponsesToolFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `format` of a custom tool, which say what its input is."""
 
-    type: Literal["function"]
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function that the client runs, or a custom tool, which takes a text."""
+
+    type: Literal["function", "custom"]
     name: str
+    format: ResponsesToolFormat | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
     description: str | None = None
@@ -74,7 +83,7 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     tools: Annotated[
         Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None,
-        Meta(description="Functions that the client runs."),
+        Meta(description="Functions and custom tools that the client runs."),
     ] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
@@ -128,6 +137,7 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
         field="input",
         pictures=tuple(conversation.pictures),
         tools=tools,
+        grammar_field="tools[{}].format.definition",
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         template_kwargs=_template_kwargs(body, tools, state),
@@ -164,16 +174,33 @@ def _template_kwargs(body: ResponsesBody, tools: Sequence[Tool], state: ServerSt
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
     """Converts and checks the body's tools. Raises InvalidRequest."""
-    tools = [
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            strict=bool(tool.strict),
-        )
-        for tool in body.tools or ()
-    ]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
     return check_tools(tools, "tools")
+
+
+def _tool(tool: ResponsesTool, path: str) -> Tool:
+    others = ("format",) if tool.type == "function" else ("parameters", "strict")
+    for name in others:
+        if getattr(tool, name) is not None:
+            raise InvalidRequest(f"{path}.{name} cannot go with {path}.type {tool.type}", field=f"{path}.{name}")
+    if tool.type == "custom":
+        return custom_tool(tool.name, tool.description or "", _free_input(tool.format, f"{path}.format"))
+    return Tool(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=tool.parameters or {},
+        strict=bool(tool.strict),
+    )
+
+
+def _free_input(kind: ResponsesToolFormat | None, path: str) -> FreeInput:
+    if kind is None:
+        return FreeInput()
+    for name in ("syntax", "definition"):
+        if (getattr(kind, name) is not None) is not (kind.type == "grammar"):
+            problem = "is missing" if kind.type == "grammar" else f"needs {path}.type grammar"
+            raise InvalidRequest(f"{path}.{name} {problem}", field=f"{path}.{name}")
+    return FreeInput(syntax=kind.syntax or "text", definition=kind.definition or "")
 
 
 class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function"):
@@ -182,11 +209,15 @@ class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
 
 
+class AllowedCustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom"):
+    name: str
+
+
 class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="allowed_tools"):
     """A tool choice that allows some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AllowedTool | AllowedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -194,16 +225,20 @@ def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], 
     field, tools = "tool_choice", tuple(tools)
     if not isinstance(tool_choice, dict):
         return tools, read_tool_choice(tool_choice, tools, field)
-    kinds: dict[Any, type[AllowedTool | AllowedTools]] = {"function": AllowedTool, "allowed_tools": AllowedTools}
-    kind_name = tool_choice.get("type")
-    kind = kinds.get(kind_name) if isinstance(kind_name, str) else None
+    kinds: dict[Any, type[AllowedTool | AllowedCustomTool | AllowedTools]] = {
+        "function": AllowedTool,
+        "custom": AllowedCustomTool,
+        "allowed_tools": AllowedTools,
+    }
+    named = tool_choice.get("type")
+    kind = kinds.get(named) if isinstance(named, str) else None
     if kind is None:
         raise InvalidRequest(
-            f"{field}.type must be function or allowed_tools, got {echo(kind_name)}", field=f"{field}.type"
+            f"{field}.type must be function, custom or allowed_tools, got {echo(named)}", field=f"{field}.type"
         )
     refuse_unknown(tool_choice, ("type", *kind.__struct_fields__), field)
     choice = convert(tool_choice, kind, lambda name: f"{field}.{name}")
-    if isinstance(choice, AllowedTool):
+    if isinstance(choice, AllowedTool | AllowedCustomTool):
         return tools, choose(ToolChoice("required", choice.name), tools, field, f"{field}.name")
     for index, allowed in enumerate(choice.tools):
         choose(ToolChoice("required", allowed.name), tools, field, f"{field}.tools[{index}].name")

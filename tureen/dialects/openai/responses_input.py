@@ -15,7 +15,9 @@ from tureen.errors import InvalidRequest, echo
 from tureen.requests.tool_fields import read_arguments
 from tureen.text.messages import MAX_PARTS, Message
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+KINDS = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+)  # fmt: skip
 PARTS = ("input_text", "input_image", "output_text", "refusal")
 
 T = TypeVar("T")
@@ -84,6 +86,25 @@ class ResponsesCallOutput(
     status: Status | None = None
 
 
+class ResponsesCustomCall(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom_tool_call"
+):
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class ResponsesCustomOutput(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom_tool_call_output"
+):
+    call_id: str
+    output: str | PartList[Shown]
+    id: str | None = None
+    status: Status | None = None
+
+
 class ResponsesThought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning_text"):
     """A piece of reasoning."""
 
@@ -99,7 +120,14 @@ class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     status: Status | None = None
 
 
-ResponsesItem = ResponsesMessage | ResponsesFunctionCall | ResponsesCallOutput | ResponsesReasoningItem
+ResponsesItem = (
+    ResponsesMessage
+    | ResponsesFunctionCall
+    | ResponsesCallOutput
+    | ResponsesCustomCall
+    | ResponsesCustomOutput
+    | ResponsesReasoningItem
+)
 
 
 def read_items(sent_items: Sequence[Any]) -> list[Any]:
@@ -147,11 +175,11 @@ class ResponsesConversation:
 
     def add(self, item: ResponsesItem, where: str) -> None:
         """Adds an item; `where` names it in errors. Raises InvalidRequest."""
-        if isinstance(item, ResponsesCallOutput):
+        if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
-        elif isinstance(item, ResponsesFunctionCall):
+        elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
             self._names[item.call_id] = item.name
-            function = {"name": item.name, "arguments": read_arguments(item.arguments, f"{where}.arguments")}
+            function = {"name": item.name, "arguments": _arguments(item, where)}
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):
@@ -193,11 +221,11 @@ class ResponsesConversation:
             self._begin({"role": "assistant", "content": ""})
         return self.messages[-1]
 
-    def _add_output(self, item: ResponsesCallOutput, where: str) -> None:
+    def _add_output(self, item: ResponsesCallOutput | ResponsesCustomOutput, where: str) -> None:
         name = self._names.get(item.call_id)
         if name is None:
             raise InvalidRequest(
-                f"{where}.call_id {echo(item.call_id)} is that of no function_call before it", field=f"{where}.call_id"
+                f"{where}.call_id {echo(item.call_id)} is that of no call before it", field=f"{where}.call_id"
             )
         content = item.output if isinstance(item.output, str) else self._joined(item.output)
         self._begin({"role": "tool", "tool_call_id": item.call_id, "name": name, "content": content})
@@ -251,6 +279,12 @@ def conversation_of(items: str | Sequence[ResponsesItem], instructions: str | No
     if not conversation.messages:
         raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
     return conversation
+
+
+def _arguments(item: ResponsesFunctionCall | ResponsesCustomCall, where: str) -> dict[str, Any]:
+    if isinstance(item, ResponsesCustomCall):
+        return {"input": item.input}
+    return read_arguments(item.arguments, f"{where}.arguments")
 
 
 def _misplaced(part: msgspec.Struct, role: str, where: str) -> InvalidRequest:

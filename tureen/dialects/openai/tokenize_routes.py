@@ -149,7 +149,7 @@ async def _chat_ids(body: TokenizeBody, messages: Sequence[MessageField], state:
         )
     rendered = await chat_tokens(
         chat_messages.messages,
-        read_tools(body.tools),
+        read_tools(body.tools, custom=True),
         state.context,
         continue_final_message=body.continue_final_message,
         add_generation_prompt=body.add_generation_prompt is not False,

@@ -24,6 +24,7 @@ from tureen.http.dialect import PLAIN_ERROR, Docs, Entry, client_name, prepared,
 from tureen.http.sse import event
 from tureen.requests import planning
 from tureen.requests.body import convert, read_json, refuse_not_offered, refuse_unknown
+from tureen.requests.constraint_fields import named_schema
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run
 from tureen.requests.planning import Names
@@ -50,7 +51,7 @@ _json = msgspec.json.Encoder()
 class TgiGrammar(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The grammar that the output must match."""
 
-    type: Literal["json", "json_object", "regex"]
+    type: Literal["json", "json_object", "json_schema", "regex"]
     value: str | JsonObject
 
 
@@ -241,7 +242,8 @@ async def _plan(body: TgiBody, payload: dict[str, Any], state: ServerState, owne
     if parameters.seed is not None:
         fields["sampling_seed"] = parameters.seed
     if parameters.grammar is not None:
-        fields["regex" if parameters.grammar.type == "regex" else "json_schema"] = parameters.grammar.value
+        value = parameters.grammar.value
+        fields |= {"regex": value} if parameters.grammar.type == "regex" else {"json_schema": named_schema(value)}
     count = parameters.best_of or 1
     defaults: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "no_stop_trim": True}
     if not _samples(parameters):

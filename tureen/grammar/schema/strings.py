@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -21,11 +21,14 @@ from tureen.grammar.expression import (
     Choice,
     Expression,
     GrammarError,
+    Language,
     Not,
     Repeat,
+    RuleCall,
     Terminal,
     Text,
 )
+from tureen.grammar.rules import calls, replaced
 from tureen.grammar.schema.digits import chain, choice
 
 MAX_NESTING = 200
@@ -211,7 +214,16 @@ def encoded(values: Expression) -> Expression:
 
     Each character is written in one way: as json.dumps(…, ensure_ascii=False) does. Raises GrammarError.
     """
+    if any(calls(values)):
+        raise GrammarError("only regular expressions can describe strings")
     return Terminal(chain(QUOTE, _encoded(values, MAX_NESTING), QUOTE))
+
+
+def encoded_language(values: Language, renamed: Callable[[str], RuleCall]) -> Language:
+    """Returns the JSON texts of the strings of a language, quotes included, with its rules renamed."""
+    rules = {renamed(name).name: replaced(_encoded(rule, MAX_NESTING), renamed) for name, rule in values.rules.items()}
+    start = replaced(_encoded(values.start, MAX_NESTING), renamed)
+    return Language(chain(QUOTE, start, QUOTE), rules)
 
 
 def _encoded(node: Expression, depth: int) -> Expression:
@@ -237,7 +249,7 @@ def _encoded(node: Expression, depth: int) -> Expression:
             return _both_encoded(first, second, depth)
         case Not(item):
             return Both(ANY_ENCODED, Not(_encoded(item, depth)))
-    raise GrammarError("only regular expressions can describe strings")
+    return node
 
 
 def _text(text: str) -> Expression:

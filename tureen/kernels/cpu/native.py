@@ -1,4 +1,4 @@
-"""The native kernels, if this installation has them. No torch."""
+"""Finds and loads the native kernels, if this installation has them. No torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MISSING = (
 
 
 def is_built() -> bool:
-    """Whether this installation has the extension module. Does not load it."""
+    """Says whether this installation has the extension module. Does not load it."""
     return importlib.util.find_spec(NAME) is not None
 
 
 def load() -> ModuleType | None:
-    """The extension module, or None where it was not built.
+    """Returns the extension module, or None where it was not built.
 
     Raises RuntimeError when TUREEN_CPU_ISA cannot run here, ImportError when the system's libraries are too old for it.
     """
@@ -35,7 +35,7 @@ def load() -> ModuleType | None:
 
 
 def require() -> ModuleType:
-    """The extension module. Raises RuntimeError where it was not built."""
+    """Returns the extension module. Raises RuntimeError where it was not built."""
     module = load()
     if module is None:
         raise RuntimeError(MISSING)

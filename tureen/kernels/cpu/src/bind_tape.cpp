@@ -39,7 +39,7 @@ GatedLinear gated_of(nb::tuple parts) {
     return {linear(1), linear(3), linear(5), gate_of(nb::cast<std::string>(parts[0]))};
 }
 
-// What a step wants of a runner.base.Row.
+// The fields of a contract.runner.Row that a step needs.
 struct RowNames {
     nb::object token_ids = name("token_ids"), start = name("start"), pages = name("pages"), sample = name("sample");
     nb::object adapter = name("adapter");
@@ -190,7 +190,8 @@ void bind_tape(nb::module_& m) {
                 tape.run(std::move(step));
             },
             nb::arg("rows"), nb::arg("embedded") = nb::none(),
-            "rows: with token_ids, start, pages, sample, as runner.base.Row has them. embedded: float32 [tokens with "
+            "rows: with token_ids, start, pages, sample, as contract.runner.Row has them. embedded: float32 [tokens "
+            "with "
             "id -1, hidden].")
         .def(
             "best", [](const Tape& tape) { return tape.best().token_ids; },

@@ -1,0 +1,108 @@
+"""Rules that call themselves first: random ones against a recogniser that works on the rules as they are written."""
+
+from random import Random
+
+import pytest
+from matching import matches
+from other_matchers import llguidance_takes
+from test_ebnf import assert_same, strings
+
+from tureen.grammar.ebnf import ebnf
+from tureen.grammar.expression import GrammarError
+from tureen.grammar.left_recursion import MAX_GROUP
+
+
+def random_rules(random):
+    """Rules as lists of alternatives, which are lists of (text or name, sign)."""
+    names = [f"r{at}" for at in range(random.randrange(1, 5))]
+
+    def item():
+        symbol = random.choice(names) if random.random() < 0.55 else random.choice(["a", "b", "ab", ""])
+        return symbol, random.choice(["", "", "", "", "?", "*", "+"])
+
+    def alternatives():
+        return [[item() for _ in range(random.randrange(3))] for _ in range(random.randrange(1, 3))] + [
+            [(random.choice(["a", "b", ""]), "")]
+        ]
+
+    return {name: alternatives() for name in names}
+
+
+def written(rules):
+    def shown(symbol, sign):
+        return (symbol if symbol in rules else f'"{symbol}"') + sign
+
+    lines = [f"{n} ::= {' | '.join(' '.join(shown(*item) for item in each) for each in a)}" for n, a in rules.items()]
+    return "\n".join(["root ::= r0", *lines])
+
+
+def derived(rules, text):
+    """Which parts of the text each rule matches: (rule, start, end), grown until nothing is added."""
+    known = set()
+
+    def ends(symbol, start):
+        if symbol in rules:
+            return {end for name, begin, end in known if name == symbol and begin == start}
+        return {start + len(symbol)} if text.startswith(symbol, start) else set()
+
+    def repeated(symbol, sign, start):
+        here = set() if sign in ("", "+") else {start}
+        fresh = ends(symbol, start)
+        while not fresh <= here:
+            here |= fresh
+            fresh = {end for place in here for end in ends(symbol, place)} if sign in ("*", "+") else set()
+        return here
+
+    before = -1
+    while before < len(known):
+        before = len(known)
+        for name, alternatives in rules.items():
+            for start in range(len(text) + 1):
+                for items in alternatives:
+                    here = {start}
+                    for symbol, sign in items:
+                        here = {end for place in here for end in repeated(symbol, sign, place)}
+                    known |= {(name, start, end) for end in here}
+    return ("r0", 0, len(text)) in known
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_rules_match_what_can_be_derived_from_them(seed):
+    rules = random_rules(Random(seed))
+    assert_same(written(rules), lambda text: derived(rules, text), "ab", 5)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "lark"),
+    [
+        (
+            'root ::= root "+" term | term\nterm ::= [0-9]+ | "(" root ")"',
+            'start: start "+" t | t\nt: N | "(" start ")"',
+        ),
+        ('root ::= root "," [0-9] | [0-9]', 'start: start "," D | D'),
+        ('root ::= x "1"\nx ::= y "(" | "+"\ny ::= x "," | root', 'start: x "1"\nx: y "(" | "+"\ny: x "," | start'),
+        ('root ::= root root | "(" root ")" | "1"', 'start: start start | "(" start ")" | "1"'),
+    ],
+)
+def test_the_language_is_that_of_llguidance_which_reads_left_recursion_as_it_is(grammar, lark):
+    lark += "\nN: /[0-9]+/\nD: /[0-9]/\n"
+    language = ebnf(grammar)
+    wrong = [text for text in strings("1+,()", 4) if matches(language, text) != llguidance_takes(lark, text)]
+    assert wrong == []
+
+
+def test_a_list_that_is_written_with_left_recursion_is_a_regular_expression():
+    assert not ebnf('root ::= root "," [0-9]+ | [0-9]+').rules
+
+
+def ring(number):
+    rules = [f'r{at} ::= r{(at + 1) % number} "a" | "b"' for at in range(number)]
+    return "\n".join(["root ::= r0", *rules])
+
+
+def test_as_many_rules_as_the_limit_may_call_each_other_first_and_more_are_refused():
+    language = ebnf(ring(MAX_GROUP))
+    assert all(matches(language, text) for text in ("b", "ba", "b" + "a" * 45))
+    assert not matches(language, "bb")
+    with pytest.raises(GrammarError, match=rf"{MAX_GROUP + 1} rules call each other.*at most {MAX_GROUP}"):
+        ebnf(ring(MAX_GROUP + 1))

@@ -1,0 +1,96 @@
+"""The field `response_format`: what the output must be, as OpenAI, llama.cpp and TGI write it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tureen.contract.params import MAX_KEYS, JsonObject
+from tureen.errors import InvalidRequest
+from tureen.requests.constraint_fields import SaidConstraint, named_schema
+
+Entry = TypeVar("Entry")
+
+TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
+
+WHERE = "response_format"
+BELONGS = {
+    "json_schema": ("json_schema",),
+    "schema": ("json_object", "json_schema"),
+    "value": ("json", "json_schema", "regex"),
+    "triggers": ("structural_tag",),
+    "structures": ("structural_tag",),
+    "format": ("structural_tag",),
+}
+"""The types that a field belongs to."""
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `response_format.json_schema`."""
+
+    name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
+    description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
+    schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
+    strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "structural_tag"]
+    json_schema: Annotated[JsonSchemaFormat | None, Meta(description="With type json_schema.")] = None
+    schema: Annotated[
+        JsonObject | None, Meta(description="With type json_object or json_schema, as llama.cpp has it: the schema.")
+    ] = None
+    value: Annotated[
+        str | JsonObject | None,
+        Meta(description="With type json, json_schema or regex, as TGI has it: the schema, or the pattern."),
+    ] = None
+    triggers: Annotated[TagList[str] | None, Meta(description="With type structural_tag, its older form.")] = None
+    structures: Annotated[TagList[JsonObject] | None, Meta(description="With type structural_tag, its older form.")] = (
+        None
+    )
+    format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
+
+
+def formatted(asked: ResponseFormat) -> SaidConstraint | None:
+    """Returns the constraint; None = any text. Raises InvalidRequest."""
+    sent = [name for name in BELONGS if getattr(asked, name) is not None]
+    for name in sent:
+        if asked.type not in BELONGS[name]:
+            kinds = " or ".join(BELONGS[name])
+            raise InvalidRequest(f"{WHERE}.{name} needs {WHERE}.type {kinds}", field=f"{WHERE}.{name}")
+    if asked.type == "text":
+        return None
+    if asked.type == "structural_tag":
+        return SaidConstraint(
+            "structural_tag", WHERE, {"type": asked.type} | {name: getattr(asked, name) for name in sent}
+        )
+    if len(sent) > 1:
+        raise InvalidRequest(
+            f"{WHERE}.{sent[1]} cannot go with {WHERE}.{sent[0]}; send one", field=f"{WHERE}.{sent[1]}"
+        )
+    if not sent:
+        if asked.type == "json_object":
+            return SaidConstraint("json_schema", WHERE, {"type": "object"})
+        field = f"{WHERE}.json_schema" if asked.type == "json_schema" else f"{WHERE}.value"
+        raise InvalidRequest(f"{field} is missing", field=field)
+    return _said(asked, sent[0])
+
+
+def _said(asked: ResponseFormat, name: str) -> SaidConstraint:
+    """The schema or the pattern in the field `name`."""
+    field, value = f"{WHERE}.{name}", getattr(asked, name)
+    if isinstance(value, JsonSchemaFormat):
+        field, value = f"{field}.schema", value.schema
+    if value is None:
+        raise InvalidRequest(f"{field} is missing", field=field)
+    if asked.type == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{field} must be a string with type regex", field=field)
+        return SaidConstraint("regex", field, value)
+    if name == "value" and asked.type == "json_schema":
+        value = named_schema(value)
+    return SaidConstraint("json_schema", field, value)

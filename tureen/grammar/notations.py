@@ -1,0 +1,13 @@
+"""A grammar in whichever notation it is written."""
+
+from __future__ import annotations
+
+from tureen.grammar.ebnf import ebnf
+from tureen.grammar.expression import Language
+from tureen.grammar.lark import is_lark, lark
+
+
+def grammar(text: str) -> Language:
+    """Returns the language of a grammar as llama.cpp writes it (`root ::= …`) or as Lark does (`start: …`), without
+    Terminals. Raises GrammarError."""
+    return lark(text) if is_lark(text) else ebnf(text)

@@ -1,0 +1,164 @@
+"""Fields of other servers that say what the output must be: those of vLLM, and a form of TGI's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from tureen.contract.params import MAX_CHOICES, MAX_GRAMMAR_BYTES, VLLM_CONSTRAINTS, JsonObject
+from tureen.errors import InvalidRequest, echo
+
+MAX_SCHEMA_DEPTH = 200
+KINDS = (*VLLM_CONSTRAINTS, "json_object")
+JSON = VLLM_CONSTRAINTS["json"]
+GUIDED = {f"guided_{kind}": parameter for kind, parameter in VLLM_CONSTRAINTS.items()}
+"""The older names of vLLM's constraints, and the parameters they are."""
+
+SPACE = re.compile(r"(?: |\\s|\[(?=[^\]]* |[^\]]*\\s)(?:[ \t\n\r]|\\[nrts])+\])(?:\*|\?|\{0?,[1-9][0-9]*\}|\{0,\})")
+"""Matches the patterns of white space that allow none and one space, which is all that JSON has here."""
+
+SUBSCHEMA = (
+    "additionalItems", "additionalProperties", "contains", "else", "items", "propertyNames", "then",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+SUBSCHEMA_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+SUBSCHEMA_MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+"""The keywords whose values are schemas that a part of the output must match."""
+
+Pattern = Annotated[str, Meta(max_length=MAX_GRAMMAR_BYTES)]
+GuidedJson = Annotated[str | JsonObject | None, Meta(description="The older name of structured_outputs.json.")]
+GuidedRegex = Annotated[Pattern | None, Meta(description="The older name of structured_outputs.regex.")]
+GuidedChoice = Annotated[
+    Annotated[tuple[str, ...], Meta(min_length=1, max_length=MAX_CHOICES)] | None,
+    Meta(description="The older name of structured_outputs.choice."),
+]
+GuidedGrammar = Annotated[Pattern | None, Meta(description="The older name of structured_outputs.grammar.")]
+GuidedTag = Annotated[str | JsonObject | None, Meta(description="The older name of structured_outputs.structural_tag.")]
+GuidedBackend = Annotated[
+    Annotated[str, Meta(pattern=r"^(auto|guidance|lm-format-enforcer|outlines|xgrammar)(:[a-z,-]*)?$")] | None,
+    Meta(description="One of vLLM's backends: taken, and the server's --grammar-backend does the work."),
+]
+GuidedSpace = Annotated[
+    Annotated[str, Meta(max_length=1024)] | None,
+    Meta(description="White space in JSON: a pattern that allows none and one space, as the layout here has it."),
+]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `structured_outputs`: one constraint, and how JSON is written."""
+
+    json: Annotated[str | JsonObject | None, Meta(description="JSON schema, an object or its text.")] = None
+    regex: Annotated[str | None, Meta(description="Pattern that the whole output matches.")] = None
+    choice: Annotated[
+        Annotated[list[str], Meta(max_length=MAX_CHOICES)] | None, Meta(description="The output is one of these.")
+    ] = None
+    grammar: Annotated[str | None, Meta(description="Grammar that the output is derived from.")] = None
+    structural_tag: Annotated[str | JsonObject | None, Meta(description="Free text with constrained parts.")] = None
+    json_object: Annotated[bool | None, Meta(description="true: the output is a JSON object.")] = None
+    disable_any_whitespace: Annotated[
+        bool | None, Meta(description="JSON is written as json.dumps does, with true and with false.")
+    ] = None
+    whitespace_pattern: GuidedSpace = None
+    disable_additional_properties: Annotated[
+        bool | None, Meta(description="true: objects have no keys but those that json names.")
+    ] = None
+
+
+class SaidConstraint(NamedTuple):
+    """A constraint by the name of its parameter, and the field that the client sent."""
+
+    parameter: str
+    field: str
+    value: Any
+
+
+def structured(asked: StructuredOutputs) -> Iterator[SaidConstraint]:
+    """Yields the constraints; more than one is for the caller to refuse. Raises InvalidRequest."""
+    where = "structured_outputs"
+    if not asked.json_object and all(getattr(asked, kind) is None for kind in KINDS[:-1]):
+        raise InvalidRequest(f"{where} is empty; it has one of {', '.join(KINDS)}", field=where)
+    is_json = asked.json is not None or bool(asked.json_object)
+    if asked.whitespace_pattern is not None:
+        check_space(asked.whitespace_pattern, f"{where}.whitespace_pattern", is_json=is_json)
+    for name in ("disable_any_whitespace", "disable_additional_properties"):
+        if getattr(asked, name) and not is_json:
+            raise InvalidRequest(f"{where}.{name} needs {where}.json", field=f"{where}.{name}")
+    if asked.json_object:
+        yield SaidConstraint(JSON, f"{where}.json_object", {"type": "object"})
+    for kind, parameter in VLLM_CONSTRAINTS.items():
+        value = getattr(asked, kind)
+        if value is not None:
+            is_closed = kind == "json" and asked.disable_additional_properties
+            yield SaidConstraint(parameter, f"{where}.{kind}", closed(value) if is_closed else value)
+
+
+def add_constraints(
+    said: Iterable[SaidConstraint], fields: dict[str, Any], renamed: dict[str, str], guided_space: str | None
+) -> None:
+    """Adds constraints to the parameters that a body sets, and to what it calls them.
+
+    `guided_space` is the field guided_whitespace_pattern. Raises InvalidRequest for a parameter that is set already.
+    """
+    for parameter, field, value in said:
+        if parameter in fields:
+            raise InvalidRequest(f"{field} cannot go with {renamed[parameter]}; send one", field=field)
+        fields[parameter], renamed[parameter] = value, field
+    if guided_space is not None:
+        check_space(guided_space, "guided_whitespace_pattern", is_json=JSON in fields)
+
+
+def check_space(pattern: str, field: str, *, is_json: bool) -> None:
+    """Raises InvalidRequest for white space that JSON never has here, and where the output is no JSON."""
+    if not is_json:
+        raise InvalidRequest(f"{field} is about JSON, and no JSON is asked for; leave it out", field=field)
+    if not SPACE.fullmatch(pattern):
+        raise InvalidRequest(
+            f"{field} must allow none and one space, such as '[ ]?' or '[\\n ]*', got {echo(pattern)}: JSON is written "
+            'as {"a": 1, "b": [2, 3]}; leave it out',
+            field=field,
+        )
+
+
+def named_schema(value: str | Mapping[str, Any]) -> Any:
+    """Returns the schema in TGI's `{"name": …, "schema": …}`, or the value, which is one itself."""
+    is_named = not isinstance(value, str) and "schema" in value and value.keys() <= {"name", "schema"}
+    return value["schema"] if is_named and not isinstance(value, str) else value
+
+
+def closed(schema: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """The schema where "additionalProperties" is false wherever keys are named and nothing is said of others.
+
+    What is no schema stays as it is: compiling it says what is wrong with it. Raises InvalidRequest for one that is
+    nested too deep.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            return schema
+        return msgspec.json.encode(_closed(schema, MAX_SCHEMA_DEPTH)).decode()
+    changed: Mapping[str, Any] = _closed(schema, MAX_SCHEMA_DEPTH)
+    return changed
+
+
+def _closed(schema: Any, depth: int) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    if not depth:
+        field = "structured_outputs.disable_additional_properties"
+        raise InvalidRequest(f"{field}: the schema is nested deeper than {MAX_SCHEMA_DEPTH}; leave it out", field=field)
+    changed = dict(schema)
+    for name, value in schema.items():
+        if name in SUBSCHEMA_MAPS and isinstance(value, dict):
+            changed[name] = {key: _closed(part, depth - 1) for key, part in value.items()}
+        elif name in SUBSCHEMA_LISTS and isinstance(value, list):
+            changed[name] = [_closed(part, depth - 1) for part in value]
+        elif name in SUBSCHEMA:
+            changed[name] = _closed(value, depth - 1)
+    if "properties" in schema or "patternProperties" in schema:
+        changed.setdefault("additionalProperties", False)
+    return changed

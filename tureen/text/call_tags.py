@@ -1,0 +1,43 @@
+"""Structural tags of calls: what the formats of tool calls say of the text that a model may write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tureen.errors import InvalidRequest
+from tureen.text.messages import FreeInput, Tool
+
+
+def call_tag(begin: str, tool: Tool, end: str, style: str = "json") -> dict[str, Any]:
+    """Returns the tag of one call, whose arguments are valid and written in this style."""
+    content = {"type": "json_schema", "json_schema": tool.parameters}
+    if style != "json":
+        content["style"] = style
+    if tool.free_input is not None and tool.free_input.syntax != "text":
+        if style != "json":
+            raise InvalidRequest(
+                f"tools: the grammar of {tool.name} cannot be kept in this model's format of calls, whose arguments "
+                "are no JSON; leave it out",
+                field="tools",
+            )
+        content = _free_input(tool.free_input)
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _free_input(free_input: FreeInput) -> dict[str, Any]:
+    """Returns the format of `{"input": …}` with a text that the grammar allows."""
+    kind = "grammar" if free_input.syntax == "lark" else "pattern"
+    text = {"type": "json_string", kind: free_input.definition}
+    ends = [{"type": "const_string", "value": value} for value in ('{"input": ', "}")]
+    return {"type": "sequence", "elements": [ends[0], text, ends[1]]}
+
+
+def listed_calls(tags: list[dict[str, Any]], separator: str, *, parallel: bool) -> dict[str, Any]:
+    """Returns one or more of the calls; exactly one if not `parallel`."""
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }

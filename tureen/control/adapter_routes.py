@@ -18,7 +18,7 @@ from tureen.requests.state import ServerState
 class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /load_lora_adapter`."""
 
-    lora_name: Annotated[str, Meta(description="What requests will call it.")]
+    lora_name: Annotated[str, Meta(description="Name that requests will use for the adapter.")]
     lora_path: Annotated[
         str, Meta(min_length=1, description="Folder on the server, as peft's save_pretrained writes it.")
     ]
@@ -28,7 +28,7 @@ class LoadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class UnloadBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /unload_lora_adapter`."""
 
-    lora_name: Annotated[str, Meta(description="What it was loaded as.")]
+    lora_name: Annotated[str, Meta(description="Name of the loaded adapter.")]
 
 
 def routes(state: ServerState) -> list[Entry]:

@@ -33,8 +33,8 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /abort_request`, of which one is sent."""
 
-    rid: Annotated[str | None, Meta(description="Of one request, one batch or one sample.")] = None
-    abort_all: Annotated[bool, Meta(description="All; needs the admin key.")] = False
+    rid: Annotated[str | None, Meta(description="Id of a request, a batch or a sample.")] = None
+    abort_all: Annotated[bool, Meta(description="Abort all requests; needs the admin key.")] = False
 
 
 def routes(state: ServerState) -> list[Entry]:

@@ -27,19 +27,19 @@ MAX_CHARS = 1 << 20
 class ParseFunctionCallBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model's output, and the tools that it may call."""
 
-    text: Annotated[str, Meta(max_length=MAX_CHARS, description="What the model wrote.")]
+    text: Annotated[str, Meta(max_length=MAX_CHARS, description="Output of a model.")]
     tools: Annotated[list[ToolField], Meta(max_length=MAX_TOOLS, description="Functions that the model may call.")]
     tool_call_parser: Annotated[
-        str | None, Meta(description="How it writes calls, a name as for --tool-call-parser. Default: the server's.")
+        str | None, Meta(description="Format of the calls, a name as for --tool-call-parser. Default: the server's.")
     ] = None
 
 
 class SeparateReasoningBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model's output, with its reasoning in it."""
 
-    text: Annotated[str, Meta(max_length=MAX_CHARS, description="What the model wrote.")]
+    text: Annotated[str, Meta(max_length=MAX_CHARS, description="Output of a model.")]
     reasoning_parser: Annotated[
-        str, Meta(description="How it marks its reasoning, a name as for --reasoning-parser, such as deepseek-r1.")
+        str, Meta(description="Format of the reasoning, a name as for --reasoning-parser, such as deepseek-r1.")
     ]
     return_blocks: Annotated[bool, Meta(description="Not available: true is refused.")] = False
 

@@ -19,7 +19,7 @@ class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     mode: Annotated[
         PauseMode,
-        Meta(description="What becomes of requests that run: they end, are computed again later, or keep their place."),
+        Meta(description="Running requests end (abort), are computed again later (retract), or wait (in_place)."),
     ] = "abort"
 
 

@@ -35,7 +35,7 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     with_stack: Annotated[bool | None, Meta(description="Lines of Python that call operations; torch only.")] = None
     record_shapes: Annotated[bool | None, Meta(description="Shapes of the operations' inputs; torch only.")] = None
     profile_prefix: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$|^$", description="What the file's name begins with.")
+        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$|^$", description="Beginning of the file's name.")
     ] = ""
     start_step: Annotated[int | None, Meta(description="Must be null: the profile begins now.")] = None
     profile_by_stage: Annotated[bool, Meta(description="Must be false: a step has no stages.")] = False

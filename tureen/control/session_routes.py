@@ -25,7 +25,7 @@ class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(ge=1, le=2**53, description="Most characters that a prompt may have, with all that it continues."),
     ]
     session_id: Annotated[
-        str | None, Meta(description="What to call it, 1 to 256 printable ASCII characters. Default: made up.")
+        str | None, Meta(description="Name of the session, 1 to 256 printable ASCII characters. Default: random.")
     ] = None
     timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(description="Seconds without use after which it is closed.")
@@ -36,7 +36,7 @@ class OpenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /close_session`."""
 
-    session_id: Annotated[str, Meta(description="What it is called.")]
+    session_id: Annotated[str, Meta(description="Name of the session.")]
 
 
 def routes(state: ServerState) -> list[Entry]:

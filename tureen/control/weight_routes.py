@@ -35,18 +35,18 @@ log = get_logger("api")
 class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /update_weights_from_disk`."""
 
-    model_path: Annotated[str, Meta(min_length=1, description="Where they are; as --model-path.")]
+    model_path: Annotated[str, Meta(min_length=1, description="The model with the new weights, as for --model-path.")]
     load_format: Annotated[
-        Literal["auto", "dummy"] | None, Meta(description="As --load-format, which is the default.")
+        Literal["auto", "dummy"] | None, Meta(description="As for --load-format. Default: the server's.")
     ] = None
     abort_all_requests: Annotated[
         bool, Meta(description="End all requests; otherwise those that have begun are waited for.")
     ] = False
     weight_version: Annotated[
         Annotated[str, Meta(max_length=256)] | None,
-        Meta(description="What answers say of the weights from then on. Default: as before."),
+        Meta(description="Version that answers report from then on. Default: unchanged."),
     ] = None
-    keep_pause: Annotated[bool, Meta(description="Generation is paused then, until /continue_generation.")] = False
+    keep_pause: Annotated[bool, Meta(description="Pause generation afterwards, until /continue_generation.")] = False
     torch_empty_cache: Annotated[
         bool, Meta(description="Give the old weights' memory back to the system; it always is.")
     ] = False
@@ -60,15 +60,15 @@ class UpdateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class VersionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /update_weight_version`."""
 
-    new_version: Annotated[str, Meta(max_length=256, description="What answers say of the weights from then on.")]
+    new_version: Annotated[str, Meta(max_length=256, description="Version that answers report from then on.")]
     abort_all_requests: Annotated[bool, Meta(description="End all requests first.")] = True
 
 
 class WeightBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /get_weights_by_name`."""
 
-    name: Annotated[str, Meta(description="As in the Hugging Face checkpoint: model.layers.0.self_attn.q_proj.weight.")]
-    truncate_size: Annotated[int, Meta(ge=1, description="So many of its rows, from the first on.")] = 100
+    name: Annotated[str, Meta(description="Name in the checkpoint, such as model.layers.0.self_attn.q_proj.weight.")]
+    truncate_size: Annotated[int, Meta(ge=1, description="Number of rows to return, from the first on.")] = 100
 
 
 class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class MemoryBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     tags: Annotated[
         Annotated[list[Literal["kv_cache", "weights"]], Meta(min_length=1, max_length=16)] | None,
-        Meta(description="Which parts. Default: all."),
+        Meta(description="Parts of the memory. Default: all."),
     ] = None
 
 

@@ -39,6 +39,6 @@ LogprobsModeField = Annotated[
 ]
 KeptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,
-    Meta(description="Keep only so many tokens of each text, the first; -1 = as many as the model takes."),
+    Meta(description="Keep only the first so many tokens of each text; -1 = as many as the model takes."),
 ]
 AbortName = Annotated[str | None, Meta(description="A name to abort the request by.")]

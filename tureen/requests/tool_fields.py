@@ -29,7 +29,7 @@ Tools = Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)]
 class FunctionField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The function that a tool describes."""
 
-    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; no two tools have the same.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
     parameters: Annotated[JsonObject, Meta(description="JSON schema of its arguments, an object.")] = {}
     strict: Annotated[bool, Meta(description="Arguments are always valid against the schema.")] = False

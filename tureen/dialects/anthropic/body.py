@@ -166,7 +166,7 @@ Messages = Annotated[
         "assistant's, the answer goes on from it.",
     ),
 ]
-System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="What stands before the conversation.")]
+System = Annotated[str | BlockList[AnthropicTextBlock] | None, Meta(description="System message.")]
 Tools = Annotated[
     Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None,
     Meta(description="Functions that the client runs."),

@@ -111,7 +111,7 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         bool, Meta(description="false = no space between two adjacent special tokens.")
     ] = True
     ignore_eos: Annotated[bool, Meta(description="EOS does not end the output; stops still do.")] = False
-    min_tokens: Annotated[int, Meta(ge=0, description="Until reached, nothing but the length ends the output.")] = 0
+    min_tokens: Annotated[int, Meta(ge=0, description="Fewest tokens to generate.")] = 0
     logit_bias: Annotated[
         LogitBias | None, Meta(description="Added to the logits of these token ids; each in [-100, 100].")
     ] = None
@@ -121,7 +121,7 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     n: Annotated[int, Meta(ge=1, le=128, description="Texts in the answer.")] = 1
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=128)] | None,
-        Meta(description="So many are generated, and all returned, the most probable first; at least n."),
+        Meta(description="Number of outputs to generate; all are returned, the most probable first. At least n."),
     ] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description="What the output must be.")] = None
     guided_json: GuidedJson = None

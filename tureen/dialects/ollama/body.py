@@ -106,7 +106,7 @@ class OllamaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     model: Annotated[str, Meta(description="The served model or one of its adapters; `:latest` may follow.")]
     stream: Annotated[bool, Meta(description="Answer with lines of JSON, one a piece.")] = True
-    options: Annotated[OllamaOptions, Meta(description="How to sample.")] = OllamaOptions()
+    options: Annotated[OllamaOptions, Meta(description="Sampling parameters.")] = OllamaOptions()
     format: Annotated[
         str | JsonObject | None,
         Meta(description="`json`, or a JSON schema: the answer is valid against it. An empty string: anything."),
@@ -135,8 +135,8 @@ class OllamaChatBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_field
 class OllamaGenerateBody(OllamaBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /api/generate`."""
 
-    prompt: Annotated[str, Meta(description="What to answer. Empty: an answer that says the model is loaded.")] = ""
-    system: Annotated[str | None, Meta(description="What stands before the prompt.")] = None
+    prompt: Annotated[str, Meta(description="The prompt. Empty: an answer that says the model is loaded.")] = ""
+    system: Annotated[str | None, Meta(description="System message.")] = None
     images: Annotated[Images, Meta(description="Pictures of the prompt, in base64.")] = []
     raw: Annotated[bool, Meta(description="The prompt goes to the model as it is, without a template.")] = False
 

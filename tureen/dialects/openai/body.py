@@ -98,12 +98,12 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     min_tokens: Annotated[Tokens | None, Meta(description="Another name of min_new_tokens.")] = None
     include_stop_str_in_output: Annotated[bool | None, Meta(description="Another name of no_stop_trim.")] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
-    stream_options: Annotated[StreamOptions | None, Meta(description="What a stream tells; needs stream: true.")] = None
+    stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream; needs stream: true.")] = None
     response_format: Annotated[
-        ResponseFormat | None, Meta(description="What the output must be: text, JSON, or JSON of a schema.")
+        ResponseFormat | None, Meta(description="Form of the output: text, JSON, or JSON of a schema.")
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, Meta(description="vLLM's way to say what the output must be.")
+        StructuredOutputs | None, Meta(description="vLLM's fields for constrained output.")
     ] = None
     guided_json: GuidedJson = None
     guided_regex: GuidedRegex = None
@@ -114,24 +114,21 @@ class OpenAIBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_field
     guided_whitespace_pattern: GuidedSpace = None
     grammar: Annotated[str | None, Meta(description="Another name of ebnf.")] = None
     logprobs_mode: LogprobsModeField = "processed"
-    user: Annotated[Label | None, Meta(description="Who it is for; the log has it beside the id, at level debug.")] = (
-        None
-    )
+    user: Annotated[Label | None, Meta(description="Name of the end user; logged at level debug.")] = None
     safety_identifier: Annotated[Label | None, Meta(description="The newer name of user.")] = None
     metadata: Annotated[
         Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)] | None,
-        Meta(description="Notes of yours; the answer has them in its metadata."),
+        Meta(description="Your own notes, returned in the answer's metadata."),
     ] = None
     service_tier: Annotated[
-        Literal["auto", "default"] | None, Meta(description="There is one; the answer names it where it was asked for.")
+        Literal["auto", "default"] | None,
+        Meta(description="There is one tier; the answer names it if the field is sent."),
     ] = None
     prompt_cache_key: Annotated[
         Label | None,
         Meta(description="Requests with the same one find each other's prefixes: here all of one client do."),
     ] = None
-    rid: Annotated[str | None, Meta(description="Id to abort the request by, and of the answer. Default: made up.")] = (
-        None
-    )
+    rid: Annotated[str | None, Meta(description="Id of the answer, to abort the request by. Default: random.")] = None
     request_id: Annotated[str | None, Meta(description="Another name of rid.")] = None
     lora_path: Annotated[
         str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; or put it in model.")

@@ -60,11 +60,11 @@ class CallCustom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class MessageCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A call that the assistant made."""
 
-    id: Annotated[str, Meta(min_length=1, description="What the message with its result calls it.")]
+    id: Annotated[str, Meta(min_length=1, description="Id of the call, which the message with its result names.")]
     function: Annotated[CallFunction | None, Meta(description="With type function.")] = None
     custom: Annotated[CallCustom | None, Meta(description="With type custom.")] = None
     type: Literal["function", "custom"] = "function"
-    index: Annotated[int | None, Meta(description="Its place, as streams tell it.")] = None
+    index: Annotated[int | None, Meta(description="Index of the call, as in streams.")] = None
 
 
 class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,25 +74,25 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     content: Annotated[
         str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None, Meta(description="A text, or parts.")
     ] = None
-    name: Annotated[str | None, Meta(description="Who speaks, for templates that show it.")] = None
-    reasoning_content: Annotated[str | None, Meta(description="What the assistant thought before.")] = None
+    name: Annotated[str | None, Meta(description="Name of the speaker, for chat templates that show it.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="The assistant's reasoning.")] = None
     tool_calls: Annotated[
-        Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="What the assistant called.")
+        Annotated[list[MessageCall], Meta(max_length=MAX_CALLS)] | None, Meta(description="The assistant's tool calls.")
     ] = None
-    tool_call_id: Annotated[str | None, Meta(description="Which call this is the result of.")] = None
+    tool_call_id: Annotated[str | None, Meta(description="Id of the call whose result this is.")] = None
     refusal: Annotated[None, Meta(description="Is null in answers of this server.")] = None
     annotations: Annotated[
         Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="There are none in answers of this server.")
     ] = None
     audio: Annotated[None, Meta(description="Is null in answers of this server.")] = None
-    function_call: Annotated[None, Meta(description="It is tool_calls today.")] = None
+    function_call: Annotated[None, Meta(description="Replaced by tool_calls.")] = None
 
 
 class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/chat/completions`."""
 
     messages: Annotated[
-        list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES, description="What was said so far.")
+        list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation so far.")
     ]
     max_completion_tokens: Annotated[
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
@@ -101,12 +101,13 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_new_tokens: Annotated[Tokens | None, Meta(description="Another name of max_completion_tokens.")] = None
     logprobs: Annotated[bool, Meta(description="Return log-probabilities of the output's tokens.")] = False
     top_logprobs: Annotated[
-        TopLogprobs | None, Meta(description="So many best alternatives of each; needs logprobs: true.")
+        TopLogprobs | None,
+        Meta(description="Best alternatives at each position; needs logprobs: true."),
     ] = None
-    tools: Annotated[Tools | None, Meta(description="What the model may call: functions; see the tools page.")] = None
+    tools: Annotated[Tools | None, Meta(description="Functions that the model may call; see the tools page.")] = None
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | JsonObject | None,
-        Meta(description="Whether it calls: as it likes (auto), not (none), one of them (required), or this one."),
+        Meta(description="Whether tools are called: auto, none, required, or an object that names one."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="false: one call at most.")] = True
     reasoning_effort: Annotated[
@@ -114,20 +115,18 @@ class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(description="For chat templates that know it; none also turns enable_thinking off."),
     ] = None
     chat_template_kwargs: Annotated[
-        JsonObject | None, Meta(description='What the chat template reads, such as {"enable_thinking": false}.')
+        JsonObject | None, Meta(description='Variables of the chat template, such as {"enable_thinking": false}.')
     ] = None
     separate_reasoning: Annotated[
         bool, Meta(description="Reasoning comes as reasoning_content; false = it stays in the content.")
     ] = True
-    continue_final_message: Annotated[bool, Meta(description="The last message, the assistant's, is gone on with.")] = (
-        False
-    )
+    continue_final_message: Annotated[bool, Meta(description="Continue the last message, the assistant's.")] = False
     add_generation_prompt: Annotated[
         bool | None,
-        Meta(description="Whether a new message of the assistant begins: unless the last one is gone on with."),
+        Meta(description="Begin a new message of the assistant. Default: unless the last is continued."),
     ] = None
     modalities: Annotated[
-        Annotated[list[Literal["text"]], Meta(max_length=16)] | None, Meta(description="What the answer is: text.")
+        Annotated[list[Literal["text"]], Meta(max_length=16)] | None, Meta(description="Kinds of output: text only.")
     ] = None
 
 

@@ -59,7 +59,7 @@ class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_field
     ] = DEFAULT_MAX_TOKENS
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_N)] | None,
-        Meta(description="So many are generated, and the n with the highest log-probability per token returned."),
+        Meta(description="Outputs to generate; the n with the highest log-probability per token are returned."),
     ] = None
     echo: Annotated[bool, Meta(description="The text begins with the prompt; with logprobs, its tokens' too.")] = False
     logprobs: Annotated[

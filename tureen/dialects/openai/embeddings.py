@@ -55,13 +55,13 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pooling: Annotated[
         PoolingField | None,
         Meta(
-            description="What becomes the embedding: the last token's hidden state, or the mean of all. Default: last; "
+            description="How the embedding is made: the last token's hidden state, or the mean of all. Default: last; "
             "of an embedding model, its own way, which is the only one it has."
         ),
     ] = None
     normalize: Annotated[bool, Meta(description="Scale embeddings to length 1.")] = True
     truncate_prompt_tokens: KeptTokens = None
-    user: Annotated[Label | None, Meta(description="Who it is for; stands in the server's debug log.")] = None
+    user: Annotated[Label | None, Meta(description="Name of the end user; logged at level debug.")] = None
     rid: AbortName = None
     priority: Priority = 0
 

@@ -75,9 +75,9 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
 
     input: Annotated[
         str | Annotated[list[ResponsesItem], Meta(max_length=MAX_MESSAGES)],
-        Meta(description="What was said so far: a text of the user's, or items; a message's type may be left out."),
+        Meta(description="The conversation so far: a text of the user, or items; a message's type may be left out."),
     ]
-    instructions: Annotated[str | None, Meta(description="What stands before the conversation.")] = None
+    instructions: Annotated[str | None, Meta(description="System message.")] = None
     max_output_tokens: Annotated[
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
     ] = None
@@ -98,7 +98,7 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
     include: Annotated[
         Annotated[list[str], Meta(max_length=0)] | None, Meta(description="Everything there is, is in the answer.")
     ] = None
-    safety_identifier: Annotated[Label | None, Meta(description="Who it is for; the answer has it.")] = None
+    safety_identifier: Annotated[Label | None, Meta(description="Name of the end user, returned in the answer.")] = None
 
 
 def parse(payload: dict[str, Any]) -> ResponsesBody:

@@ -42,15 +42,15 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(description="With the tokens that the tokenizer puts around a text. Default: true. Not of a chat."),
+        Meta(description="Add the tokens that the tokenizer puts around a text. Default: true. Not for a chat."),
     ] = None
-    tools: Annotated[Tools | None, Meta(description="Of a chat: what the model may call.")] = None
-    continue_final_message: Annotated[bool, Meta(description="Of a chat: its last message is gone on with.")] = False
+    tools: Annotated[Tools | None, Meta(description="For a chat: functions to call.")] = None
+    continue_final_message: Annotated[bool, Meta(description="For a chat: its last message is continued.")] = False
     add_generation_prompt: Annotated[
         bool | None,
-        Meta(description="Of a chat: a new message begins at its end. Default: unless the last one is gone on with."),
+        Meta(description="For a chat: begin a new message at its end. Default: unless the last is continued."),
     ] = None
-    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Of a chat: what its template reads.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="For a chat: template variables.")] = None
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 

@@ -84,7 +84,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     sampling_params: Annotated[
-        JsonObject | PerPrompt[JsonObject], Meta(description="How to sample; see the parameters page.")
+        JsonObject | PerPrompt[JsonObject], Meta(description="Sampling parameters; see the parameters page.")
     ] = msgspec.field(default_factory=dict)
     rid: Annotated[
         str | PerPrompt[str] | None,
@@ -125,7 +125,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     modalities: Annotated[
         PerPrompt[str] | None,
-        Meta(description="What image_data holds: image, multi-images, or video = frames. Default: from their number."),
+        Meta(description="Kind of image_data: image, multi-images, or video = frames. Default: by their number."),
     ] = None
     lora_path: Annotated[
         str | PerPrompt[str | None] | None,

@@ -43,19 +43,19 @@ T = TypeVar("T")
 class ScoreBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/score`."""
 
-    query: Annotated[str | TokenIds, Meta(description="What stands before each item: a text, or token ids.")]
+    query: Annotated[str | TokenIds, Meta(description="Text or token ids put before each item.")]
     items: Annotated[
         str | Annotated[list[str | TokenIds], Meta(max_length=MAX_INPUTS)],
         Meta(description="Texts, or lists of token ids, as the query; at most 2048."),
     ]
     label_token_ids: Annotated[
         list[int],
-        Meta(description="The tokens whose probabilities are asked.", min_length=1, max_length=MAX_LOGPROB_IDS),
+        Meta(description="The tokens whose probabilities are returned.", min_length=1, max_length=MAX_LOGPROB_IDS),
     ]
     apply_softmax: Annotated[
         bool, Meta(description="Scores of an item sum to 1: softmax over the labels. Else: among all tokens.")
     ] = False
-    item_first: Annotated[bool, Meta(description="The query stands behind each item.")] = False
+    item_first: Annotated[bool, Meta(description="Put the query after each item.")] = False
     model: Annotated[str | None, Meta(description="The served model, or an adapter.")] = None
     rid: AbortName = None
     priority: Priority = 0
@@ -64,7 +64,7 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/rerank`."""
 
-    query: Annotated[str, Meta(description="What is looked for.", min_length=1)]
+    query: Annotated[str, Meta(description="Text that documents are compared with.", min_length=1)]
     documents: Annotated[
         list[Annotated[str, Meta(min_length=1)]],
         Meta(description="Texts to sort; at most 2048.", min_length=1, max_length=MAX_INPUTS),

@@ -96,7 +96,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = None
     best_of: Annotated[
         Annotated[int, Meta(ge=1, le=128)] | None,
-        Meta(description="So many are generated, the most probable is answered."),
+        Meta(description="Outputs to generate; the most probable one is returned."),
     ] = None
     adapter_id: Annotated[
         str | None, Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page.")
@@ -111,7 +111,9 @@ class TgiBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The fields of a body with `inputs`."""
 
     inputs: Annotated[str, Meta(description="The prompt.", min_length=1)]
-    parameters: Annotated[TgiParameters, Meta(description="How to sample and what to tell.")] = TgiParameters()
+    parameters: Annotated[TgiParameters, Meta(description="Sampling parameters, and details to return.")] = (
+        TgiParameters()
+    )
     stream: Annotated[bool, Meta(description="Answer with server-sent events, one a token.")] = False
 
 

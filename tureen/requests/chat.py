@@ -44,8 +44,8 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
-    schema_field: str = "tools[{}].function.parameters"  # what the API calls the schema of a tool
-    grammar_field: str = "tools[{}].custom.format.grammar.definition"  # and the grammar of a custom one
+    schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
+    grammar_field: str = "tools[{}].custom.format.grammar.definition"  # the API's name for a custom tool's grammar
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the answer continues the last message, the assistant's

@@ -1,4 +1,5 @@
-"""Fields of other servers that say what the output must be: those of vLLM, and a form of TGI's."""
+"""Declares the fields by which other servers' clients constrain an output, vLLM's and one of TGI's, and reads the
+constraints in them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MAX_SCHEMA_DEPTH = 200
 KINDS = (*VLLM_CONSTRAINTS, "json_object")
 JSON = VLLM_CONSTRAINTS["json"]
 GUIDED = {f"guided_{kind}": parameter for kind, parameter in VLLM_CONSTRAINTS.items()}
-"""The older names of vLLM's constraints, and the parameters they are."""
+"""The older names of vLLM's constraints -> our parameters."""
 
 SPACE = re.compile(r"(?: |\\s|\[(?=[^\]]* |[^\]]*\\s)(?:[ \t\n\r]|\\[nrts])+\])(?:\*|\?|\{0?,[1-9][0-9]*\}|\{0,\})")
 """Matches the patterns of white space that allow none and one space, which is all that JSON has here."""
@@ -68,42 +69,45 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = None
 
 
-class SaidConstraint(NamedTuple):
-    """A constraint by the name of its parameter, and the field that the client sent."""
+class RequestedConstraint(NamedTuple):
+    """A constraint that a body asks for: our parameter, the client's field, and the value."""
 
     parameter: str
     field: str
     value: Any
 
 
-def structured(asked: StructuredOutputs) -> Iterator[SaidConstraint]:
-    """Yields the constraints; more than one is for the caller to refuse. Raises InvalidRequest."""
+def structured_constraints(outputs: StructuredOutputs) -> Iterator[RequestedConstraint]:
+    """Yields the constraints in `structured_outputs`; the caller refuses more than one. Raises InvalidRequest."""
     where = "structured_outputs"
-    if not asked.json_object and all(getattr(asked, kind) is None for kind in KINDS[:-1]):
+    if not outputs.json_object and all(getattr(outputs, kind) is None for kind in KINDS[:-1]):
         raise InvalidRequest(f"{where} is empty; it has one of {', '.join(KINDS)}", field=where)
-    is_json = asked.json is not None or bool(asked.json_object)
-    if asked.whitespace_pattern is not None:
-        check_space(asked.whitespace_pattern, f"{where}.whitespace_pattern", is_json=is_json)
+    is_json = outputs.json is not None or bool(outputs.json_object)
+    if outputs.whitespace_pattern is not None:
+        check_space(outputs.whitespace_pattern, f"{where}.whitespace_pattern", is_json=is_json)
     for name in ("disable_any_whitespace", "disable_additional_properties"):
-        if getattr(asked, name) and not is_json:
+        if getattr(outputs, name) and not is_json:
             raise InvalidRequest(f"{where}.{name} needs {where}.json", field=f"{where}.{name}")
-    if asked.json_object:
-        yield SaidConstraint(JSON, f"{where}.json_object", {"type": "object"})
+    if outputs.json_object:
+        yield RequestedConstraint(JSON, f"{where}.json_object", {"type": "object"})
     for kind, parameter in VLLM_CONSTRAINTS.items():
-        value = getattr(asked, kind)
+        value = getattr(outputs, kind)
         if value is not None:
-            is_closed = kind == "json" and asked.disable_additional_properties
-            yield SaidConstraint(parameter, f"{where}.{kind}", closed(value) if is_closed else value)
+            is_closed = kind == "json" and outputs.disable_additional_properties
+            yield RequestedConstraint(parameter, f"{where}.{kind}", closed(value) if is_closed else value)
 
 
 def add_constraints(
-    said: Iterable[SaidConstraint], fields: dict[str, Any], renamed: dict[str, str], guided_space: str | None
+    constraints: Iterable[RequestedConstraint],
+    fields: dict[str, Any],
+    renamed: dict[str, str],
+    guided_space: str | None,
 ) -> None:
-    """Adds constraints to the parameters that a body sets, and to what it calls them.
+    """Adds constraints to the parameters that a body sets, and their fields to the body's names of parameters.
 
-    `guided_space` is the field guided_whitespace_pattern. Raises InvalidRequest for a parameter that is set already.
+    `guided_space`: the field guided_whitespace_pattern. Raises InvalidRequest for a parameter that is set already.
     """
-    for parameter, field, value in said:
+    for parameter, field, value in constraints:
         if parameter in fields:
             raise InvalidRequest(f"{field} cannot go with {renamed[parameter]}; send one", field=field)
         fields[parameter], renamed[parameter] = value, field
@@ -112,7 +116,7 @@ def add_constraints(
 
 
 def check_space(pattern: str, field: str, *, is_json: bool) -> None:
-    """Raises InvalidRequest for white space that JSON never has here, and where the output is no JSON."""
+    """Raises InvalidRequest for white space that the server's JSON never has, and when the output is no JSON."""
     if not is_json:
         raise InvalidRequest(f"{field} is about JSON, and no JSON is asked for; leave it out", field=field)
     if not SPACE.fullmatch(pattern):
@@ -124,15 +128,15 @@ def check_space(pattern: str, field: str, *, is_json: bool) -> None:
 
 
 def named_schema(value: str | Mapping[str, Any]) -> Any:
-    """Returns the schema in TGI's `{"name": …, "schema": …}`, or the value, which is one itself."""
+    """Returns the schema in TGI's form `{"name": …, "schema": …}`; any other value is a schema itself."""
     is_named = not isinstance(value, str) and "schema" in value and value.keys() <= {"name", "schema"}
     return value["schema"] if is_named and not isinstance(value, str) else value
 
 
 def closed(schema: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    """The schema where "additionalProperties" is false wherever keys are named and nothing is said of others.
+    """Returns the schema with "additionalProperties": false in each subschema that names keys and does not have it.
 
-    What is no schema stays as it is: compiling it says what is wrong with it. Raises InvalidRequest for one that is
+    Text that is no JSON stays as it is: compiling it raises the error. Raises InvalidRequest for a schema that is
     nested too deep.
     """
     if isinstance(schema, str):

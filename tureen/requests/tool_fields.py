@@ -52,9 +52,9 @@ class CustomFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CustomField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of a tool of type custom, which takes a text."""
 
-    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="What it is called. No two tools share one.")]
+    name: Annotated[str, Meta(pattern=f"^{NAME.pattern}$", description="Its name; no two tools have the same.")]
     description: Annotated[str, Meta(description="What it does and when to call it; the model reads it.")] = ""
-    format: Annotated[CustomFormat | None, Meta(description="What its input is. Default: any text.")] = None
+    format: Annotated[CustomFormat | None, Meta(description="Form of its input. Default: any text.")] = None
 
 
 class ToolField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,18 +234,18 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def _fields(payload: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
+def _fields(value: Any, kind: type[msgspec.Struct], path: str) -> dict[str, Any]:
     """Returns the fields of an object that are not null, those of its `function` likewise. Raises InvalidRequest."""
-    if not isinstance(payload, dict):
-        raise InvalidRequest(f"{path} must be an object, got {echo(payload)}", field=path)
-    refuse_unknown(payload, kind.__struct_fields__, path)
-    fields = {name: value for name, value in payload.items() if value is not None}
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} must be an object, got {echo(value)}", field=path)
+    refuse_unknown(value, kind.__struct_fields__, path)
+    fields = {name: entry for name, entry in value.items() if entry is not None}
     for name, struct in (("function", FunctionField), ("custom", CustomField)):
         inner = fields.get(name)
         if isinstance(inner, dict):
             known = (struct if kind is ToolField else NamedFunctionField).__struct_fields__
             refuse_unknown(inner, known, f"{path}.{name}")
-            fields[name] = {key: value for key, value in inner.items() if value is not None}
+            fields[name] = {key: entry for key, entry in inner.items() if entry is not None}
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Structural tags of calls: what the formats of tool calls say of the text that a model may write."""
+"""Makes the structural tags by which the formats of tool calls constrain calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text that a custom tool takes: models write it as the argument `input` of a function, in JSON."""
+"""Reads the text that a custom tool takes: models write it as the argument `input` of a function, in JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WHOLE = re.compile(
 
 
 class FreeInputReader:
-    """Reads the text out of a call's arguments, which come in pieces. What is no such object is given as it is."""
+    """Reads the text out of a call's arguments, which come in pieces. Arguments of another form are returned
+    unchanged."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -27,7 +28,7 @@ class FreeInputReader:
         self._is_raw = False
 
     def feed(self, text: str) -> str:
-        """Returns what is known of the text that was not returned yet."""
+        """Reads a piece of the arguments and returns the text that is certain now."""
         if self._is_over:
             return ""
         self._rest += text
@@ -38,7 +39,7 @@ class FreeInputReader:
         return self._inside() if self._is_inside else ""
 
     def close(self) -> str:
-        """Returns what is left when the call has ended: arguments that are no such object, an escape that was cut."""
+        """Returns the rest when the call has ended: arguments of another form, or an unfinished escape."""
         return "" if self._is_over else self._taken()
 
     def _look(self) -> None:
@@ -61,34 +62,34 @@ class FreeInputReader:
 
 
 class FreeInputs:
-    """Puts the text of custom tools' calls in the place of their arguments."""
+    """Replaces the arguments of custom tools' calls by their texts."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._names = frozenset(tool.name for tool in tools if tool.free_input is not None)
         self._open: tuple[int, FreeInputReader] | None = None  # the call that is being read
 
     def feed(self, parts: Sequence[Part], *, has_ended: bool) -> list[Part]:
-        """Returns the parts as clients are told them."""
-        told: list[Part] = []
+        """Returns the parts as clients get them."""
+        out_parts: list[Part] = []
         for part in parts:
             if isinstance(part, CallArguments) and self._open is not None and self._open[0] == part.index:
-                self._tell(told, self._open[1].feed(part.text))
+                self._add_text(out_parts, self._open[1].feed(part.text))
                 continue
             if isinstance(part, CallStart):
-                self._close(told)
+                self._close(out_parts)
                 self._open = (part.index, FreeInputReader()) if part.name in self._names else None
-            told.append(part)
+            out_parts.append(part)
         if has_ended:
-            self._close(told)
-        return told
+            self._close(out_parts)
+        return out_parts
 
-    def _tell(self, told: list[Part], text: str) -> None:
+    def _add_text(self, out_parts: list[Part], text: str) -> None:
         if text and self._open is not None:
-            told.append(CallArguments(self._open[0], text))
+            out_parts.append(CallArguments(self._open[0], text))
 
-    def _close(self, told: list[Part]) -> None:
+    def _close(self, out_parts: list[Part]) -> None:
         if self._open is not None:
-            self._tell(told, self._open[1].close())
+            self._add_text(out_parts, self._open[1].close())
         self._open = None
 
 

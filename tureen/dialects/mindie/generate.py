@@ -35,7 +35,7 @@ from tureen.requests.constraint_fields import (
     GuidedTag,
     StructuredOutputs,
     add_constraints,
-    structured,
+    structured_constraints,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.generation import Output, Run
@@ -62,7 +62,7 @@ RENAMED = {
     "no_stop_trim": "include_stop_str_in_output",
 }
 PARAMETERS = {name: parameter for parameter, name in RENAMED.items()} | GUIDED
-"""This dialect's names of sampling parameters -> those of SamplingParams."""
+"""This dialect's names of sampling parameters -> those of SamplingParams; RENAMED is the other way round."""
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED = TABLES["body"].refused
@@ -123,7 +123,9 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[int, Meta(ge=1, le=128)] | None,
         Meta(description="Number of outputs to generate; all are returned, the most probable first. At least n."),
     ] = None
-    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="What the output must be.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="vLLM's fields for constrained output.")
+    ] = None
     guided_json: GuidedJson = None
     guided_regex: GuidedRegex = None
     guided_choice: GuidedChoice = None
@@ -225,7 +227,7 @@ def _adapter(body: MindieBody, state: ServerState) -> str:
 
 
 def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any], Names]:
-    """Returns the parameters that the body sets, and what it calls them. Raises InvalidRequest."""
+    """Returns the sampling parameters that the body sets, and its names for them. Raises InvalidRequest."""
     fields, renamed = {}, dict(RENAMED)
     for name, value in payload.items():
         target = PARAMETERS.get(name, name)
@@ -234,8 +236,8 @@ def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any]
         fields[target], renamed[target] = getattr(body, name), name
     if isinstance(body.stop, str):
         fields["stop"] = [body.stop]
-    said = () if body.structured_outputs is None else structured(body.structured_outputs)
-    add_constraints(said, fields, renamed, body.guided_whitespace_pattern)
+    constraints = () if body.structured_outputs is None else structured_constraints(body.structured_outputs)
+    add_constraints(constraints, fields, renamed, body.guided_whitespace_pattern)
     return fields, Names("", renamed)
 
 

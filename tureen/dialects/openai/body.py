@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
-from tureen.dialects.openai.response_format import ResponseFormat, formatted
+from tureen.dialects.openai.response_format import ResponseFormat, format_constraint
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
@@ -25,10 +25,10 @@ from tureen.requests.constraint_fields import (
     GuidedRegex,
     GuidedSpace,
     GuidedTag,
-    SaidConstraint,
+    RequestedConstraint,
     StructuredOutputs,
     add_constraints,
-    structured,
+    structured_constraints,
 )
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
@@ -198,14 +198,14 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
     return RequestedSampling(fields, Names("", renamed))
 
 
-def _constraints(body: OpenAIBody) -> Iterator[SaidConstraint]:
-    """Yields what the body says of the output otherwise than by a parameter."""
+def _constraints(body: OpenAIBody) -> Iterator[RequestedConstraint]:
+    """Yields the constraints in response_format and structured_outputs. Raises InvalidRequest."""
     if body.response_format is not None:
-        said = formatted(body.response_format)
-        if said is not None:
-            yield said
+        constraint = format_constraint(body.response_format)
+        if constraint is not None:
+            yield constraint
     if body.structured_outputs is not None:
-        yield from structured(body.structured_outputs)
+        yield from structured_constraints(body.structured_outputs)
 
 
 def logprobs_of(body: OpenAIBody, top: int | None, *, prompt_too: bool = False) -> LogprobSpec | None:

@@ -79,7 +79,7 @@ class GrowingChoice:
         self.num_reasoning = 0  # known at the end
         self._reading = plan.reading
         self._custom = plan.reading.custom_tools
-        self._custom_calls = set[int]()  # of those that a stream has told, by their places
+        self._custom_calls = set[int]()  # indices of the calls of custom tools that were sent
         self._tokenizer = context.tokenizer
         self._parts: list[Part] = []
         self._finish_reason: str | None = None
@@ -113,7 +113,7 @@ class GrowingChoice:
         return {"id": call_id(), "type": "function", "function": {"name": name, "arguments": text}}
 
     def delta(self, part: Part) -> Answer:
-        """Returns what a chunk says of a part."""
+        """Returns the `delta` of a chunk for a part."""
         match part:
             case Content(text):
                 return {"content": text}

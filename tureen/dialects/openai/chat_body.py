@@ -263,14 +263,14 @@ def _content(parts: Sequence[ContentPart], where: str, role: str, chat_messages:
 
 
 def _call(call: MessageCall, where: str) -> dict[str, Any]:
-    said = getattr(call, call.type)
-    if said is None or (call.function is not None and call.custom is not None):
+    content = getattr(call, call.type)
+    if content is None or (call.function is not None and call.custom is not None):
         raise InvalidRequest(
             f"{where} must have {call.type}, as its type says, and nothing else", field=f"{where}.{call.type}"
         )
-    if isinstance(said, CallCustom):
-        arguments = {"input": said.input}
+    if isinstance(content, CallCustom):
+        arguments = {"input": content.input}
     else:
-        arguments = read_arguments(said.arguments, f"{where}.function.arguments")
-    function = {"name": said.name, "arguments": arguments}
+        arguments = read_arguments(content.arguments, f"{where}.function.arguments")
+    function = {"name": content.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""The field `response_format`: what the output must be, as OpenAI, llama.cpp and TGI write it."""
+"""Declares the field `response_format`, as OpenAI, llama.cpp and TGI have it, and reads the constraint in it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import Meta
 
 from tureen.contract.params import MAX_KEYS, JsonObject
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import SaidConstraint, named_schema
+from tureen.requests.constraint_fields import RequestedConstraint, named_schema
 
 Entry = TypeVar("Entry")
 
 TagList = Annotated[list[Entry], Meta(max_length=MAX_KEYS)]
 
 WHERE = "response_format"
-BELONGS = {
+TYPES_OF_FIELD = {
     "json_schema": ("json_schema",),
     "schema": ("json_object", "json_schema"),
     "value": ("json", "json_schema", "regex"),
@@ -24,16 +24,16 @@ BELONGS = {
     "structures": ("structural_tag",),
     "format": ("structural_tag",),
 }
-"""The types that a field belongs to."""
+"""Field of response_format -> the types that it belongs to."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `response_format.json_schema`."""
 
-    name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
-    description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
+    name: Annotated[str | None, Meta(description="A name; the server does not use it.")] = None
+    description: Annotated[str | None, Meta(description="A description; the server does not use it.")] = None
     schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
+    strict: Annotated[bool | None, Meta(description="The schema is enforced whether true or false.")] = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,42 +55,42 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
 
 
-def formatted(asked: ResponseFormat) -> SaidConstraint | None:
-    """Returns the constraint; None = any text. Raises InvalidRequest."""
-    sent = [name for name in BELONGS if getattr(asked, name) is not None]
+def format_constraint(form: ResponseFormat) -> RequestedConstraint | None:
+    """Returns the constraint that response_format asks for; None = any text. Raises InvalidRequest."""
+    sent = [name for name in TYPES_OF_FIELD if getattr(form, name) is not None]
     for name in sent:
-        if asked.type not in BELONGS[name]:
-            kinds = " or ".join(BELONGS[name])
+        if form.type not in TYPES_OF_FIELD[name]:
+            kinds = " or ".join(TYPES_OF_FIELD[name])
             raise InvalidRequest(f"{WHERE}.{name} needs {WHERE}.type {kinds}", field=f"{WHERE}.{name}")
-    if asked.type == "text":
+    if form.type == "text":
         return None
-    if asked.type == "structural_tag":
-        return SaidConstraint(
-            "structural_tag", WHERE, {"type": asked.type} | {name: getattr(asked, name) for name in sent}
+    if form.type == "structural_tag":
+        return RequestedConstraint(
+            "structural_tag", WHERE, {"type": form.type} | {name: getattr(form, name) for name in sent}
         )
     if len(sent) > 1:
         raise InvalidRequest(
             f"{WHERE}.{sent[1]} cannot go with {WHERE}.{sent[0]}; send one", field=f"{WHERE}.{sent[1]}"
         )
     if not sent:
-        if asked.type == "json_object":
-            return SaidConstraint("json_schema", WHERE, {"type": "object"})
-        field = f"{WHERE}.json_schema" if asked.type == "json_schema" else f"{WHERE}.value"
+        if form.type == "json_object":
+            return RequestedConstraint("json_schema", WHERE, {"type": "object"})
+        field = f"{WHERE}.json_schema" if form.type == "json_schema" else f"{WHERE}.value"
         raise InvalidRequest(f"{field} is missing", field=field)
-    return _said(asked, sent[0])
+    return _field_constraint(form, sent[0])
 
 
-def _said(asked: ResponseFormat, name: str) -> SaidConstraint:
-    """The schema or the pattern in the field `name`."""
-    field, value = f"{WHERE}.{name}", getattr(asked, name)
+def _field_constraint(form: ResponseFormat, name: str) -> RequestedConstraint:
+    """Returns the constraint in the field `name`, a schema or a pattern. Raises InvalidRequest."""
+    field, value = f"{WHERE}.{name}", getattr(form, name)
     if isinstance(value, JsonSchemaFormat):
         field, value = f"{field}.schema", value.schema
     if value is None:
         raise InvalidRequest(f"{field} is missing", field=field)
-    if asked.type == "regex":
+    if form.type == "regex":
         if not isinstance(value, str):
             raise InvalidRequest(f"{field} must be a string with type regex", field=field)
-        return SaidConstraint("regex", field, value)
-    if name == "value" and asked.type == "json_schema":
+        return RequestedConstraint("regex", field, value)
+    if name == "value" and form.type == "json_schema":
         value = named_schema(value)
-    return SaidConstraint("json_schema", field, value)
+    return RequestedConstraint("json_schema", field, value)

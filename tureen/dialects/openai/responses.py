@@ -35,7 +35,7 @@ CALLS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""The items that are calls: the field that grows, and what its events are called."""
+"""Type of an item that is a call -> (the field that grows, the name of its events)."""
 COMPLETED, INCOMPLETE = "completed", "incomplete"
 
 _json = msgspec.json.Encoder()

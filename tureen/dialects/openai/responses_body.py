@@ -230,11 +230,11 @@ def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], 
         "custom": AllowedCustomTool,
         "allowed_tools": AllowedTools,
     }
-    named = tool_choice.get("type")
-    kind = kinds.get(named) if isinstance(named, str) else None
+    kind_name = tool_choice.get("type")
+    kind = kinds.get(kind_name) if isinstance(kind_name, str) else None
     if kind is None:
         raise InvalidRequest(
-            f"{field}.type must be function, custom or allowed_tools, got {echo(named)}", field=f"{field}.type"
+            f"{field}.type must be function, custom or allowed_tools, got {echo(kind_name)}", field=f"{field}.type"
         )
     refuse_unknown(tool_choice, ("type", *kind.__struct_fields__), field)
     choice = convert(tool_choice, kind, lambda name: f"{field}.{name}")

@@ -95,6 +95,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Says whether a step would do anything."""
         return bool(self._ended) or (len(self._sequences) > len(self.preparing) and self.control.may_step)
 
     @property

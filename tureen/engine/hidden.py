@@ -26,6 +26,7 @@ class HiddenStateQueue:
 
     @property
     def is_wanted(self) -> bool:
+        """Says whether the request asked for hidden states."""
         return self._wanted != "none"
 
     def first_needed(self) -> int | None:

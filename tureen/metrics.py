@@ -114,6 +114,7 @@ class Metrics:
         self._labelled = {name: series.labels(model_name) for name, series in self._series.items()}
 
     def set(self, name: str, value: float) -> None:
+        """Sets a gauge."""
         gauge = self._labelled[name]
         assert isinstance(gauge, Gauge)
         gauge.set(value)
@@ -124,6 +125,7 @@ class Metrics:
         return self._levels.get(name, 0.0)
 
     def add(self, name: str, amount: float = 1) -> None:
+        """Adds to a counter."""
         counter = self._labelled[name]
         assert isinstance(counter, Counter)
         counter.inc(amount)
@@ -137,6 +139,7 @@ class Metrics:
         return self._histograms[name]
 
     def observe(self, name: str, value: float) -> None:
+        """Adds a value to a histogram, in its unit: seconds or tokens."""
         self._histograms[name].observe(value)
 
     def count_finish(self, finish: str) -> None:

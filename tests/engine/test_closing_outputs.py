@@ -237,7 +237,7 @@ def test_right_and_wrong_guesses_change_no_end():
         tokens = plain["a"][1]
         for wrong in (False, True):
             engine = make_engine()
-            engine.scheduler.drafter = lambda sequence, count, wrong=wrong: tuple(
+            engine.scheduler.drafter = lambda sequence, count, wrong=wrong, tokens=tokens: tuple(
                 (token + (wrong and at % 2)) % 256 for at, token in enumerate(tokens[sequence.num_output :][:count])
             )
             assert run(engine, request) == plain

@@ -35,6 +35,7 @@ class PageTable:
         self._as_tuple = None
 
     def replace(self, index: int, page: int) -> None:
+        """Puts another page in place of that at `index`."""
         self.pages[index] = page
         self._as_tuple = None
 

@@ -77,6 +77,7 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: TureenError) -> RowError:
+        """Returns the error of a row as plain data, which can be sent to another process."""
         return cls(error.code, error.message, error.status, error.field)
 
 

@@ -99,6 +99,8 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """The token counts of one request, as its client's `usage` has them."""
+
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int

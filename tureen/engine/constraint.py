@@ -161,6 +161,7 @@ def following(field: str) -> Iterator[None]:
 
 
 def too_complex(field: str, why: str) -> InvalidRequest:
+    """Returns the error for a grammar that cannot be followed further; field: the client's name for it."""
     return InvalidRequest(
         f"{field} is too complex to follow: {why}; make it simpler", field=field, code="grammar_too_complex"
     )

@@ -63,6 +63,7 @@ class EmbeddingEngine:
 
     @property
     def has_work(self) -> bool:
+        """Says whether a step would do anything."""
         return bool(self._ended) or (bool(self._waiting) and not self._is_paused)
 
     @property

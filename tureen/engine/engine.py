@@ -124,6 +124,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Says whether a step would do anything."""
         return bool(self._ended) or (self._may_step and len(self._sequences) > sum(map(len, self.preparing.unready)))
 
     @property

@@ -259,6 +259,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
     @property
     def soonest_s(self) -> float:
+        """The earlier of the two times, in seconds of the monotonic clock."""
         return min(self.ttft_s, self.end_s)
 
 

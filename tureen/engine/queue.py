@@ -91,6 +91,7 @@ class WaitingQueue:
         return len(self.waiting)
 
     def add(self, sequence: Sequence) -> None:
+        """Inserts a sequence by its rank."""
         self.order.joined(sequence, self.waiting)
         insort(self.waiting, sequence, key=self._rank)
 

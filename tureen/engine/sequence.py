@@ -76,6 +76,7 @@ class Sequence:
 
     @property
     def namespace(self) -> Namespace:
+        """The salt and the adapter: prefixes are shared only with sequences of the same."""
         return self.request.cache_salt, str(self.terms.adapter) if self.terms.adapter else ""
 
     @property
@@ -84,6 +85,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
+        """The number of tokens behind the prompt."""
         return len(self.token_ids) - self.terms.num_prompt
 
     @property

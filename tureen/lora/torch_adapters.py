@@ -70,6 +70,7 @@ class StepAdapters:
             layer.pieces.setdefault(number, []).append(AdapterFactors(kernel.pack(down), kernel.pack(up), first))
 
     def unload(self, number: int) -> None:
+        """Removes an adapter; an unknown number does no harm."""
         for layer, _, _ in self._places.values():
             layer.pieces.pop(number, None)
 

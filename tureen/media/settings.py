@@ -21,10 +21,12 @@ class Settings:
         self._values = values
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Returns the value under the key as it is; the default where it is missing or null."""
         value = self._values.get(key)
         return default if value is None else value
 
     def has(self, key: str) -> bool:
+        """Says whether the key is there, null or not."""
         return key in self._values
 
     def part(self, key: str) -> Settings:
@@ -50,6 +52,7 @@ class Settings:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
+        """Returns true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.fault(key, f"must be true or false, got {echo(value)}")

@@ -98,6 +98,7 @@ class DecoderModel:
 
 
 def layer_shape(config: ModelConfig, layer: int) -> LayerShape:
+    """Returns the sizes and the scale of a layer's attention."""
     return LayerShape(
         config.num_heads,
         config.num_kv_heads,

@@ -27,6 +27,7 @@ def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def allocate(model: ModelConfig, dtype: torch.dtype, *, num_pages: int, page_size: int, device: DeviceInfo) -> KvPool:
+    """Allocates the tensors of all layers on the device."""
     shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
     tensors = [_zeros(shape, dtype, device) for _ in range(2 * model.num_layers)]
     return KvPool(tensors[::2], tensors[1::2])

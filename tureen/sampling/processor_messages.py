@@ -56,5 +56,6 @@ ToWorker = LoadCode | RunRows
 
 
 def reply(number: int, status: int, text: str = "") -> bytes:
+    """Packs a worker's reply to message `number`; a longer text is cut."""
     encoded = text.encode(errors="replace")[:MAX_TEXT_BYTES]
     return REPLY.pack(number, status, len(encoded), encoded)

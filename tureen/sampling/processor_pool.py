@@ -72,6 +72,7 @@ class Tracked:
 
 
 def key_of(client: str, payload: str) -> WorkerKey:
+    """Returns the key of a client's payload; a hash stands for the payload."""
     return WorkerKey(client, hashlib.sha256(payload.encode()).digest())
 
 

@@ -47,10 +47,12 @@ class User:
 
     @property
     def output(self) -> TokenCounts:
+        """The tokens of the output, counted."""
         return self.slot.output or NO_COUNTS
 
     @property
     def seen(self) -> TokenCounts:
+        """The tokens of prompt and output, counted."""
         return self.slot.seen or NO_COUNTS
 
 

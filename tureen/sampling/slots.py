@@ -27,10 +27,12 @@ class TokenCounts:
 
     @property
     def ids(self) -> Ids:
+        """The distinct tokens that occurred."""
         return self._ids[: len(self._places)]
 
     @property
     def counts(self) -> Values:
+        """How often each of `ids` occurred."""
         return self._counts[: len(self._places)]
 
     def add(self, token_id: int) -> None:

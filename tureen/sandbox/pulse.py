@@ -37,6 +37,7 @@ class Pulse:
             self._asked_s, self._asked_cpu_s, self._looked_s = now_s, cpu_s, now_s
 
     def answer(self) -> None:
+        """Notes that the process has answered."""
         self._asked_s = self._stopped_since_s = None
 
     def judge(self, now_s: float, cpu_s: float, *, is_stopped: bool) -> Verdict:

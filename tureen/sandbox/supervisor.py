@@ -80,6 +80,7 @@ class Supervisor:
 
     @property
     def condition(self) -> Condition:
+        """The state of the fork server, from `off` to `closed`."""
         return self._condition
 
     @property

@@ -53,6 +53,8 @@ class Link:
         threading.Thread(target=self._read, name="link", daemon=True).start()
 
     def take(self, wait_s: float | None) -> list[ToEngine]:
+        """Returns the messages that have come in; waits up to `wait_s` seconds for the first, None = without a
+        limit."""
         messages: list[ToEngine] = []
         if wait_s != 0:
             with contextlib.suppress(queue.Empty):

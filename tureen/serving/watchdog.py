@@ -42,6 +42,7 @@ class Watchdog:
 
     @property
     def grace_left_s(self) -> float:
+        """Seconds until a silent engine is given up as frozen."""
         return max(0.0, self._grace_s - self._silent_s)
 
     def begin(self, sign: Sign) -> None:

@@ -220,7 +220,7 @@ class Resolver:
 
 
 def _final_behind(items: tuple[Node, ...]) -> tuple[tuple[Node, ...], Behind | None]:
-    """Returns what comes before a lookbehind at the end, and the lookbehind, where there is one that asks of ^ at most."""
+    """Returns what comes before a lookbehind at the end, and the lookbehind, if there is one that asks of ^ at most."""
     flat: list[Node] = []
     waiting = list(reversed(items))
     while waiting:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
+from tureen.grammar.schema.tagged import STYLES, tagged
 from tureen.grammar.schema.writer import SchemaWriter
 
 ANY_VALUE = "$$ANY$$"
@@ -27,5 +30,19 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True) -> Lang
     try:
         node = SchemaReader(document, algebra).node(document.root, ())
         return SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
+    except RecursionError:
+        raise GrammarError("its schemas are nested or refer to each other too deep") from None
+
+
+def tagged_schema(text: str, style: str, prefix: str, excludes: Sequence[str] = ()) -> Language:
+    """Returns the valid objects with their properties in tags, in one of STYLES. Raises GrammarError.
+
+    No string and no key holds one of `excludes`, nor what ends a property.
+    """
+    document = Document(parse(text))
+    algebra = Algebra()
+    try:
+        node = SchemaReader(document, algebra).node(document.root, ())
+        return tagged(SchemaWriter(algebra, prefix, leaves_out=True), node, STYLES[style], excludes)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None

@@ -16,8 +16,9 @@ from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
-from tureen.grammar.schema.language import json_schema
+from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.strings import encoded_language
+from tureen.grammar.schema.tagged import STYLES, without
 
 T = TypeVar("T")
 
@@ -30,16 +31,6 @@ MAX_STATES = 500  # of an automaton that is only made to find a terminal
 
 JSON_STARTS = tuple('{["-0123456789tfn')
 NUMBER_GOES_ON = "0123456789.eE+-"
-
-UNSUPPORTED = {
-    "token": "it names tokens; write their text as a const_string",
-    "exclude_token": "it names tokens; use any_text with excludes",
-    "any_tokens": "it names tokens; use any_text with excludes",
-    "token_triggered_tags": "it names tokens; use triggered_tags",
-    "token_dispatch": "it names tokens; use triggered_tags",
-    "dispatch": "use triggered_tags",
-    "qwen_xml_parameter": "parameters are written as JSON: use json_schema",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +94,13 @@ class _Builder:
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
+            "dispatch": self._dispatch,
+            "token": self._token,
+            "exclude_token": self._exclude_token,
+            "any_tokens": self._any_tokens,
+            "token_triggered_tags": self._token_triggered_tags,
+            "token_dispatch": self._token_dispatch,
+            "qwen_xml_parameter": self._qwen_xml_parameter,
         }
 
     def whole(self, value: Any) -> TerminalPiece:
@@ -136,8 +134,6 @@ class _Builder:
         name = value.get("type")
         if isinstance(name, str) and name in self._makers:
             return self._makers[name](value, place)
-        if isinstance(name, str) and name in UNSUPPORTED:
-            raise GrammarError(f"{place.path}.type {echo(name)} is not supported; {UNSUPPORTED[name]}")
         raise GrammarError(f"{place.path}.type must be one of {', '.join(self._makers)}, got {echo(name)}")
 
     def _const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -145,25 +141,33 @@ class _Builder:
         return self._ended(fixed(string(value["value"], f"{place.path}.value")), place)
 
     def _json_schema(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        optional = ("style", "any_order", "max_whitespace_cnt", "excludes")
-        keys(value, place.path, ("type", "json_schema"), optional)
-        for name, allowed in (("style", ("json",)), ("any_order", (False,)), ("excludes", ([],))):
-            if value.get(name, allowed[0]) not in allowed:
-                raise GrammarError(
-                    f"{place.path}.{name} {echo(value[name])} is not supported; only {json.dumps(allowed[0])} is"
-                )
+        keys(value, place.path, ("type", "json_schema"), ("style", "any_order", "max_whitespace_cnt", "excludes"))
+        flag(value.get("any_order", False), f"{place.path}.any_order")  # the order of the schema is one of them
         most = value.get("max_whitespace_cnt")
         if most is not None and integer(most, f"{place.path}.max_whitespace_cnt") < 1:
             raise GrammarError(f"{place.path}.max_whitespace_cnt must be at least 1: one space follows , and :")
         schema = value["json_schema"]
         if not isinstance(schema, (dict, bool)):
             raise GrammarError(f"{place.path}.json_schema must be a schema, got {echo(schema)}")
-        return self._ended(self._schema(json.dumps(schema), f"{place.path}.json_schema"), place)
-
-    def _schema(self, schema: str, path: str) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
+        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
+        style = value.get("style", "json")
+        path = f"{place.path}.json_schema"
+        if style == "json":
+            return self._ended(self._schema(json.dumps(schema), path, excludes), place)
+        if style not in STYLES:
+            raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
+        language = _at(path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes))
         self.assembly.rules.update(language.rules)
-        return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
+        return self._ended(TerminalPiece(language.start), place)
+
+    def _qwen_xml_parameter(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "json_schema"))
+        return self._json_schema({**value, "style": "qwen_xml"}, place)
+
+    def _schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
+        self.assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
+        return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
 
     def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))
@@ -274,11 +278,11 @@ class _Builder:
         keys(value, place.path, ("begin", "content", "end"), ("type",))
         if value.get("type", "tag") != "tag":
             raise GrammarError(f"{place.path}.type must be 'tag', got {echo(value['type'])}")
-        begin = string(value["begin"], f"{place.path}.begin")
+        begin = _text_or_token(value["begin"], f"{place.path}.begin")
         if isinstance(value["end"], list):
             ends = strings(value["end"], f"{place.path}.end")
         else:
-            end = string(value["end"], f"{place.path}.end")
+            end = _text_or_token(value["end"], f"{place.path}.end")
             ends = (end,) if end else ()
         if not ends:
             return Tag(begin, self._format(value["content"], place.last("content")), place.path)
@@ -310,6 +314,54 @@ class _Builder:
         if place.stops == () or first.goes_on != "" or not apart(sorted(set(what_follows))):
             whole = self.assembly.without_terminals(whole)
         return self._ended(whole, place)
+
+    def _dispatch(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "rules"), ("loop", "excludes"))
+        tags = []
+        for at, item in enumerate(listed(value["rules"], f"{place.path}.rules")):
+            path = f"rules[{at}]"
+            if not isinstance(item, list) or len(item) != 2:
+                raise GrammarError(f"{place.path}.{path} must be a pair of a pattern and a format, got {echo(item)}")
+            pattern = string(item[0], f"{place.path}.{path}[0]")
+            tags.append(Tag(pattern, self._format(item[1], place.inner(f"{path}[1]")), f"{place.path}.{path}"))
+        patterns = strings([tag.begin for tag in tags], f"{place.path}.rules")
+        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
+        loop = flag(value.get("loop", True), f"{place.path}.loop")
+        return triggered(self.assembly, tags, patterns, excludes, {"stop_after_first": not loop}, place)
+
+    def _token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "token"))
+        return self._ended(fixed(_token_text(value["token"], f"{place.path}.token")), place)
+
+    def _exclude_token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        raise GrammarError(
+            f"{place.path}.type 'exclude_token' is not supported: one token is no certain text; use regex"
+        )
+
+    def _any_tokens(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type",), ("exclude_tokens", "max_tokens"))
+        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
+        return self._any_text({"type": "any_text", "excludes": excludes, "max_tokens": value.get("max_tokens")}, place)
+
+    def _token_triggered_tags(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        optional = ("at_least_one", "stop_after_first", "exclude_tokens")
+        keys(value, place.path, ("type", "trigger_tokens", "tags"), optional)
+        triggers = _token_texts(value["trigger_tokens"], f"{place.path}.trigger_tokens")
+        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
+        return triggered(self.assembly, self._read_tags(value, place), triggers, excludes, value, place)
+
+    def _token_dispatch(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "rules"), ("loop", "exclude_tokens"))
+        rules = [
+            [_token_text(item[0], f"{place.path}.rules[{at}][0]"), *item[1:]]
+            if isinstance(item, list) and item
+            else item
+            for at, item in enumerate(listed(value["rules"], f"{place.path}.rules"))
+        ]
+        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
+        return self._dispatch(
+            {"type": "dispatch", "rules": rules, "loop": value.get("loop", True), "excludes": excludes}, place
+        )
 
     def _ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
         return self.assembly.ended(piece, place.stops or ())
@@ -407,6 +459,27 @@ def _can_go_on(expression: Expression) -> bool:
 def _bounds(value: dict[str, Any], path: str) -> tuple[bool, bool]:
     at_least_one = flag(value.get("at_least_one", False), f"{path}.at_least_one")
     return at_least_one, flag(value.get("stop_after_first", False), f"{path}.stop_after_first")
+
+
+def _text_or_token(value: Any, path: str) -> str:
+    if isinstance(value, dict):
+        keys(value, path, ("token",), ("type",))
+        return _token_text(value["token"], f"{path}.token")
+    return string(value, path)
+
+
+def _token_text(value: Any, path: str) -> str:
+    """The text of a token: no output holds special tokens, and what is written as their text reads the same."""
+    if isinstance(value, int):
+        raise GrammarError(f"{path} {echo(value)} is a number; write the token's text")
+    if not string(value, path):
+        raise GrammarError(f"{path} is empty; write the token's text")
+    return string(value, path)
+
+
+def _token_texts(value: Any, path: str) -> list[str]:
+    items = listed(value, path) if value != [] else []
+    return list(strings([_token_text(item, f"{path}[{at}]") for at, item in enumerate(items)], path, may_be_none=True))
 
 
 def _check_type(value: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
+from tureen.grammar.schema.tagged import STYLES, tagged
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
 from tureen.grammar.schema.writer import SchemaWriter
 
@@ -38,3 +40,22 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True, strict:
     if strict and left_out:
         raise GrammarError(left_out[0].why)
     return replace(language, unenforced=left_out)
+
+
+def tagged_schema(text: str, style: str, prefix: str, excludes: Sequence[str] = ()) -> Language:
+    """Returns the valid objects with their properties in tags, in one of STYLES. Raises GrammarError.
+
+    No string and no key holds one of `excludes`, nor what ends a property.
+    """
+    document = Document(parse(text))
+    unenforced = UnenforcedKeywords(document)
+    algebra = Algebra(unenforced)
+    try:
+        node = SchemaReader(document, algebra, unenforced).node(document.root, ())
+        language = tagged(SchemaWriter(algebra, prefix, leaves_out=True), node, STYLES[style], excludes)
+        left_out = unenforced.listed()
+    except RecursionError:
+        raise GrammarError("its schemas are nested or refer to each other too deep") from None
+    if left_out:
+        raise GrammarError(left_out[0].why)
+    return language

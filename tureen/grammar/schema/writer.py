@@ -38,7 +38,10 @@ class SchemaWriter:
 
     def language(self, node: ValueSet) -> Language:
         """Returns the texts of the node's values. Raises GrammarError, also where there are none."""
-        start = self.value(node)
+        return self.finished(self.value(node))
+
+    def finished(self, start: Expression) -> Language:
+        """Returns the language of an expression that calls rules of this writer. Raises GrammarError if it is empty."""
         while self._waiting:
             call, self._node = self._waiting.pop()
             self.define(call, self._body(self.algebra.shape(self._node)))

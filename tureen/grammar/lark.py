@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tureen.errors import echo
@@ -101,6 +102,10 @@ def lark(text: str) -> Language:
     _check_terminals(grammar)
     rules = _with_skips(grammar.rules, parser.ignored) if parser.ignored else grammar.rules
     return language_of_rules(WrittenRules(rules, grammar.lines, grammar.calls), START, ":")
+
+
+Fail = Callable[[str, LarkToken, str], GrammarError]
+"""Makes the error for a token: what is wrong with it, and how to mend it."""
 
 
 class _LarkParser:
@@ -294,7 +299,7 @@ class _LarkParser:
         if token.kind == "literal":
             return self._terminal(token, self._literal(token))
         if token.kind == "regex":
-            return self._terminal(token, self._regex(token))
+            return self._terminal(token, _regex_of(token, self._fault))
         if token.kind == "name":
             self._grammar.calls.setdefault(token.text, (self._name, token.line))
             return RuleCall(token.text)
@@ -327,42 +332,15 @@ class _LarkParser:
         return RuleCall(name)
 
     def _literal(self, token: LarkToken) -> Expression:
-        text = self._text(token)
+        text = _text_of(token, self._fault)
         if self._peek().kind != "span":
             return regex.parse(f"(?i:{re.escape(text)})", flavour="python") if token.text.endswith("i") else Text(text)
         self._at += 1
         last = self._take()
-        end = self._text(last) if last.kind == "literal" else ""
+        end = _text_of(last, self._fault) if last.kind == "literal" else ""
         if len(text) != 1 or len(end) != 1 or end < text or "i" in (token.text[-1], last.text[-1]):
             raise self._fault("a range goes from one character up to another", token, 'write it as "a".."z"')
         return Chars(((ord(text), ord(end)),))
-
-    def _text(self, token: LarkToken) -> str:
-        written = token.text.removesuffix("i")[1:-1]
-        pieces: list[str] = []
-        at = 0
-        while at < len(written):
-            match = ESCAPE.match(written, at)
-            if match is None:
-                shown = echo(written[at : at + 2])
-                raise self._fault(
-                    f"the escape {shown} is not known", token, 'allowed are \\n \\t \\r \\\\ \\" \\xhh \\uhhhh'
-                )
-            pieces.append(_unescaped(match[0]))
-            at = match.end()
-        text = "".join(pieces)
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise self._fault("half of a surrogate pair is no character", token, "write whole characters")
-        return text
-
-    def _regex(self, token: LarkToken) -> Expression:
-        try:
-            expression = pattern_terminal(token.text)
-            if not is_empty(expression):
-                return expression
-        except GrammarError as error:
-            raise self._fault(f"the regular expression is refused: {error}", token) from None
-        raise self._fault("the regular expression matches nothing", token, "change or remove it")
 
     def _json(self, token: LarkToken) -> Expression:
         if not RULE.fullmatch(self._name):
@@ -381,6 +359,35 @@ class _LarkParser:
     def _fault(self, what: str, token: LarkToken, fix: str = "") -> GrammarError:
         line = token.line or (self._tokens[-1].line if self._tokens else 1)
         return fault(f"{echo(self._name)}: {what}", line, fix)
+
+
+def _text_of(token: LarkToken, fail: Fail) -> str:
+    """Returns the text that a literal stands for."""
+    written = token.text.removesuffix("i")[1:-1]
+    pieces: list[str] = []
+    at = 0
+    while at < len(written):
+        match = ESCAPE.match(written, at)
+        if match is None:
+            shown = echo(written[at : at + 2])
+            raise fail(f"the escape {shown} is not known", token, 'allowed are \\n \\t \\r \\\\ \\" \\xhh \\uhhhh')
+        pieces.append(_unescaped(match[0]))
+        at = match.end()
+    text = "".join(pieces)
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise fail("half of a surrogate pair is no character", token, "write whole characters")
+    return text
+
+
+def _regex_of(token: LarkToken, fail: Fail) -> Expression:
+    """Returns the language of a regular expression."""
+    try:
+        expression = pattern_terminal(token.text)
+        if not is_empty(expression):
+            return expression
+    except GrammarError as error:
+        raise fail(f"the regular expression is refused: {error}", token, "") from None
+    raise fail("the regular expression matches nothing", token, "change or remove it")
 
 
 def _tokens(text: str) -> list[LarkToken]:

@@ -64,6 +64,7 @@ class Server(uvicorn.Server):
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the application, then listens on `sockets`; uvicorn calls it."""
         self._event_loop = asyncio.get_running_loop()
         self._listeners = sockets or []
         await super().startup([])  # everything but listening, which `_listen` does, at a reload again
@@ -143,6 +144,7 @@ class Server(uvicorn.Server):
         log.info("reload: keys and certificates were read again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handles SIGTERM and SIGINT; uvicorn installs it."""
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._stop, sig)
 

@@ -123,9 +123,7 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[int, Meta(ge=1, le=128)] | None,
         Meta(description="Number of outputs to generate; all are returned, the most probable first. At least n."),
     ] = None
-    structured_outputs: Annotated[
-        StructuredOutputs | None, Meta(description="vLLM's fields for constrained output.")
-    ] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="vLLM's constraints.")] = None
     guided_json: GuidedJson = None
     guided_regex: GuidedRegex = None
     guided_choice: GuidedChoice = None

@@ -210,6 +210,8 @@ class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AllowedCustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom"):
+    """A custom tool that may be called; as a tool choice, that must be called."""
+
     name: str
 
 

@@ -89,6 +89,8 @@ class ResponsesCallOutput(
 class ResponsesCustomCall(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom_tool_call"
 ):
+    """A custom tool's call of an answer that the client sends back."""
+
     call_id: str
     name: str
     input: str
@@ -99,6 +101,8 @@ class ResponsesCustomCall(
 class ResponsesCustomOutput(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom_tool_call_output"
 ):
+    """The result of a custom tool's call."""
+
     call_id: str
     output: str | PartList[Shown]
     id: str | None = None

@@ -253,7 +253,8 @@ class Compiler:
         job.load = self._loader.submit(self._load, reply.source, reply.closing)
 
     def _load(self, source: bytes, closing: bytes) -> ClosingGrammar:
-        assert self._backend is not None and self._closings is not None
+        assert self._backend is not None
+        assert self._closings is not None
         return ClosingGrammar(self._backend.result().load(source), self._closings.result().load(closing))
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:

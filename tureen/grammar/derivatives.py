@@ -7,6 +7,7 @@ Brzozowski, "Derivatives of Regular Expressions" (1964); by character classes as
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 from tureen.grammar.alphabet import alphabet_of
@@ -200,11 +201,13 @@ class Derivatives:
 
     def is_empty(self, term: int) -> bool:
         """Returns whether nothing is matched."""
-        seen, waiting = {term}, [term]
-        for here in waiting:  # grows
+        seen, waiting = {term}, [(0, 0, term)]
+        while waiting:  # what can be short comes first: most expressions match something, and no other path is looked at
+            here = heappop(waiting)[2]
             if self.terms.nullable[here] or (self.terms.plain[here] and here != NOTHING):
                 return False
             fresh = [target for target in self.targets(here) if target not in seen]
-            seen.update(fresh)
-            waiting += fresh
+            for target in fresh:
+                heappush(waiting, (self.terms.shortest(target), len(seen), target))
+                seen.add(target)
         return True

@@ -81,6 +81,7 @@ class Terminal:
     """
 
     item: Expression
+    is_live: bool = field(default=False, compare=False)  # it is known that something is matched
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,10 @@ class TermTable:
             (low + low2, min(high + high2, UNBOUNDED)),
         )
 
+    def shortest(self, term: int) -> int:
+        """Returns a number of characters that a match has at least."""
+        return self._lengths[term][0]
+
     def _least(self, term: int) -> int:
         """The fewest repeats: what stands for any number of them beside ANYTHING."""
         item, least, _ = self._counted(term)

@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import is_
 
 from tureen.grammar.backends.ambiguity import Ambiguity
+from tureen.grammar.backends.facts import CALLS, COMBINED, DEAD, MARKED, Facts
 from tureen.grammar.expression import (
     EMPTY,
     NOTHING,
@@ -42,7 +43,6 @@ from tureen.grammar.rules import (
     replaced,
 )
 
-MAX_DEPTH = 200
 MAX_INLINED = 200
 """Parts of a rule that is written out where it is called."""
 
@@ -69,7 +69,7 @@ class TerminalGrammar:
 def terminal_grammar(language: Language) -> TerminalGrammar:
     """Splits a language for a greedy lexer. Raises GrammarError: nothing matches, it is nested too deep, or too
     large."""
-    lifting = TerminalLifting(pruned(language))
+    lifting = TerminalLifting(*_pruned(language))
     grammar = lifting.result()
     while lifting.cut_uncertain(grammar):
         grammar = lifting.result()
@@ -78,40 +78,48 @@ def terminal_grammar(language: Language) -> TerminalGrammar:
 
 def uncut_terminal_grammar(language: Language) -> TerminalGrammar:
     """Splits a language for a library without a lexer: nothing is cut up. Raises GrammarError."""
-    return TerminalLifting(pruned(language)).result()
+    return TerminalLifting(*_pruned(language)).result()
 
 
 def pruned(language: Language) -> Language:
     """Removes rules that are part of no text. Raises GrammarError when nothing fits, or it is nested too deep."""
-    has_nothing = check_depth(language)
-    rules = {name: _settled(rule) for name, rule in language.rules.items()}
-    start = _settled(language.start)
+    return _pruned(language)[0]
+
+
+def _pruned(language: Language) -> tuple[Language, Facts]:
+    facts = Facts(language)
+    rules = {name: _settled(rule, facts) for name, rule in language.rules.items()}
+    start = _settled(language.start, facts)
     ending = holding(rules, can_end)
     if not can_end(start, ending):
         raise GrammarError("no text at all fits: the parts of the grammar contradict each other")
     is_settled = start is language.start and all(map(is_, rules.values(), language.rules.values()))
+    has_nothing = any(facts.has(item, DEAD) for item in (language.start, *language.rules.values()))
     if is_settled and not has_nothing and len(ending) == len(rules):
-        return language
+        return language, facts
     rules = {name: _live(rule, ending) for name, rule in rules.items() if name in ending}
     start = _live(start, ending)
-    return Language(start, reachable(start, rules))
+    live = Language(start, reachable(start, rules))
+    return live, Facts(live)
 
 
-def _settled(expression: Expression) -> Expression:
+def _settled(expression: Expression, facts: Facts) -> Expression:
     """With Choice(()) for what is combined or excluded so that nothing is left."""
+    if not facts.has(expression, COMBINED):
+        return expression
     match expression:
         case Both(first, Not(second)) if _is_endless(first) and _is_endless(second) is False:
             return expression
         case Both() | Not():
             return NOTHING if is_empty(expression) else expression
-        case Terminal(item):
-            settled = _settled(item)
+        case Terminal(item, is_live):
+            settled = item if is_live else _settled(item, facts)
             return expression if settled is item else Terminal(settled)
         case Chain(items) | Choice(items):
-            all_settled = tuple(map(_settled, items))
+            all_settled = tuple(_settled(item, facts) for item in items)
             return expression if all(map(is_, all_settled, items)) else type(expression)(all_settled)
         case Repeat(item, least, most):
-            settled = _settled(item)
+            settled = _settled(item, facts)
             return expression if settled is item else Repeat(settled, least, most)
     return expression
 
@@ -142,52 +150,22 @@ def _live(expression: Expression, ending: set[str]) -> Expression:
         case Repeat(item, least, most):
             return repeat(_live(item, ending), least, most) if can_end(item, ending) else EMPTY
         case Terminal(item):
-            return Terminal(_live(item, ending))
+            return expression if expression.is_live else Terminal(_live(item, ending))
     return expression
-
-
-def check_depth(language: Language) -> bool:
-    """Whether it has a part that visibly matches nothing. Raises GrammarError when it is nested deeper than
-    MAX_DEPTH."""
-    level = [language.start, *language.rules.values()]
-    has_nothing = False
-    for _ in range(MAX_DEPTH):
-        has_nothing = has_nothing or NOTHING in level or NO_CHAR in level
-        level = [part for expression in level for part in parts(expression)]
-        if not level:
-            return has_nothing
-    raise GrammarError(f"the grammar is nested too deep: at most {MAX_DEPTH} levels")
-
-
-def firm_parts(language: Language, flat: Mapping[str, Expression]) -> set[int]:
-    """Returns the ids of the parts of the language that hold a mark, or a call of a rule that is not flat."""
-    firm_ids: set[int] = set()
-
-    def note(expression: Expression) -> bool:
-        if isinstance(expression, RuleCall | Terminal):
-            firm = isinstance(expression, Terminal) or expression.name not in flat
-        else:
-            inside = [note(part) for part in parts(expression)]
-            firm = True in inside
-        if firm:
-            firm_ids.add(id(expression))
-        return firm
-
-    for expression in (language.start, *language.rules.values()):
-        note(expression)
-    return firm_ids
 
 
 class TerminalLifting:
     """Makes terminals of a language's regular parts, and cuts up those that are not certain."""
 
-    def __init__(self, language: Language) -> None:
+    def __init__(self, language: Language, facts: Facts) -> None:
+        self._facts = facts
         self._flat = flat_rules(language.rules, MAX_INLINED)
         self._names = {name: f"r{index}" for index, name in enumerate(language.rules)}
+        self._firm: dict[int, bool] = {}  # by id: it holds a mark, or a call of a rule that is not flat
+        self._lifted_marks: dict[int, RuleCall] = {}
         self._terminals: dict[Expression, str] = {}  # by what they match
         self._marked: set[str] = set()
         self._machines: dict[str, Automaton | None] = {}
-        self._firm = firm_parts(language, self._flat)
         self._start = self._lift(language.start)
         self._rules = {
             self._names[name]: self._lift(rule) for name, rule in language.rules.items() if name not in self._flat
@@ -233,34 +211,51 @@ class TerminalLifting:
         return pieces
 
     def _lift(self, expression: Expression) -> Expression:
-        if id(expression) not in self._firm:
+        if isinstance(expression, Terminal):
+            lifted = self._lifted_marks.get(id(expression))
+            if lifted is None:
+                lifted = self._lifted_marks[id(expression)] = self._terminal(expression.item, marked=True)
+            return lifted
+        if not self._is_firm(expression):
             return self._loose(expression)
         match expression:
-            case Terminal(item):
-                return self._terminal(item, marked=True)
             case RuleCall(name):
                 return RuleCall(self._names[name])
             case Chain(items):
                 return Chain(tuple(self._lifted_run(items)))
             case Choice(items):
-                return Choice(tuple(self._lift(item) for item in items))
+                return Choice(tuple([self._lift(item) for item in items]))
             case Repeat(item, least, most):
                 return Repeat(self._lift(item), least, most)
         raise GrammarError("only what is regular can be excluded or combined")
 
+    def _is_firm(self, expression: Expression) -> bool:
+        if self._facts.has(expression, MARKED):
+            return True
+        if not self._flat or not self._facts.has(expression, CALLS):
+            return self._facts.has(expression, CALLS)
+        if isinstance(expression, RuleCall):
+            return expression.name not in self._flat
+        known = self._firm.get(id(expression))
+        if known is None:
+            known = self._firm[id(expression)] = any(map(self._is_firm, parts(expression)))
+        return known
+
     def _lifted_run(self, items: tuple[Expression, ...]) -> list[Expression]:
         """The items of a chain; neighbours that are regular and not marked are one terminal."""
         lifted_items: list[Expression] = []
-        for is_firm, group in groupby(items, lambda item: id(item) in self._firm):
-            run = tuple(group)
-            lifted_items += map(self._lift, run) if is_firm else [self._loose(chain(run))]
+        for is_firm, group in groupby(items, self._is_firm):
+            if is_firm:
+                lifted_items += map(self._lift, group)
+            else:
+                lifted_items.append(self._loose(chain(group)))
         return lifted_items
 
     def _loose(self, expression: Expression) -> Expression:
         item = replaced(expression, self._flat.__getitem__)
         return EMPTY_CHAIN if item == EMPTY else self._terminal(item)
 
-    def _terminal(self, item: Expression, *, marked: bool = False) -> Expression:
+    def _terminal(self, item: Expression, *, marked: bool = False) -> RuleCall:
         name = self._terminals.setdefault(item, f"T{len(self._terminals)}")
         if marked:
             self._marked.add(name)
@@ -300,7 +295,6 @@ class TerminalLifting:
 
 
 EMPTY_CHAIN = Chain(())
-NO_CHAR = Chars(())
 
 
 def _over_terminals(expression: Expression) -> Expression:
@@ -317,15 +311,16 @@ def flat_rules(rules: Mapping[str, Expression], max_parts: int) -> dict[str, Exp
     """Returns the regular rules without marks, written out; not those that take more parts for it, or nest too deep."""
     flat: dict[str, Expression] = {}
     extents: dict[str, tuple[int, int]] = {}
-    fresh = True
+    plain = {name: tuple(calls(rule)) for name, rule in rules.items() if not _is_marked(rule)}
+    fresh = bool(plain)
     while fresh:
         fresh = False
-        for name, rule in reversed(list(rules.items())):  # callers mostly come first
-            if name in flat or any(called not in flat for called in calls(rule)) or _is_marked(rule):
+        for name, callees in reversed(list(plain.items())):  # callers mostly come first
+            if name in flat or any(callee not in flat for callee in callees):
                 continue
-            size, depth = _extent(rule, extents)
+            size, depth = _extent(rules[name], extents)
             if size <= max_parts and depth <= MAX_INLINED_DEPTH:
-                flat[name] = replaced(rule, flat.__getitem__)
+                flat[name] = replaced(rules[name], flat.__getitem__)
                 extents[name] = size, depth
                 fresh = True
     return flat

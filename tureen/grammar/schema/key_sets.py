@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tureen.grammar.expression import GrammarError
+from tureen.grammar.expression import GrammarError, Terminal
 from tureen.grammar.schema.strings import StringSet
 
 MAX_CLASSES = 32
@@ -22,6 +22,7 @@ class KeySets:
         self._known: dict[int, tuple[StringSet, frozenset[int]]] = {id(self.every): (self.every, frozenset())}
         self._made: dict[frozenset[int], StringSet] = {frozenset(): self.every}
         self._outside: dict[int, StringSet] = {}
+        self._without: dict[tuple[int, tuple[str, ...]], tuple[StringSet, Terminal | None]] = {}
 
     def pattern(self, pattern: str) -> StringSet:
         """Returns the keys that a pattern is found in. Raises GrammarError."""
@@ -51,6 +52,17 @@ class KeySets:
             self._outside[id(names)] = others
             self._outside[id(others)] = names
         return others
+
+    def encoded_without(self, names: StringSet, keys: tuple[str, ...]) -> Terminal | None:
+        """Returns the JSON texts of the names that are none of these keys; None where there are none. Raises
+        GrammarError."""
+        known = self._without.get((id(names), keys))
+        if known is None:
+            rest = names.minus(StringSet.only(keys)) if keys else names
+            # All strings but a few are some, so the common case need not be asked.
+            is_empty = names is not self.every and rest.is_empty()
+            known = self._without[id(names), keys] = names, None if is_empty else rest.encoded()
+        return known[1]
 
     def split(self, classes: Iterable[tuple[StringSet, T]], names: StringSet) -> list[tuple[StringSet, T, bool]]:
         """Splits every class into what is in `names` and what is not; empty ones are left out. Raises GrammarError."""

@@ -21,14 +21,17 @@ def node_of(shape: ObjectShape, key: str) -> ValueSet:
 
 def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
     """Returns the objects of both, as shapes that are not known to be empty."""
-    named = {
-        key: Property(
-            (key in first.named and first.named[key].is_required)
-            or (key in second.named and second.named[key].is_required),
-            algebra.all_of((node_of(first, key), node_of(second, key))),
-        )
-        for key in (*first.named, *(key for key in second.named if key not in first.named))
-    }
+    keys = dict.fromkeys((*first.named, *second.named))
+    required = first.required | second.required
+    nodes = {key: algebra.all_of((node_of(first, key), node_of(second, key))) for key in keys if key in required}
+    if any(map(algebra.is_nothing, nodes.values())):
+        return []  # most shapes that are disjoint are so by a key that both require
+    named = {}
+    for key in keys:
+        node = nodes.get(key)
+        if node is None:
+            node = algebra.all_of((node_of(first, key), node_of(second, key)))
+        named[key] = Property(key in required, node)
     shapes = [
         ObjectShape(
             named,
@@ -70,7 +73,7 @@ def complement(algebra: SetAlgebra, shape: ObjectShape) -> list[ObjectShape]:
 
 def is_empty(algebra: SetAlgebra, shape: ObjectShape) -> bool:
     """Returns True only where it is certain that nothing is in it."""
-    required = [field.node for field in shape.named.values() if field.is_required]
+    required = [shape.named[key].node for key in shape.named if key in shape.required]
     if shape.most is not None and max(shape.least, len(required)) > shape.most:
         return True
     is_closed = all(keys.node is algebra.nothing for keys in shape.free)
@@ -86,19 +89,25 @@ def covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
     if shape is other or shape is algebra.any_object:
         return True
     return (
-        shape.least <= other.least
+        shape.required <= other.required
+        and shape.least <= other.least
         and lesser(shape.most, other.most) == other.most
         and (not shape.needed or (set(shape.needed) <= set(other.needed) and shape.named.keys() <= other.named.keys()))
-        and all(field.is_required <= _is_required(other, key) for key, field in shape.named.items())
-        and all(
-            algebra.covers(node_of(shape, key), node_of(other, key)) for key in shape.named.keys() | other.named.keys()
-        )
+        and _named_covers(algebra, shape, other)
         and _free_covers(algebra, shape.free, other.free)
     )
 
 
-def _is_required(shape: ObjectShape, key: str) -> bool:
-    return key in shape.named and shape.named[key].is_required
+def _named_covers(algebra: SetAlgebra, shape: ObjectShape, other: ObjectShape) -> bool:
+    """Whether the shape has all values of the keys that either of them names."""
+    anything, covers_node = algebra.anything, algebra.covers
+    for key, (_, node) in shape.named.items():
+        if node is not anything and not covers_node(node, node_of(other, key)):
+            return False
+    if len(shape.free) == 1 and shape.free[0].node is anything:
+        return True
+    others = other.named.keys() - shape.named.keys()
+    return all(covers_node(node_of(shape, key), other.named[key].node) for key in others)
 
 
 def _free_covers(algebra: SetAlgebra, free: tuple[PropertySet, ...], other: tuple[PropertySet, ...]) -> bool:

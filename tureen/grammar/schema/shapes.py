@@ -89,6 +89,11 @@ class ObjectShape:
     most: int | None = None
     needed: tuple[PropertySet, ...] = ()
     is_open: bool = False  # the schema speaks of free keys; where it does not, no such key need be written
+    required: frozenset[str] = field(init=False, compare=False)  # the named ones that must be there
+
+    def __post_init__(self) -> None:
+        required = frozenset([key for key, named in self.named.items() if named.is_required])
+        object.__setattr__(self, "required", required)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,9 @@ class StringSet:
         """Returns the strings of a set that was made of single strings; None for others."""
         return _texts(self.expression)
 
-    def encoded(self) -> Expression:
-        """Returns the JSON texts of these strings, quotes included: a Terminal. Raises GrammarError."""
-        return encoded(self.expression)
+    def encoded(self) -> Terminal:
+        """Returns the JSON texts of these strings, of which there are some, quotes included. Raises GrammarError."""
+        return Terminal(encoded(self.expression).item, is_live=True)
 
 
 def length(least: int = 0, most: int | None = None) -> Expression:
@@ -206,10 +206,10 @@ def _matched(expression: Expression, values: list[str]) -> tuple[str, ...]:
 
 
 def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in text)
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def encoded(values: Expression) -> Expression:
+def encoded(values: Expression) -> Terminal:
     """Returns the JSON texts of strings given by an expression over decoded characters, quotes included: a Terminal.
 
     Each character is written in one way: as json.dumps(…, ensure_ascii=False) does. Raises GrammarError.
@@ -252,7 +252,8 @@ def _encoded(node: Expression, depth: int) -> Expression:
     return node
 
 
-def _text(text: str) -> Expression:
+@lru_cache(4096)
+def _text(text: str) -> Text:
     if _has_surrogate(text):
         raise GrammarError(f"{echo(text)} holds half of a surrogate pair (\\ud800 to \\udfff)")
     return Text(json.dumps(text, ensure_ascii=False)[1:-1])

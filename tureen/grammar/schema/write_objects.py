@@ -67,12 +67,10 @@ def _free_member(writer: RuleWriter, shape: ObjectShape, names: StringSet, node:
     value = writer.value(node)
     if value == NOTHING:
         return NOTHING
-    free = names.minus(StringSet.only(shape.named)) if shape.named else names
-    # All strings but a few are some, so the common case need not be asked.
-    if names is not writer.algebra.keys.every and free.is_empty():
+    key = writer.algebra.keys.encoded_without(names, tuple(shape.named))
+    if key is None:
         return NOTHING
-    key = free.encoded()
-    return chain((Terminal(Chain((key.item if isinstance(key, Terminal) else key, COLON))), value))
+    return chain((Terminal(Chain((key.item, COLON)), is_live=True), value))
 
 
 def _plain(writer: RuleWriter, members: list[Member], free: Expression) -> Expression:

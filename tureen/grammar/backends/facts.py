@@ -1,0 +1,71 @@
+"""What the parts of a language hold, so that a pass over it need not look into those that are none of its business."""
+
+from __future__ import annotations
+
+from tureen.grammar.expression import Both, Chars, Expression, GrammarError, Language, Not, RuleCall, Terminal, Text
+from tureen.grammar.rules import is_nothing, parts
+
+MAX_DEPTH = 200
+
+COMBINED = 1
+"""It is, or holds, Both or Not."""
+MARKED = 2
+"""It is, or holds, a Terminal."""
+CALLS = 4
+"""It is, or holds, a call."""
+DEAD = 8
+"""It is, or holds, a part that visibly matches nothing."""
+
+_LEVEL = 16
+NO_CHAR = Chars(())
+
+
+class Facts:
+    """What the parts of a language hold, each looked at once, however often it occurs."""
+
+    def __init__(self, language: Language) -> None:
+        """Raises GrammarError when it is nested deeper than MAX_DEPTH."""
+        self._known: dict[int, int] = {}  # by id: the flags, and how deep it is in levels
+        self._language = language  # so that no id is used again
+        for expression in (language.start, *language.rules.values()):
+            if self._look(expression, 1) // _LEVEL > MAX_DEPTH:
+                raise self._too_deep()
+
+    def has(self, expression: Expression, flag: int) -> bool:
+        """Returns whether a part of the language is, or holds, something of the kind."""
+        return bool(self._known[id(expression)] & flag)
+
+    def _look(self, expression: Expression, level: int) -> int:
+        key = id(expression)
+        known = self._known.get(key)
+        if known is None:
+            kind = type(expression)
+            if kind is Text:
+                known = _LEVEL
+            elif kind is RuleCall:
+                known = _LEVEL | CALLS
+            elif kind is Chars:
+                known = _LEVEL | (DEAD if expression == NO_CHAR else 0)
+            else:
+                known = self._of_parts(expression, level)
+            self._known[key] = known
+        return known
+
+    def _of_parts(self, expression: Expression, level: int) -> int:
+        if level > MAX_DEPTH:
+            raise self._too_deep()
+        flags, depth = 0, 0
+        for part in parts(expression):
+            known = self._look(part, level + 1)
+            flags |= known % _LEVEL
+            depth = max(depth, known // _LEVEL)
+        if isinstance(expression, Both | Not):
+            flags |= COMBINED
+        elif isinstance(expression, Terminal):
+            flags |= MARKED
+        elif is_nothing(expression):
+            flags |= DEAD
+        return flags | _LEVEL * (depth + 1)
+
+    def _too_deep(self) -> GrammarError:
+        return GrammarError(f"the grammar is nested too deep: at most {MAX_DEPTH} levels")

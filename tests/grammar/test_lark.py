@@ -192,7 +192,7 @@ def test_a_notation_is_known_by_its_definitions(grammar, is_one):
         ('start: %json {"type": "wrong"}', "%json"),
         ('start: A\nA: %json {"type": "null"}', "%json stands in a terminal"),
         ('start: "a" start', "'start'.*can never end"),
-        ('"a"\nstart: "b"', "'\"a\"' is not expected.*write a rule as name"),
+        ('"a"\nstart: "b"', "'\"a\"' is not expected.*write a rule at the start of a line as name"),
         ("start: " + "(" * 30_000, "nested more than 20 deep"),
         ("start: a0\n" + "\n".join(f"a{at}: a{at + 1}" for at in range(5_000)), f"at most {MAX_RULES}"),
         ("start: " + "|".join(f'"{at}"' for at in range(100_000)), "too large"),

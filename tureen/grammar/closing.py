@@ -45,9 +45,11 @@ AT_A_WORD = 2  # of what the native code says of a mask
 
 
 class Ending(NamedTuple):
-    """What a mask near the end leaves out, where a word may be ended but none begun: only the model knows whether the
-    word is complete. If the token that it finds likeliest among those of `open` is not in the mask, then it is, and
-    `nearer` takes the mask's place."""
+    """The tokens that a mask near the end leaves out: with them a word could begin that has no room to end.
+
+    Only the model knows whether the present word is complete. It is if the token that it finds likeliest among `open`
+    is not in the mask; then `nearer` takes the mask's place.
+    """
 
     open: Mask  # all tokens behind which there is time to end
     nearer: Mask  # those that lead nearer to the end

@@ -104,6 +104,8 @@ def lark(text: str) -> Language:
     return language_of_rules(WrittenRules(rules, grammar.lines, grammar.calls), START, ":")
 
 
+RULE_HINT = "write a rule at the start of a line as name: …, without attributes […]"
+
 Fail = Callable[[str, LarkToken, str], GrammarError]
 """Makes the error for a token: what is wrong with it, and how to mend it."""
 
@@ -125,8 +127,7 @@ class _LarkParser:
             elif self._is_definition():
                 self._definition()
             else:
-                hint = "write a rule as name: …, without attributes […]"
-                raise fault(f"{echo(token.text)} is not expected", token.line, hint)
+                raise fault(f"{echo(token.text)} is not expected", token.line, RULE_HINT)
         return self._grammar
 
     def _peek(self, ahead: int = 0) -> LarkToken:
@@ -306,7 +307,7 @@ class _LarkParser:
         if token.kind == "json":
             return self._json(token)
         if token.text == ":":
-            raise self._fault("':' is not expected", token, "a rule begins a line as name: …, without attributes […]")
+            raise self._fault("':' is not expected", token, RULE_HINT)
         raise self._fault(f"{echo(token.text)} is not expected", token, "put an item before it, or quote it")
 
     def _group(self, token: LarkToken) -> Expression:

@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from tureen.errors import echo
-from tureen.grammar import regex
-from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal
-from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
+from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat
+from tureen.grammar.free_text import free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
-from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
-from tureen.grammar.regular import continuations, is_empty
-from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
-from tureen.grammar.schema.language import json_schema, tagged_schema
-from tureen.grammar.schema.strings import encoded_language
-from tureen.grammar.schema.tagged import STYLES, without
-
-T = TypeVar("T")
+from tureen.grammar.rules import calls, chain, choice, reachable, repeat
+from tureen.grammar.tag_leaves import FormatPlace, LeafFormats
 
 MAX_NESTING = 32
-MAX_CHARS = 2_000
 MAX_TIMES = 2_000
 MAX_FORMATS = 2_000
 MAX_TRIGGERS = 200
-MAX_STATES = 500  # of an automaton that is only made to find a terminal
-
-JSON_STARTS = tuple('{["-0123456789tfn')
-NUMBER_GOES_ON = "0123456789.eE+-"
-
-
-@dataclass(frozen=True, slots=True)
-class FormatPlace:
-    """The place of a format in its tag."""
-
-    path: str
-    depth: int = 0
-    ends: tuple[str, ...] = ()  # of the tag around it: free text never holds them
-    stops: tuple[str, ...] | None = None
-    """One of these follows and belongs to what the format becomes; none: something else; None: the output ends."""
-
-    def inner(self, path: str) -> FormatPlace:
-        """Returns the place of a part that more follows."""
-        return FormatPlace(f"{self.path}.{path}", self.depth + 1, self.ends, ())
-
-    def last(self, path: str) -> FormatPlace:
-        """Returns the place of a part that stands at the end of it."""
-        return replace(self, path=f"{self.path}.{path}", depth=self.depth + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +45,15 @@ def structural_tag(text: str) -> Language:
 class _Builder:
     def __init__(self) -> None:
         self.assembly = Assembly()
-        self._languages = 0
+        leaves = self._leaves = LeafFormats(self.assembly)
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
-            "const_string": self._const_string,
-            "json_schema": self._json_schema,
-            "json_string": self._json_string,
-            "grammar": self._grammar,
-            "regex": self._regex,
-            "any_text": self._any_text,
+            "const_string": leaves.const_string,
+            "json_schema": leaves.json_schema,
+            "json_string": leaves.json_string,
+            "grammar": leaves.grammar,
+            "regex": leaves.regex,
+            "any_text": leaves.any_text,
             "sequence": self._sequence,
             "or": self._or,
             "optional": self._optional,
@@ -100,7 +69,7 @@ class _Builder:
             "any_tokens": self._any_tokens,
             "token_triggered_tags": self._token_triggered_tags,
             "token_dispatch": self._token_dispatch,
-            "qwen_xml_parameter": self._qwen_xml_parameter,
+            "qwen_xml_parameter": leaves.qwen_xml_parameter,
         }
 
     def whole(self, value: Any) -> TerminalPiece:
@@ -118,7 +87,7 @@ class _Builder:
             keys(item, path, ("begin", "schema", "end"))
             ends = (string(item["end"], f"{path}.end"),)
             schema = item["schema"] if isinstance(item["schema"], str) else json.dumps(item["schema"])
-            content = self._schema(schema, f"{path}.schema")
+            content = self._leaves.schema(schema, f"{path}.schema")
             tags.append(Tag(string(item["begin"], f"{path}.begin"), self.assembly.ended(content, ends), path))
         triggers = strings(value["triggers"], "structural_tag.triggers")
         return triggered(self.assembly, tags, triggers, (), {}, place)
@@ -135,101 +104,6 @@ class _Builder:
         if isinstance(name, str) and name in self._makers:
             return self._makers[name](value, place)
         raise GrammarError(f"{place.path}.type must be one of {', '.join(self._makers)}, got {echo(name)}")
-
-    def _const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "value"))
-        return self._ended(fixed(string(value["value"], f"{place.path}.value")), place)
-
-    def _json_schema(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "json_schema"), ("style", "any_order", "max_whitespace_cnt", "excludes"))
-        flag(value.get("any_order", False), f"{place.path}.any_order")  # the order of the schema is one of them
-        most = value.get("max_whitespace_cnt")
-        if most is not None and integer(most, f"{place.path}.max_whitespace_cnt") < 1:
-            raise GrammarError(f"{place.path}.max_whitespace_cnt must be at least 1: one space follows , and :")
-        schema = value["json_schema"]
-        if not isinstance(schema, (dict, bool)):
-            raise GrammarError(f"{place.path}.json_schema must be a schema, got {echo(schema)}")
-        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
-        style = value.get("style", "json")
-        path = f"{place.path}.json_schema"
-        if style == "json":
-            return self._ended(self._schema(json.dumps(schema), path, excludes), place)
-        if style not in STYLES:
-            raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
-        language = _at(path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes))
-        self.assembly.rules.update(language.rules)
-        return self._ended(TerminalPiece(language.start), place)
-
-    def _qwen_xml_parameter(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "json_schema"))
-        return self._json_schema({**value, "style": "qwen_xml"}, place)
-
-    def _schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
-        self.assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
-        return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
-
-    def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "grammar"))
-        text = string(value["grammar"], f"{place.path}.grammar")
-        language = _at(f"{place.path}.grammar", lambda: grammar(text))
-        prefix = self._prefix()
-
-        def renamed(name: str) -> RuleCall:
-            return RuleCall(prefix + name)
-
-        self.assembly.rules.update({prefix + name: replaced(rule, renamed) for name, rule in language.rules.items()})
-        return self._set(replaced(language.start, renamed), place)
-
-    def _json_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        """Reads a JSON string whose text a grammar or a pattern allows."""
-        kind = "pattern" if isinstance(value, dict) and "pattern" in value else "grammar"
-        keys(value, place.path, ("type", kind))
-        path = f"{place.path}.{kind}"
-        text, prefix = string(value[kind], path), self._prefix()
-
-        def language() -> Language:
-            strings = grammar(text) if kind == "grammar" else Language(regex.parse(text, flavour="python"))
-            if kind == "pattern" and is_empty(strings.start):
-                raise GrammarError(f"it matches nothing: {echo(text)}; change it")
-            return encoded_language(strings, lambda name: RuleCall(prefix + name))
-
-        encoded = _at(path, language)
-        self.assembly.rules.update(encoded.rules)
-        return self._set(encoded.start, place)
-
-    def _regex(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "pattern"))
-        path = f"{place.path}.pattern"
-        pattern = string(value["pattern"], path)
-        expression = _at(path, lambda: regex.parse(pattern, flavour="python"))
-        if _at(path, lambda: is_empty(expression)):
-            raise GrammarError(f"{path} matches nothing: {echo(pattern)}; change it")
-        return self._set(expression, place)
-
-    def _set(self, expression: Expression, place: FormatPlace) -> TerminalPiece:
-        """Makes an expression without terminals of its own one terminal, if it shows where its text ends."""
-        if any(calls(expression)):
-            return self._ended(TerminalPiece(expression), place)
-        if place.stops is None:
-            return TerminalPiece(to_the_end(expression))
-        whole = chain((expression, any_of(place.stops))) if place.stops else expression
-        if can_be_empty(whole) or _can_go_on(whole):
-            return TerminalPiece(whole)
-        return TerminalPiece(Terminal(whole), None, "")
-
-    def _any_text(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type",), ("excludes", "max_chars", "max_tokens"))
-        if value.get("max_tokens") is not None:
-            raise GrammarError(f"{place.path}.max_tokens is not supported; use max_chars")
-        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
-        most = value.get("max_chars")
-        if most is not None:
-            most = integer(most, f"{place.path}.max_chars", MAX_CHARS)
-        if place.stops:
-            return TerminalPiece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
-        free = free_of((*excludes, *place.ends), most)
-        return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
 
     def _sequence(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "elements"))
@@ -269,7 +143,7 @@ class _Builder:
         content = self.assembly.without_terminals(self._format(value["content"], place.inner("content")))
         if any(calls(content.expression)) and self.assembly.can_be_empty(content):
             raise GrammarError(f"{place.path}.content can be empty, which cannot be repeated; make it match something")
-        return self._ended(TerminalPiece(repeat(content.expression, least, most)), place)
+        return self._leaves.ended(TerminalPiece(repeat(content.expression, least, most)), place)
 
     def _tag(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         return self._read_tag(value, place).after(0)
@@ -287,7 +161,7 @@ class _Builder:
         if not ends:
             return Tag(begin, self._format(value["content"], place.last("content")), place.path)
         content = self._format(value["content"], FormatPlace(f"{place.path}.content", place.depth + 1, ends, ends))
-        return Tag(begin, self._ended(content, place), place.path)
+        return Tag(begin, self._leaves.ended(content, place), place.path)
 
     def _triggered_tags(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "triggers", "tags"), ("at_least_one", "stop_after_first", "excludes"))
@@ -313,7 +187,7 @@ class _Builder:
         what_follows = (*(first.starts or ("",)), *(more.starts or ("",)), *(place.stops or ()))
         if place.stops == () or first.goes_on != "" or not apart(sorted(set(what_follows))):
             whole = self.assembly.without_terminals(whole)
-        return self._ended(whole, place)
+        return self._leaves.ended(whole, place)
 
     def _dispatch(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "rules"), ("loop", "excludes"))
@@ -331,7 +205,7 @@ class _Builder:
 
     def _token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "token"))
-        return self._ended(fixed(_token_text(value["token"], f"{place.path}.token")), place)
+        return self._leaves.ended(fixed(_token_text(value["token"], f"{place.path}.token")), place)
 
     def _exclude_token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         raise GrammarError(
@@ -341,7 +215,9 @@ class _Builder:
     def _any_tokens(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type",), ("exclude_tokens", "max_tokens"))
         excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
-        return self._any_text({"type": "any_text", "excludes": excludes, "max_tokens": value.get("max_tokens")}, place)
+        return self._leaves.any_text(
+            {"type": "any_text", "excludes": excludes, "max_tokens": value.get("max_tokens")}, place
+        )
 
     def _token_triggered_tags(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         optional = ("at_least_one", "stop_after_first", "exclude_tokens")
@@ -362,13 +238,6 @@ class _Builder:
         return self._dispatch(
             {"type": "dispatch", "rules": rules, "loop": value.get("loop", True), "excludes": excludes}, place
         )
-
-    def _ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
-        return self.assembly.ended(piece, place.stops or ())
-
-    def _prefix(self) -> str:
-        self._languages += 1
-        return f"t{self._languages}-"
 
 
 def triggered(
@@ -448,14 +317,6 @@ def _check_trigger(
             raise GrammarError(f"{name} holds {echo(excluded)}, which is excluded; remove one")
 
 
-def _can_go_on(expression: Expression) -> bool:
-    """Some of its texts begin others, or it takes long to tell."""
-    try:
-        return bool(continuations(expression, MAX_STATES).ranges)
-    except GrammarError:
-        return True
-
-
 def _bounds(value: dict[str, Any], path: str) -> tuple[bool, bool]:
     at_least_one = flag(value.get("at_least_one", False), f"{path}.at_least_one")
     return at_least_one, flag(value.get("stop_after_first", False), f"{path}.stop_after_first")
@@ -485,11 +346,3 @@ def _token_texts(value: Any, path: str) -> list[str]:
 def _check_type(value: dict[str, Any]) -> None:
     if value.get("type", "structural_tag") != "structural_tag":
         raise GrammarError(f"structural_tag.type must be 'structural_tag', got {echo(value['type'])}")
-
-
-def _at(path: str, read: Callable[[], T]) -> T:
-    """Names the place in an error."""
-    try:
-        return read()
-    except GrammarError as error:
-        raise GrammarError(f"{path}: {error}") from None

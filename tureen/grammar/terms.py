@@ -6,7 +6,7 @@ for counted repeats and lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tureen.grammar.alphabet import Alphabet
 from tureen.grammar.expression import GrammarError
@@ -94,7 +94,7 @@ class TermTable:
     def chain(self, first: int, second: int) -> int:
         """Joins two terms. Chains are nested to the right; what was joined on the way is remembered."""
         following, after = self.parted(second)
-        item, least, most = self._counted(following)
+        item, least, most = _counted(self.keys, following)
         if item == first and following != first:
             return self.chain(self.repeat(item, least + 1, most + 1), after)
         path = []
@@ -115,15 +115,14 @@ class TermTable:
         if head == EMPTY or rest == EMPTY:
             return head if rest == EMPTY else rest
         following, after = self.parted(rest)
-        item, least, most = self._counted(head)
+        item, least, most = _counted(self.keys, head)
         if following == ANYTHING and self._least(head) != head:
             return self.chain(self._least(head), rest)
         if head == ANYTHING and self._least(following) != following:
             return self.chain(head, self.chain(self._least(following), after))
-        other, more, most_more = self._counted(following)
+        other, more, most_more = _counted(self.keys, following)
         if item == other:
-            merged = self.repeat(item, least + more, most + most_more)
-            return self.chain(merged, after)
+            return self.chain(self.repeat(item, least + more, most + most_more), after)
         (low, high), (low2, high2) = self._lengths[head], self._lengths[rest]
         return self._make(
             (CHAIN, head, rest),
@@ -138,18 +137,13 @@ class TermTable:
 
     def _least(self, term: int) -> int:
         """The fewest repeats: what stands for any number of them beside ANYTHING."""
-        item, least, _ = self._counted(term)
+        item, least, _ = _counted(self.keys, term)
         return self.repeat(item, least, least)
 
     def parted(self, term: int) -> tuple[int, int]:
         """Returns the head and the rest of a chain; any other term is its own head."""
         key = self.keys[term]
         return (key[1], key[2]) if key[0] == CHAIN else (term, EMPTY)
-
-    def _counted(self, term: int) -> tuple[int, int, int]:
-        """Item, least and most of a repeat; any other term occurs once."""
-        key = self.keys[term]
-        return (key[1], key[2], key[3]) if key[0] == REPEAT else (term, 1, 1)
 
     def repeat(self, item: int, least: int, most: int) -> int:
         """Repeats a term `least` to `most` times. A repeat of a repeat is one where the counts leave no gap."""
@@ -208,7 +202,7 @@ class TermTable:
         groups: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for term in terms:
             head, rest = self.parted(term)
-            item, least, most = self._counted(head)
+            item, least, most = _counted(self.keys, head)
             groups.setdefault((item, rest), []).append((least, most, term))
         for (item, rest), counts in groups.items():
             if len(counts) > 1:
@@ -246,14 +240,14 @@ class TermTable:
 
     def _narrowed(self, terms: set[int]) -> set[int]:
         """The repeats of character classes among them as one, left out where it only bounds a length that is kept."""
-        runs = [term for term in terms if self.keys[self._counted(term)[0]][0] == SET]
+        runs = [term for term in terms if self.keys[_counted(self.keys, term)[0]][0] == SET]
         if not runs:
             return terms
-        counts = [self._counted(term) for term in runs]
+        counts = [_counted(self.keys, term) for term in runs]
         atoms = frozenset.intersection(*(self.sets[self.keys[item][1]] for item, _, _ in counts))
         run = self.repeat(self.one_of(atoms), max(c[1] for c in counts), min(c[2] for c in counts))
         others = terms.difference(runs)
-        if others and self._counted(run)[0] == ANY:
+        if others and _counted(self.keys, run)[0] == ANY:
             low = max(self._lengths[term][0] for term in others)
             high = min(self._lengths[term][1] for term in others)
             if self._lengths[run][0] <= low and high <= self._lengths[run][1]:
@@ -267,7 +261,7 @@ class TermTable:
             return key[1]
         if term == NOTHING:
             return ANYTHING
-        item, least, most = (ANY, 0, 0) if term == EMPTY else self._counted(term)
+        item, least, most = (ANY, 0, 0) if term == EMPTY else _counted(self.keys, term)
         if item == ANY:
             shorter = self.repeat(ANY, 0, least - 1) if least else NOTHING
             return self.choice((shorter, self.repeat(ANY, most + 1, UNBOUNDED) if most < UNBOUNDED else NOTHING))
@@ -284,3 +278,9 @@ def _spans(counts: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
         else:
             spans.append((least, most))
     return spans
+
+
+def _counted(keys: Sequence[tuple[int, ...]], term: int) -> tuple[int, int, int]:
+    """Returns item, least and most of a repeat; any other term occurs once."""
+    key = keys[term]
+    return (key[1], key[2], key[3]) if key[0] == REPEAT else (term, 1, 1)

@@ -160,18 +160,18 @@ def _checked(value: Number, is_bound: bool = False) -> Number:
     """Raises GrammarError for what readers of decimals and of doubles do not take as the same number."""
     if isinstance(value, int):
         if abs(value) >= MAX_CONSTANT:
-            raise GrammarError("json_schema has a number that is too large; at most 400 digits are allowed")
+            raise GrammarError("the schema has a number that is too large; at most 400 digits are allowed")
         return value
     read = float(value)
     if Decimal(repr(read)) != value:
         raise GrammarError(
-            f"json_schema has a number that is too large or too long: {echo(str(value))}; write a double"
+            f"the schema has a number that is too large or too long: {echo(str(value))}; write a double"
         )
     if abs(value) < 2**53:
         return int(value) if read.is_integer() else value
     if not is_bound and Decimal(read) != value:
         raise GrammarError(
-            f"json_schema has a number that no double holds exactly: {echo(str(value))}; write a smaller one"
+            f"the schema has a number that no double holds exactly: {echo(str(value))}; write a smaller one"
         )
     return value
 

@@ -42,9 +42,9 @@ def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[O
         )
     ]
     for own, other in ((first, second), (second, first)):
-        for keys in own.needed:
-            hidden = [key for key in other.named if key not in own.named and keys.names.contains(key)]
-            shapes = [narrowed for shape in shapes for narrowed in _with_required(algebra, shape, keys, hidden)]
+        for needed in own.needed:
+            hidden = [key for key in other.named if key not in own.named and needed.names.contains(key)]
+            shapes = [narrowed for shape in shapes for narrowed in _with_required(algebra, shape, needed, hidden)]
     return [shape for shape in shapes if not is_empty(algebra, shape)]
 
 

@@ -1,0 +1,174 @@
+"""Formats of structural tags that hold no other format: texts, JSON, patterns, grammars, free text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from tureen.errors import echo
+from tureen.grammar import regex
+from tureen.grammar.expression import Expression, GrammarError, Language, RuleCall, Terminal
+from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
+from tureen.grammar.json_text import flag, integer, keys, string, strings
+from tureen.grammar.notations import grammar
+from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
+from tureen.grammar.regular import continuations, is_empty
+from tureen.grammar.rules import calls, can_be_empty, chain, replaced
+from tureen.grammar.schema.language import json_schema, tagged_schema
+from tureen.grammar.schema.strings import encoded_language
+from tureen.grammar.schema.tagged import STYLES, without
+
+T = TypeVar("T")
+
+MAX_CHARS = 2_000
+MAX_STATES = 500  # of an automaton that is only made to find a terminal
+
+JSON_STARTS = tuple('{["-0123456789tfn')
+NUMBER_GOES_ON = "0123456789.eE+-"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatPlace:
+    """The place of a format in its tag."""
+
+    path: str
+    depth: int = 0
+    ends: tuple[str, ...] = ()  # of the tag around it: free text never holds them
+    stops: tuple[str, ...] | None = None
+    """One of these follows and belongs to what the format becomes; none: something else; None: the output ends."""
+
+    def inner(self, path: str) -> FormatPlace:
+        """Returns the place of a part that more follows."""
+        return FormatPlace(f"{self.path}.{path}", self.depth + 1, self.ends, ())
+
+    def last(self, path: str) -> FormatPlace:
+        """Returns the place of a part that stands at the end of it."""
+        return replace(self, path=f"{self.path}.{path}", depth=self.depth + 1)
+
+
+class LeafFormats:
+    """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._languages = 0
+
+    def const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "value"))
+        return self.ended(fixed(string(value["value"], f"{place.path}.value")), place)
+
+    def json_schema(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "json_schema"), ("style", "any_order", "max_whitespace_cnt", "excludes"))
+        flag(value.get("any_order", False), f"{place.path}.any_order")  # the order of the schema is one of them
+        most = value.get("max_whitespace_cnt")
+        if most is not None and integer(most, f"{place.path}.max_whitespace_cnt") < 1:
+            raise GrammarError(f"{place.path}.max_whitespace_cnt must be at least 1: one space follows , and :")
+        schema = value["json_schema"]
+        if not isinstance(schema, (dict, bool)):
+            raise GrammarError(f"{place.path}.json_schema must be a schema, got {echo(schema)}")
+        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
+        style = value.get("style", "json")
+        path = f"{place.path}.json_schema"
+        if style == "json":
+            return self.ended(self.schema(json.dumps(schema), path, excludes), place)
+        if style not in STYLES:
+            raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
+        language = _at(path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes))
+        self._assembly.rules.update(language.rules)
+        return self.ended(TerminalPiece(language.start), place)
+
+    def qwen_xml_parameter(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "json_schema"))
+        return self.json_schema({**value, "style": "qwen_xml"}, place)
+
+    def schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
+        self._assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
+        return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
+
+    def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "grammar"))
+        text = string(value["grammar"], f"{place.path}.grammar")
+        language = _at(f"{place.path}.grammar", lambda: grammar(text))
+        prefix = self._prefix()
+
+        def renamed(name: str) -> RuleCall:
+            return RuleCall(prefix + name)
+
+        self._assembly.rules.update({prefix + name: replaced(rule, renamed) for name, rule in language.rules.items()})
+        return self._set(replaced(language.start, renamed), place)
+
+    def json_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        """Reads a JSON string whose text a grammar or a pattern allows."""
+        kind = "pattern" if isinstance(value, dict) and "pattern" in value else "grammar"
+        keys(value, place.path, ("type", kind))
+        path = f"{place.path}.{kind}"
+        text, prefix = string(value[kind], path), self._prefix()
+
+        def language() -> Language:
+            strings = grammar(text) if kind == "grammar" else Language(regex.parse(text, flavour="python"))
+            if kind == "pattern" and is_empty(strings.start):
+                raise GrammarError(f"it matches nothing: {echo(text)}; change it")
+            return encoded_language(strings, lambda name: RuleCall(prefix + name))
+
+        encoded = _at(path, language)
+        self._assembly.rules.update(encoded.rules)
+        return self._set(encoded.start, place)
+
+    def regex(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type", "pattern"))
+        path = f"{place.path}.pattern"
+        pattern = string(value["pattern"], path)
+        expression = _at(path, lambda: regex.parse(pattern, flavour="python"))
+        if _at(path, lambda: is_empty(expression)):
+            raise GrammarError(f"{path} matches nothing: {echo(pattern)}; change it")
+        return self._set(expression, place)
+
+    def _set(self, expression: Expression, place: FormatPlace) -> TerminalPiece:
+        """Makes an expression without terminals of its own one terminal, if it shows where its text ends."""
+        if any(calls(expression)):
+            return self.ended(TerminalPiece(expression), place)
+        if place.stops is None:
+            return TerminalPiece(to_the_end(expression))
+        whole = chain((expression, any_of(place.stops))) if place.stops else expression
+        if can_be_empty(whole) or _can_go_on(whole):
+            return TerminalPiece(whole)
+        return TerminalPiece(Terminal(whole), None, "")
+
+    def any_text(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
+        keys(value, place.path, ("type",), ("excludes", "max_chars", "max_tokens"))
+        if value.get("max_tokens") is not None:
+            raise GrammarError(f"{place.path}.max_tokens is not supported; use max_chars")
+        excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
+        most = value.get("max_chars")
+        if most is not None:
+            most = integer(most, f"{place.path}.max_chars", MAX_CHARS)
+        if place.stops:
+            return TerminalPiece(up_to(place.stops, place.stops, free_of(excludes, most)), None, "")
+        free = free_of((*excludes, *place.ends), most)
+        return TerminalPiece(to_the_end(free)) if place.stops is None else TerminalPiece(free)
+
+    def ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
+        return self._assembly.ended(piece, place.stops or ())
+
+    def _prefix(self) -> str:
+        self._languages += 1
+        return f"t{self._languages}-"
+
+
+def _can_go_on(expression: Expression) -> bool:
+    """Some of its texts begin others, or it takes long to tell."""
+    try:
+        return bool(continuations(expression, MAX_STATES).ranges)
+    except GrammarError:
+        return True
+
+
+def _at(path: str, read: Callable[[], T]) -> T:
+    """Names the place in an error."""
+    try:
+        return read()
+    except GrammarError as error:
+        raise GrammarError(f"{path}: {error}") from None

@@ -164,9 +164,7 @@ def _checked(value: Number, is_bound: bool = False) -> Number:
         return value
     read = float(value)
     if Decimal(repr(read)) != value:
-        raise GrammarError(
-            f"the schema has a number that is too large or too long: {echo(str(value))}; write a double"
-        )
+        raise GrammarError(f"the schema has a number that is too large or too long: {echo(str(value))}; write a double")
     if abs(value) < 2**53:
         return int(value) if read.is_integer() else value
     if not is_bound and Decimal(read) != value:

@@ -17,7 +17,7 @@ from tureen.sandbox.fork_server import Handle, Program
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
-Compile = Callable[[GrammarSpec], tuple[bytes, bytes]]
+Compile = Callable[[GrammarSpec], CompileReply]
 """Compiles a constraint into the bytes that the engine loads: for its backend, and for coming to an end in time. Raises
 GrammarError."""
 
@@ -47,7 +47,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
     closings = ClosingCompiler(setup.vocabulary)
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
 
-    def compile_(spec: GrammarSpec) -> tuple[bytes, bytes]:
+    def compile_(spec: GrammarSpec) -> CompileReply:
         language = language_of(spec)
         source = backend.translate(language)
         grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
@@ -55,7 +55,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return source, closings.translate(language)
+        return CompileReply(source, closings.translate(language), unenforced=language.unenforced)
 
     return compile_
 
@@ -79,7 +79,7 @@ def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
 
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
     try:
-        return CompileReply(*compile_(spec))
+        return compile_(spec)
     except GrammarError as error:
         return CompileReply(failure=invalid(spec, error))
     except MemoryError:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tureen.errors import InvalidRequest, RequestFailed
-from tureen.grammar import Grammar, GrammarError, Mask
+from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
 from tureen.grammar.closing import ClosingPlace, Ending, Nearness
 from tureen.log import get_logger
 
@@ -31,8 +31,11 @@ class Constraint:
         avoids_end: bool,
         field: str = "grammar",
         place: ClosingPlace | None = None,
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
-        """`field`: what the client calls it; `place`: what brings the output to an end in time."""
+        """`field`: the client's name of the constraint. `place`: what brings the output to an end in time.
+        `unenforced`: what the constraint says and the grammar does not keep."""
+        self.unenforced = unenforced
         self.num_forced = 0  # output tokens that nobody drew
         self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
         self._place = place

@@ -123,7 +123,12 @@ class Grammars:
                 return refusal
             place = closing.start(sequence.num_left)
         sequence.constraint = Constraint(
-            grammar, self._eos_token_ids, avoids_end=params.ignore_eos, field=field, place=place
+            grammar,
+            self._eos_token_ids,
+            avoids_end=params.ignore_eos,
+            field=field,
+            place=place,
+            unenforced=compilation.unenforced,
         )
         return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tureen.errors import echo
-from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat
+from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, Unenforced
 from tureen.grammar.free_text import free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
@@ -34,18 +34,20 @@ class Tag:
         return fixed(self.begin[length:], self.rest)
 
 
-def structural_tag(text: str) -> Language:
-    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`."""
+def structural_tag(text: str, *, strict: bool = False) -> Language:
+    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`: see
+    `json_schema`."""
     value = decoded(text, "structural_tag")
-    builder = _Builder()
+    builder = _Builder(strict)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
-    return Language(start.expression, reachable(start.expression, builder.assembly.rules))
+    rules = reachable(start.expression, builder.assembly.rules)
+    return Language(start.expression, rules, builder.unenforced)
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, strict: bool) -> None:
         self.assembly = Assembly()
-        leaves = self._leaves = LeafFormats(self.assembly)
+        leaves = self._leaves = LeafFormats(self.assembly, strict=strict)
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
             "const_string": leaves.const_string,
@@ -71,6 +73,11 @@ class _Builder:
             "token_dispatch": self._token_dispatch,
             "qwen_xml_parameter": leaves.qwen_xml_parameter,
         }
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        """What the schemas say and the language does not keep."""
+        return tuple(self._leaves.unenforced)
 
     def whole(self, value: Any) -> TerminalPiece:
         keys(value, "structural_tag", ("type", "format"))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.expression import Expression, GrammarError, Language, RuleCall, Terminal
+from tureen.grammar.expression import Expression, GrammarError, Language, RuleCall, Terminal, Unenforced
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
@@ -51,8 +51,10 @@ class FormatPlace:
 class LeafFormats:
     """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, *, strict: bool) -> None:
+        self.unenforced: list[Unenforced] = []  # of what the schemas say
         self._assembly = assembly
+        self._strict = strict
         self._languages = 0
 
     def const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -75,8 +77,11 @@ class LeafFormats:
             return self.ended(self.schema(json.dumps(schema), path, excludes), place)
         if style not in STYLES:
             raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
-        language = _at(path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes))
+        language = _at(
+            path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=self._strict)
+        )
         self._assembly.rules.update(language.rules)
+        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
         return self.ended(TerminalPiece(language.start), place)
 
     def qwen_xml_parameter(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -84,8 +89,9 @@ class LeafFormats:
         return self.json_schema({**value, "style": "qwen_xml"}, place)
 
     def schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict))
         self._assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
+        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
         return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
 
     def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:

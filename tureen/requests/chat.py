@@ -142,7 +142,9 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
-    return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag}, names, error_fields)
+    called = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
+    strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in called)
+    return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:

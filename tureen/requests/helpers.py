@@ -11,7 +11,7 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
-    from tureen.constraining.check import Checker
+    from tureen.constraining.check import Checker, CheckVerdict
     from tureen.grammar import GrammarSpec
 
 log = get_logger("http")
@@ -28,11 +28,10 @@ class Helpers:
         if media is not None:
             media.supervisor.share(budget)
 
-    async def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """Checks a constrained output in a process of its own: returns how it breaks the constraint, None when it does
-        not.
+    async def check(self, spec: GrammarSpec, text: str) -> CheckVerdict | None:
+        """Checks a constrained output in a process of its own, and returns what in it does not fit.
 
-        Returns None too, and counts it, when there was no process to check it or it took too long.
+        Returns None, and counts it, when there was no process to check it or it took too long.
         """
         try:
             checker = self.checker

@@ -50,7 +50,7 @@ async def _updates_within(
     async with contextlib.aclosing(_updates(plan, going_on, state, interval)) as updates:
         async for update in updates:
             output.text, output.token_ids = whole_text + update.text, whole_ids + update.token_ids
-            output.elapsed_s, output.finish = update.elapsed_s, update.finish
+            output.elapsed_s, output.finish, output.conformity = update.elapsed_s, update.finish, update.conformity
             yield output
 
 

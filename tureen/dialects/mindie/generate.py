@@ -38,7 +38,7 @@ from tureen.requests.constraint_fields import (
     structured_constraints,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output, Run
+from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -290,7 +290,7 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
-            has_new = any(len(output.text) > output.sent_chars for output in run.outputs)
+            has_new = any(len(output.text) > output.sent.chars for output in run.outputs)
             if has_new or (is_first and all(output.finish is not None for output in run.outputs)):
                 yield (
                     _json.encode({"text": [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]}) + NUL
@@ -300,6 +300,6 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
 
 def _piece(output: Output, prefix: str, *, is_whole: bool) -> str:
     """Returns one output's text for a piece of the stream, the whole text or the new one, and counts it as sent."""
-    text = prefix + output.text if is_whole else output.text[output.sent_chars :]
-    output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+    text = prefix + output.text if is_whole else output.text[output.sent.chars :]
+    output.sent = Sent(len(output.token_ids), len(output.text))
     return text

@@ -48,7 +48,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form of the answer's text. A schema is enforced whether `strict` is true or not."""
+    """The form of the answer's text. `strict`: what of a schema cannot be enforced is refused."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -127,8 +127,11 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
         if schema is not None:
             if "json_schema" in fields:
                 raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
-            fields["json_schema"] = schema
+            fields["json_schema"], strict = schema, body.text.format.strict
             names = Names("", {**names.renamed, "json_schema": field})
+            if strict is not None and body.text.format.type == "json_schema":
+                fields["strict_schema"] = strict
+                names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
     tools = tools_of(body)
     tools, choice = _chosen(body.tool_choice, tools)
     conversation = conversation_of(body.input, body.instructions)

@@ -42,10 +42,12 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True, strict:
     return replace(language, unenforced=left_out)
 
 
-def tagged_schema(text: str, style: str, prefix: str, excludes: Sequence[str] = ()) -> Language:
+def tagged_schema(
+    text: str, style: str, prefix: str, excludes: Sequence[str] = (), *, strict: bool = False
+) -> Language:
     """Returns the valid objects with their properties in tags, in one of STYLES. Raises GrammarError.
 
-    No string and no key holds one of `excludes`, nor what ends a property.
+    No string and no key holds one of `excludes`, nor what ends a property. `strict`: see json_schema.
     """
     document = Document(parse(text))
     unenforced = UnenforcedKeywords(document)
@@ -56,6 +58,6 @@ def tagged_schema(text: str, style: str, prefix: str, excludes: Sequence[str] = 
         left_out = unenforced.listed()
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    if left_out:
+    if strict and left_out:
         raise GrammarError(left_out[0].why)
-    return language
+    return replace(language, unenforced=left_out)

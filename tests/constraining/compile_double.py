@@ -60,11 +60,11 @@ def make_compile(setup):
                 time.sleep(0.001)
         elif what == "vocabulary":
             tokens = setup.vocabulary.tokens
-            return repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode(), b""
+            return repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode()
         elif what == "large":
-            return bytes(int(path)), b""
+            return bytes(int(path))
         actions.get(what, lambda: None)()
-        return f"{setup.backend}: {spec.text}".encode(), b""
+        return f"{setup.backend}: {spec.text}".encode()
 
     return compile_
 

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     hidden: HiddenStateQueue | None
 
 
-class Sent:
+class SentOutput:
     """How much of an output its client has."""
 
     def __init__(self, num_tokens: int) -> None:
@@ -71,7 +71,7 @@ class Sequence:
         self.leader: tuple[PageTable, int] | None = None  # waits until this table has published so many pages
         self.constraint: Constraint | None = None  # there once its grammar is compiled
         self.ended: FinishReason | None = None  # the output is complete, but maybe not all of it is computed
-        self.sent = Sent(len(request.resumed))
+        self.sent = SentOutput(len(request.resumed))
         self.asked = _asked(request)
 
     @property

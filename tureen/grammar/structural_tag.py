@@ -76,7 +76,7 @@ class _Builder:
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        """What the schemas say and the language does not keep."""
+        """The keywords of the schemas that the language does not keep."""
         return tuple(self._leaves.unenforced)
 
     def whole(self, value: Any) -> TerminalPiece:

@@ -27,14 +27,11 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True, strict:
     model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
-    unenforced = UnenforcedKeywords(document)
+    unenforced = UnenforcedKeywords(document, strict=strict)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         language = SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
-        left_out = unenforced.listed()
+        return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    if strict and left_out:
-        raise GrammarError(left_out[0].why)
-    return replace(language, unenforced=left_out)

@@ -29,17 +29,14 @@ def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True, strict:
     model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
-    unenforced = UnenforcedKeywords(document)
+    unenforced = UnenforcedKeywords(document, strict=strict)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         language = SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
-        left_out = unenforced.listed()
+        return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    if strict and left_out:
-        raise GrammarError(left_out[0].why)
-    return replace(language, unenforced=left_out)
 
 
 def tagged_schema(
@@ -50,14 +47,11 @@ def tagged_schema(
     No string and no key holds one of `excludes`, nor what ends a property. `strict`: see json_schema.
     """
     document = Document(parse(text))
-    unenforced = UnenforcedKeywords(document)
+    unenforced = UnenforcedKeywords(document, strict=strict)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         language = tagged(SchemaWriter(algebra, prefix, leaves_out=True), node, STYLES[style], excludes)
-        left_out = unenforced.listed()
+        return replace(language, unenforced=unenforced.listed())
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    if strict and left_out:
-        raise GrammarError(left_out[0].why)
-    return replace(language, unenforced=left_out)

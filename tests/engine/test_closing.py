@@ -16,7 +16,7 @@ from world import going_on
 
 from tureen.contract.runner import Capacity
 from tureen.engine.engine import Engine
-from tureen.grammar import GrammarSpec, language_of
+from tureen.grammar import GrammarSpec
 from tureen.runner.fake import FakeRunner
 from tureen.serving.streams import merge
 

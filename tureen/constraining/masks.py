@@ -16,7 +16,7 @@ Fill = Callable[[Sequence[Mask]], Sequence[Ending | None]]
 
 
 class Filled(NamedTuple):
-    """What came of the masks of a step, by slot."""
+    """The results of filling the masks of a step, by slot."""
 
     endings: dict[int, Sequence[Ending | None]]  # where the end of an output is near
     failures: dict[int, str]

@@ -45,9 +45,11 @@ AT_A_WORD = 2  # of what the native code says of a mask
 
 
 class Ending(NamedTuple):
-    """What a mask near the end leaves out, where a word may be ended but none begun: only the model knows whether the
-    word is complete. If the token that it finds likeliest among those of `open` is not in the mask, then it is, and
-    `nearer` takes the mask's place."""
+    """The masks that belong to one under which a word may be gone on with or ended, but none begun.
+
+    Only the model knows whether the word is complete: it is if the token that the model finds likeliest among those of
+    `open` is not in the mask. Then `nearer` takes the mask's place.
+    """
 
     open: Mask  # all tokens behind which there is time to end
     nearer: Mask  # those that lead nearer to the end

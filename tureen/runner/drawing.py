@@ -44,7 +44,8 @@ def draw(
 def _end_words(
     sampler: Sampler, logits: Logits, slots: Sequence[int], masks: dict[int, Mask], endings: Endings, place: int
 ) -> None:
-    """Where the model has come to the end of a word behind which no other one may be begun, the output is ended."""
+    """Put the mask of what ends an output in the place of its other one, where the model has come to the end of a word
+    behind which none may be begun."""
     for row, slot in enumerate(slots):
         ending = endings[slot][place] if slot in endings else None
         if ending is None:

@@ -333,7 +333,7 @@ def test_a_constraint_that_cannot_be_kept_is_refused_by_name(server, name):
 
 def test_the_page_s_lines_run_and_its_mistakes_are_answered_as_it_says(server):
     commands = re.findall(r"^curl .*?'$(?=\n(?:curl|```))", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         answer = generate(server, json.loads(shlex.split(command)[-1]))
         assert answer["meta_info"]["finish_reason"]["type"] == "stop", (command, answer)

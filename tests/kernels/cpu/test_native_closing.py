@@ -80,13 +80,16 @@ def test_programs_and_trees_with_a_wrong_bit_are_refused_or_are_others(name):
     assert num_refused > 50
 
 
-@pytest.mark.parametrize(
-    ("language", "what"),
-    [
-        (Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 60_000))), "too large"),
-        (Language(Both(Repeat(Chars(((97, 99),))), Not(Chain((ANYTHING, Text("a"), Repeat(Chars(((97, 99),)), 30, 30)))))), "too"),
-    ],
-)  # fmt: skip
-def test_what_grows_too_large_is_refused(language, what):
-    with pytest.raises(RuntimeError, match=what):
-        kernels.closing_program(np.frombuffer(encoded(language), dtype=np.int32), TRIE)
+LETTERS = Chars(((97, 99),))
+LARGE = {
+    "a long repeat": Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 60_000))),
+    "many states": Language(
+        Both(Repeat(LETTERS), Not(Chain((ANYTHING, Text("a"), Repeat(LETTERS, 30, 30)))))  # each of 30 letters counts
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_grows_too_large_is_refused(name):
+    with pytest.raises(RuntimeError, match="too"):
+        kernels.closing_program(np.frombuffer(encoded(LARGE[name]), dtype=np.int32), TRIE)

@@ -375,7 +375,7 @@ def test_the_page_has_an_example_of_every_field_and_one_that_is_not_all_enforced
     shown = {name for body in COMMANDS for name in body["sampling_params"]}
     assert shown >= {"json_schema", "regex", "ebnf", "choice", "dtype", "grammar_after"}
     assert sum("uniqueItems" in json.dumps(body) for body in COMMANDS) == 1
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
 
 
 @pytest.mark.parametrize(("tag", "arguments"), zip(TAGS_OF_THE_PAGE, (["city"], []), strict=True))

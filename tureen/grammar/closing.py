@@ -45,10 +45,10 @@ AT_A_WORD = 2  # of what the native code says of a mask
 
 
 class Ending(NamedTuple):
-    """The tokens that a mask near the end leaves out: with them a word could begin that has no room to end.
+    """The masks that belong to one under which a word may be gone on with or ended, but none begun.
 
-    Only the model knows whether the present word is complete. It is if the token that it finds likeliest among `open`
-    is not in the mask; then `nearer` takes the mask's place.
+    Only the model knows whether the word is complete: it is if the token that the model finds likeliest among those of
+    `open` is not in the mask. Then `nearer` takes the mask's place.
     """
 
     open: Mask  # all tokens behind which there is time to end

@@ -202,7 +202,9 @@ class Derivatives:
     def is_empty(self, term: int) -> bool:
         """Returns whether nothing is matched."""
         seen, waiting = {term}, [(0, 0, term)]
-        while waiting:  # what can be short comes first: most expressions match something, and no other path is looked at
+        while (
+            waiting
+        ):  # what can be short comes first: most expressions match something, and no other path is looked at
             here = heappop(waiting)[2]
             if self.terms.nullable[here] or (self.terms.plain[here] and here != NOTHING):
                 return False

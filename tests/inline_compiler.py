@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.contract.runner import RowError
-from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend
+from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend, language_of
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 
@@ -23,7 +23,7 @@ class InlineCompiler:
         self.supervisor = None  # it has no processes
 
     def submit(self, spec):
-        made = SimpleNamespace(spec=spec, state="pending", compiled=None, error=None)
+        made = SimpleNamespace(spec=spec, state="pending", compiled=None, unenforced=(), error=None)
         self._pending.append(made)
         return made
 
@@ -32,6 +32,7 @@ class InlineCompiler:
             self.stats.compiles += 1
             try:
                 one.compiled, one.state = self._compile(one.spec), "ready"
+                one.unenforced = language_of(one.spec).unenforced
             except GrammarError as error:
                 self.stats.failures += 1
                 one.error, one.state = RowError(f"invalid_{one.spec.kind}", str(error), 400), "failed"

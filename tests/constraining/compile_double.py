@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tureen.constraining import compile_worker
+from tureen.constraining.messages import CompileReply
 from tureen.grammar.expression import GrammarError
 from tureen.sandbox import fork_server
 
@@ -47,6 +48,9 @@ def make_compile(setup):
     }
 
     def compile_(spec):
+        return CompileReply(source(spec))
+
+    def source(spec):
         what, _, path = spec.text.partition(" ")
         if path.startswith("/"):
             with open(path, "a") as file:

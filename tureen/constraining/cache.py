@@ -7,12 +7,20 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.constraining.messages import Failure
-from tureen.grammar import CompiledGrammar, GrammarSpec
+from tureen.grammar import CompiledGrammar, GrammarSpec, Unenforced
 
 OVERHEAD_BYTES = 1024
 """Bytes of an entry beside its texts and the size that the backend tells."""
 
-Result = CompiledGrammar | Failure
+
+class Ready(NamedTuple):
+    """A compiled constraint, with what it says and the grammar does not enforce."""
+
+    grammar: CompiledGrammar
+    unenforced: tuple[Unenforced, ...] = ()
+
+
+Result = Ready | Failure
 
 
 class CacheEntry(NamedTuple):

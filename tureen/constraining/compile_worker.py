@@ -16,7 +16,7 @@ from tureen.sandbox.fork_server import Handle, Program
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
-Compile = Callable[[GrammarSpec], bytes]
+Compile = Callable[[GrammarSpec], CompileReply]
 """Compiles a constraint into the bytes that the engine's backend loads. Raises GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
@@ -44,14 +44,15 @@ def compile_with(setup: CompilerSetup) -> Compile:
     backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
 
-    def compile_(spec: GrammarSpec) -> bytes:
-        source = backend.translate(language_of(spec))
+    def compile_(spec: GrammarSpec) -> CompileReply:
+        language = language_of(spec)
+        source = backend.translate(language)
         grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
         grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return source
+        return CompileReply(source, unenforced=language.unenforced)
 
     return compile_
 
@@ -75,7 +76,7 @@ def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
 
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
     try:
-        return CompileReply(compile_(spec))
+        return compile_(spec)
     except GrammarError as error:
         return CompileReply(failure=invalid(spec, error))
     except MemoryError:

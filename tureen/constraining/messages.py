@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary
+from tureen.grammar import GrammarError, GrammarSpec, Unenforced, Vocabulary
 from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)
@@ -36,6 +36,7 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
 
     source: bytes = b""
     failure: Failure | None = None
+    unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
 
 
 def invalid(spec: GrammarSpec, error: GrammarError) -> Failure:

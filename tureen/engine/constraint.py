@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from tureen.errors import InvalidRequest, RequestFailed
-from tureen.grammar import Grammar, GrammarError, Mask
+from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
 from tureen.log import get_logger
 
 log = get_logger("engine")
@@ -17,9 +17,16 @@ class Constraint:
     is."""
 
     def __init__(
-        self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool, field: str = "grammar"
+        self,
+        grammar: Grammar,
+        eos_token_ids: tuple[int, ...],
+        *,
+        avoids_end: bool,
+        field: str = "grammar",
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
-        """`field`: what the client calls it."""
+        """`field`: what the client calls it. `unenforced`: what it says, and the grammar does not keep."""
+        self.unenforced = unenforced
         self.num_forced = 0  # output tokens that nobody drew
         self._grammar = grammar
         self._eos_token_ids = eos_token_ids

@@ -118,5 +118,6 @@ class Grammars:
             self._eos_token_ids,
             avoids_end=sequence.request.params.ignore_eos,
             field=field,
+            unenforced=compilation.unenforced,
         )
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
@@ -20,7 +22,8 @@ MAX_CHOICES = 10_000
 
 
 def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
-    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept exactly.
+    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept; see
+    `language_of`.
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
@@ -28,7 +31,10 @@ def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
 
 
 def language_of(spec: GrammarSpec) -> Language:
-    """Reads a constraint. Raises GrammarError, whose message tells the client what is wrong with it."""
+    """Reads a constraint. What of a schema cannot be enforced is left out, and listed, unless the constraint is strict.
+
+    Raises GrammarError, whose message tells the client what is wrong with it.
+    """
     _check_text(spec.text, spec.kind, MAX_CHARACTERS)
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
     try:
@@ -38,7 +44,7 @@ def language_of(spec: GrammarSpec) -> Language:
     except MemoryError:
         raise GrammarError(f"{spec.kind} is too large; make it smaller") from None
     if spec.after:
-        language = Language(Chain((up_to((spec.after,), (spec.after,)), language.start)), language.rules)
+        language = replace(language, start=Chain((up_to((spec.after,), (spec.after,)), language.start)))
     return language
 
 
@@ -53,9 +59,9 @@ def _check_text(text: str, name: str, most: int) -> None:
 def _language(spec: GrammarSpec) -> Language:
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text, strict=True)
+            return json_schema(spec.text, strict=spec.strict)
         case "structural_tag":
-            return structural_tag(spec.text)
+            return structural_tag(spec.text, strict=spec.strict)
         case "regex":
             return Language(_whole(_regex(spec.text)))
         case "ebnf":

@@ -21,7 +21,7 @@ from tureen.http.dialect import client_name, prepared, streamed, unless_gone
 from tureen.requests import planning
 from tureen.requests.body import convert, refuse_not_offered, refuse_unknown
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output, Run
+from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -252,7 +252,7 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
-            has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
+            has_new = any(len(one.text) > one.sent.chars for one in run.outputs)
             if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
                 yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL
                 is_first = False
@@ -260,6 +260,6 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
 
 def _piece(output: Output, front: str, *, is_whole: bool) -> str:
     """What a piece of the stream says of one text; it counts as sent."""
-    text = front + output.text if is_whole else output.text[output.sent_chars :]
-    output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+    text = front + output.text if is_whole else output.text[output.sent.chars :]
+    output.sent = Sent(len(output.token_ids), len(output.text))
     return text

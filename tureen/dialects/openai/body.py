@@ -74,7 +74,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
     description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
     schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
+    strict: Annotated[bool | None, Meta(description="true: what cannot be enforced is refused.")] = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -245,6 +245,8 @@ def _formatted(given: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
                 field = f"{where}.json_schema" + ("" if given.json_schema is None else ".schema")
                 raise InvalidRequest(f"{field} is missing", field=field)
             yield "json_schema", f"{where}.json_schema.schema", schema
+            if given.json_schema is not None and given.json_schema.strict is not None:
+                yield "strict_schema", f"{where}.json_schema.strict", given.json_schema.strict
         case "structural_tag":
             yield "structural_tag", where, {"type": given.type, **tag}
 

@@ -226,7 +226,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _meta("sampling", "What constrains outputs to a schema, pattern or grammar."),
     ] = "llguidance"
     grammar_compile_timeout_s: Annotated[
-        float, _meta("sampling", "A grammar that takes longer to compile is refused.", gt=0)
+        float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
     ] = 10.0
     sampling_defaults: Annotated[
         Literal["openai", "model"],

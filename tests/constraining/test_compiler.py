@@ -58,8 +58,9 @@ def patient_ends(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     """The time as the compiler sees it: it passes only when a test says so."""
-    clock = SimpleNamespace(now_s=1000.0)
+    clock = SimpleNamespace(now_s=1000.0, cpu_s=0.0)
     monkeypatch.setattr(compiler, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(compile_pool.Task, "cpu_s", property(lambda task: clock.cpu_s))
     return clock
 
 
@@ -191,9 +192,10 @@ def test_what_hangs_is_ended_at_the_deadline_and_others_go_on(make, clock, tmp_p
     hanging = [one.submit(spec(f"sleep {tmp_path}/a")), one.submit(spec(f"spin {tmp_path}/b"))]
     pids = [pid_in(tmp_path / "a", one), pid_in(tmp_path / "b", one)]
     clock.now_s += 9.0  # they count as slow ones now
+    clock.cpu_s += 9.0
     assert settled(one, one.submit(spec("ok"))).state == "ready"
     assert [each.state for each in hanging] == ["pending", "pending"]
-    clock.now_s += 1.5
+    clock.cpu_s += 1.5
     settled(one, *hanging)
     for each in hanging:
         assert each.error.code == "grammar_compile_timeout"
@@ -201,6 +203,7 @@ def test_what_hangs_is_ended_at_the_deadline_and_others_go_on(make, clock, tmp_p
         assert "10 s" in each.error.message
     wait_for(lambda: not any(map(is_running, pids)))
     assert one.stats.timeouts == 2
+    clock.cpu_s = 0.0
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
 
 
@@ -282,13 +285,53 @@ def test_what_may_have_come_of_the_machines_load_is_tried_again_after_a_while(ma
     text = f"{what} {tmp_path}/a"
     first = one.submit(spec(text))
     pid_in(tmp_path / "a", one)
-    clock.now_s += 11
+    clock.cpu_s += 11
     settled(one, first)
     assert one.submit(spec(text)).state == "failed"
     clock.now_s += compiler.KEEP_S + 1
+    clock.cpu_s = 0.0
     again = one.submit(spec(text))
     assert again.state == "pending"
     pid_in(tmp_path / "a", one, count=2)
+
+
+def test_a_compile_for_which_a_busy_machine_has_no_time_is_not_at_fault(make, clock, tmp_path):
+    one = make(timeout_s=10.0, max_parallel=1)
+    text = f"until {tmp_path}/a"
+    first = one.submit(spec(text))
+    pid = pid_in(tmp_path / "a", one)
+    clock.now_s += compiler.MAX_RUNNING_S - 1
+    clock.cpu_s += 0.4  # far longer than its deadline, of which it has got the least part
+    one.poll()
+    assert first.state == "pending"
+    clock.now_s += 2
+    settled(one, first)
+    assert (first.error.status, first.error.code) == (503, "grammar_queue_full")
+    wait_for(lambda: not is_running(pid))
+    (tmp_path / "a.go").touch()
+    assert settled(one, one.submit(spec(text))).state == "ready"  # it was not remembered
+    assert one.stats.timeouts == 0
+
+
+def test_when_to_try_again_is_told_by_how_long_compiles_take(make, clock, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "PACE_SHARE", 1.0)
+    monkeypatch.setattr(compiler, "MAX_WAIT_S", 100.0)
+    one = make(max_parallel=1)
+    first = one.submit(spec(f"until {tmp_path}/a"))
+    pid_in(tmp_path / "a", one)
+    clock.now_s += 20.0
+    (tmp_path / "a.go").touch()
+    settled(one, first)
+    monkeypatch.setattr(compiler, "MAX_SLOW", 0)
+    second = one.submit(spec(f"sleep {tmp_path}/b"))
+    pid_in(tmp_path / "b", one)
+    waiting = [one.submit(spec(f"ok {number}")) for number in range(3)]
+    clock.now_s += 50.0
+    monkeypatch.setattr(compiler, "MAX_WAIT_S", 40.0)
+    one.poll()
+    assert second.state == "pending"
+    assert waiting[0].error.status == 503
+    assert waiting[0].error.retry_after_s == 5 * 20  # four are there, and it would come after them
 
 
 def test_the_last_one_that_gives_up_ends_the_compile(make, tmp_path):
@@ -353,7 +396,6 @@ def test_a_long_compile_loses_its_priority(make, tmp_path):
 def none_is_slow(monkeypatch):
     """However slow the machine is."""
     monkeypatch.setattr(compile_pool, "LOWER_AFTER_S", 1000.0)
-    monkeypatch.setattr(compile_pool, "MAX_QUICK_S", 1000.0)
 
 
 @pytest.mark.usefixtures("none_is_slow")
@@ -505,9 +547,9 @@ def test_loading_does_not_hold_up_the_caller_and_has_the_deadline_too(make, cloc
     got = one.submit(spec("ok"))
     wait_for(lambda: one._jobs[got.spec].load is not None, one)
     assert got.state == "pending"
-    clock.now_s += 11
+    clock.now_s += compiler.MAX_RUNNING_S + 1
     one.poll()
-    assert got.error.code == "grammar_compile_timeout"
+    assert (got.error.status, got.error.code) == (503, "grammar_queue_full")
     one.backend_double.gate.set()
     assert settled(one, one.submit(spec("ok 2"))).state == "ready"
 

@@ -25,8 +25,11 @@ IDLE_S = 60.0
 """Seconds for which a worker that nobody needs is kept; the last one stays for as long as the server."""
 
 LOWER_AFTER_S = 0.05
-"""A worker that takes more processor time gets only what nobody else wants from then on; so does one that takes ..."""
-MAX_QUICK_S = 1.0  # ... this much time, however little of the processor
+"""A worker that takes more processor time comes after others from then on, and gets its share all the same."""
+LOWER_BY = 5  # of nice(2)
+IDLE_AFTER_S = 2.0
+"""A worker that takes more, as no real schema does, gets only what nobody else wants from then on."""
+LOOK_S = 0.25  # between looks at how much a worker has taken
 
 WARM_UP = GrammarSpec(
     "json_schema",
@@ -49,6 +52,7 @@ class Task:
         self.reply: CompileReply | None = None
         self.is_ended = False  # nobody waits for it any more
         self._worker: Worker | None = None
+        self._first_cpu_s = self._last_cpu_s = 0.0
 
     def end(self) -> None:
         """Nobody waits for it any more."""
@@ -57,7 +61,20 @@ class Task:
         if worker is not None and not self.is_over:
             worker.kill()
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has taken."""
+        if self._worker is not None and not self.is_over:
+            self._last_cpu_s = max(self._last_cpu_s, self._worker.cpu_s - self._first_cpu_s)
+        return self._last_cpu_s
+
+    def note_end(self) -> None:
+        """The worker computes for it no more."""
+        self._last_cpu_s = self.cpu_s
+        self.is_over = True
+
     def use(self, worker: Worker) -> None:
+        self._first_cpu_s = worker.cpu_s
         self._worker = worker
         self.has_begun = True
         if self.is_ended:
@@ -121,7 +138,7 @@ class CompilePool:
         except msgspec.DecodeError:
             pass  # it answers nonsense
         finally:
-            task.is_over = True
+            task.note_end()
             if worker is not None:
                 self.supervisor.end(worker)
             self._keep_spare()
@@ -181,14 +198,22 @@ class CompilePool:
 
 def _ask(worker: Worker, spec: bytes) -> tuple[CompileReply, bool]:
     """The reply, and whether it was quick: else others go first from some moment on. Raises Lost, DecodeError."""
-    start_s, start_cpu_s = time.monotonic(), worker.cpu_s
-    worker.send(spec, until_s=start_s + LIMITS.cpu_s)
-    is_quick = True
-    while is_quick and not worker.wait_readable(LOWER_AFTER_S):
-        is_quick = worker.cpu_s - start_cpu_s < LOWER_AFTER_S and time.monotonic() - start_s < MAX_QUICK_S
+    start_cpu_s = worker.cpu_s
+    worker.send(spec, until_s=time.monotonic() + LIMITS.cpu_s)
+    is_quick = not _is_waited_for(worker, start_cpu_s + LOWER_AFTER_S, LOWER_AFTER_S)
     if not is_quick:
         _lower(worker.pid)
+        if _is_waited_for(worker, start_cpu_s + IDLE_AFTER_S, LOOK_S):
+            _make_idle(worker.pid)
     return msgspec.msgpack.decode(worker.receive(math.inf, MAX_REPLY_BYTES), type=CompileReply), is_quick
+
+
+def _is_waited_for(worker: Worker, until_cpu_s: float, look_s: float) -> bool:
+    """Waits for the reply; True when the worker has taken so much processor time before."""
+    while not worker.wait_readable(look_s):
+        if worker.cpu_s >= until_cpu_s:
+            return True
+    return False
 
 
 def _has_grown_little(worker: Worker, first_bytes: int) -> bool:
@@ -203,9 +228,22 @@ def _is_sound(reply: CompileReply, spec: bytes) -> bool:
 
 
 def _lower(pid: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        for name in os.listdir(f"/proc/{pid}/task"):
+    for thread in _threads(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + LOWER_BY)
+
+
+def _make_idle(pid: int) -> None:
+    for thread in _threads(pid):
+        with contextlib.suppress(OSError):
             try:
-                os.sched_setscheduler(int(name), os.SCHED_IDLE, os.sched_param(0))
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
             except PermissionError:  # some sandboxes allow nice(2) only
-                os.setpriority(os.PRIO_PROCESS, int(name), 19)
+                os.setpriority(os.PRIO_PROCESS, thread, 19)
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:  # it has ended
+        return []

@@ -24,10 +24,14 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
 
 MAX_WAIT_S = 30.0  # in the queue, behind others
+MAX_RUNNING_S = 60.0
+"""For how long a compile goes on whose deadline, which counts its own processor time, does not come: the processor is
+busy with others."""
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
 MAX_SLOW = 4
 """The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
 
+PACE_SHARE = 0.3  # that the last compile has in what is told about how long one takes
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
 
@@ -117,7 +121,7 @@ class Compiler:
         max_parallel: int = 2,
         cache_bytes: int = 64 << 20,
     ) -> None:
-        """Raises StartupError when the backend's library is missing."""
+        """`timeout_s`: of processor time. Raises StartupError when the backend's library is missing."""
         check_backend(backend_name)
         self._backend_name = backend_name
         self._make_vocabulary = make_vocabulary
@@ -130,6 +134,7 @@ class Compiler:
         self._queue: deque[CompileJob] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
+        self._seconds_each = 0.0
         self._backend: Future[Backend] | None = None
         self._closings: Future[ClosingCompiler] | None = None
         self._pool: CompilePool | None = None
@@ -189,7 +194,9 @@ class Compiler:
             elif job.task is not None:
                 self._follow_task(job, job.task)
             elif job.spec in self._jobs and now_s - job.queued_s > MAX_WAIT_S:
-                self._fail(job, _too_busy())
+                self._fail(
+                    job, self._too_busy(f"others were compiled first, and this one not begun in {MAX_WAIT_S:g} s")
+                )
             elif self._num_replaced - job.num_replaced >= MAX_ATTEMPTS:
                 self._fail(job, _lost())
         self._advance_queue()
@@ -222,9 +229,9 @@ class Compiler:
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _follow_task(self, job: CompileJob, task: Task) -> None:
-        if not task.is_over:
-            self._check_deadline(job)
-        elif task.reply is not None:
+        if self._check_deadline(job) or not task.is_over:
+            return
+        if task.reply is not None:
             self._take(job, task.reply)
         elif not (task.is_blameless or task.is_outside):
             self._fail(job, messages.too_complex(job.spec, "the process that compiled it died of it"), KEEP_S)
@@ -240,11 +247,19 @@ class Compiler:
 
     def _check_deadline(self, job: CompileJob) -> bool:
         """True when it has passed: the job has failed."""
-        if job.started_s is None or time.monotonic() - job.started_s <= self._timeout_s:
+        if job.task is not None and job.task.cpu_s > self._timeout_s:
+            self._stats.timeouts += 1
+            self._fail(job, _timeout(job.spec, self._timeout_s), KEEP_S)
+            return True
+        if job.started_s is None or time.monotonic() - job.started_s <= MAX_RUNNING_S:
             return False
-        self._stats.timeouts += 1
-        self._fail(job, _timeout(job.spec, self._timeout_s), KEEP_S)
+        self._fail(job, self._too_busy(f"the processor had too little time for it in {MAX_RUNNING_S:g} s"))
         return True
+
+    def _too_busy(self, why: str) -> Failure:
+        """The server had no time for it. What waits now would be done after so long, at the pace of the last ones."""
+        wait_s = self._seconds_each * (1 + len(self._jobs)) / self._max_parallel
+        return Failure(503, "grammar_queue_full", f"{why}; try again", max(1, math.ceil(wait_s)))
 
     def _take(self, job: CompileJob, reply: CompileReply) -> None:
         if reply.failure is not None:
@@ -286,6 +301,7 @@ class Compiler:
         if job.started_s is not None:
             self._stats.compiles += 1
             self._stats.compile_ms += (now_s - job.started_s) * 1000
+            self._seconds_each += PACE_SHARE * (now_s - job.started_s - self._seconds_each)
         for compilation in job.waiters:
             compilation.settle(result)
         if keep_s > 0:
@@ -338,14 +354,9 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
     return Failure(
         400,
         "grammar_compile_timeout",
-        f"this {spec.kind} was not compiled within {timeout_s:g} s; make it simpler: shorter lists of alternatives, "
+        f"this {spec.kind} was not compiled within {timeout_s:g} s of processor time; make it simpler: shorter lists of alternatives, "
         "smaller bounds on lengths and repeats, fewer optional parts, less nesting",
     )
-
-
-def _too_busy() -> Failure:
-    message = f"others were compiled first, and this one could not be begun within {MAX_WAIT_S:g} s; try again"
-    return Failure(503, "grammar_queue_full", message)
 
 
 def _ended_from_outside(spec: GrammarSpec) -> Failure:
@@ -354,6 +365,7 @@ def _ended_from_outside(spec: GrammarSpec) -> Failure:
         "grammar_compiler_lost",
         f"the process that compiled this {spec.kind} was ended from outside, {MAX_ATTEMPTS} times; the system does so "
         f"where memory is short: make the constraint smaller, or try again in {KEEP_S:.0f} s",
+        math.ceil(KEEP_S),
     )
 
 

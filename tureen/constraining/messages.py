@@ -28,6 +28,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     status: int
     code: str
     message: str
+    retry_after_s: int | None = None  # of a status 503
 
 
 class CompileReply(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from tureen.contract.params import SamplingParams
 from tureen.contract.types import LogprobSpec, MediaItem, PositionLogprobs
-from tureen.errors import TureenError
+from tureen.errors import TryLater, TureenError
 from tureen.grammar import Mask
 from tureen.grammar.closing import Ending
 
@@ -79,11 +79,18 @@ class RowError(msgspec.Struct, frozen=True, array_like=True):
     message: str = ""
     status: int = 500
     field: str | None = None
+    retry_after_s: int | None = None  # of a status 429 or 503, where it is known
 
     @classmethod
     def of(cls, error: TureenError) -> RowError:
         """Returns the error of a row as plain data, which can be sent to another process."""
-        return cls(error.code, error.message, error.status, error.field)
+        return cls(
+            error.code,
+            error.message,
+            error.status,
+            error.field,
+            error.retry_after_s if isinstance(error, TryLater) else None,
+        )
 
 
 NAN_LOGITS = RowError("nan_logits")

@@ -57,4 +57,11 @@ def failed(error: TureenError) -> FinishReason:
 def row_failed(error: RowError) -> FinishReason:
     """Returns the finish reason of a request whose row failed in a step."""
     message = error.message or f"the model failed on this request ({error.code}); other requests go on"
-    return FinishReason(type="error", message=message, status=error.status, code=error.code, field=error.field)
+    return FinishReason(
+        type="error",
+        message=message,
+        status=error.status,
+        code=error.code,
+        field=error.field,
+        retry_after_s=error.retry_after_s,
+    )

@@ -109,7 +109,7 @@ class Grammars:
         if compilation.compiled is None:
             assert compilation.error is not None
             error = compilation.error
-            return RowError(error.code, f"{field}: {error.message}", error.status, field)
+            return RowError(error.code, f"{field}: {error.message}", error.status, field, error.retry_after_s)
         try:
             with following(field):
                 grammar = compilation.compiled.start()

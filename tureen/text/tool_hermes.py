@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import CallParser
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 
-ORDER = 0
-NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25")
+ORDER = 30
+NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25", "granite4")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = False
@@ -23,12 +23,7 @@ def parser(tools: Sequence[Tool], *, parallel: bool = True) -> CallParser:
 def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
     if required:
         return listed_calls([_tag(tool) for tool in tools], "\n", parallel=parallel)
-    return {
-        "type": "triggered_tags",
-        "triggers": [BEGIN],
-        "tags": [_tag(tool) for tool in tools],
-        "stop_after_first": not parallel,
-    }
+    return triggered_calls(BEGIN, [_tag(tool) for tool in tools], parallel=parallel)
 
 
 def _tag(tool: Tool) -> dict[str, Any]:

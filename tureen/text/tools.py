@@ -26,7 +26,7 @@ class ToolParser(Protocol):
 class ToolFormat(Protocol):
     """The functions and constants that a module `tool_<name>.py` offers."""
 
-    ORDER: int  # a chat template is asked in this order whose format it teaches; the first is taken where it is none
+    ORDER: int  # a chat template is asked in this order whose format it teaches
     NAMES: tuple[str, ...]  # what --tool-call-parser calls it
     MARKS: tuple[str, ...]  # a chat template that holds one of these teaches this format
     SPECIAL: bool  # its marks are special tokens: they must stay in the text
@@ -53,14 +53,14 @@ PARSERS = {name: one for one in FORMATS for name in one.NAMES}
 
 def tool_format(setting: str, template: str) -> ToolFormat | None:
     """Returns the format that --tool-call-parser names: a name, none, or auto, which takes the one that the chat
-    template teaches; the first, hermes, where it teaches none.
+    template teaches; hermes where it teaches none.
 
     Raises StartupError naming the known ones.
     """
     if setting == "none":
         return None
     if setting == "auto":
-        return next((one for one in FORMATS if any(mark in template for mark in one.MARKS)), FORMATS[0])
+        return next((one for one in FORMATS if any(mark in template for mark in one.MARKS)), PARSERS["hermes"])
     if setting not in PARSERS:
         raise StartupError(
             f"--tool-call-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(PARSERS)}",

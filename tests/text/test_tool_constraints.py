@@ -29,8 +29,10 @@ FREE = {"properties": {"on": {"type": "boolean"}}, "required": ["on"]}  # its ty
 TOOLS = (Tool(name="weather", parameters=WEATHER), Tool(name="light.set", parameters=FREE), Tool(name="ping"))
 STRICT = (Tool(name="weather", parameters=WEATHER, strict=True), *TOOLS[1:])
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
-NAMES = ("hermes", "llama3", "mistral", "pythonic")
-WITH_AUTO = ("hermes", "llama3", "pythonic")
+TAGGED = ("qwen3_coder", "glm45", "minimax_m2", "deepseek_v32")
+NAMES = ("hermes", "llama3", "mistral", "pythonic", *TAGGED, "deepseek_v3", "deepseek_v31", "granite", "gpt-oss")
+WITH_AUTO = ("hermes", "llama3", "pythonic", *TAGGED)
+ONE_CALL = ("gpt-oss",)  # it ends the answer
 MAX_CHARS = 400
 
 ANY, REQUIRED = ToolChoice("auto"), ToolChoice("required")
@@ -59,6 +61,7 @@ def drawn(tag, seed, starts=("",)):
             break
         plain = [byte for byte in allowed if byte != EOS and (byte in b'"\\}]{[(),;=<>:\n' or 32 <= byte < 127)]
         closing = [byte for byte in plain if byte in b'"}'] if len(made) > MAX_CHARS // 2 else []
+        closing = closing or ([byte for byte in plain if byte in b"<"] if source.random() < 0.5 else [])
         token_id = source.choice(closing or plain or [byte for byte in allowed if byte != EOS])
         assert grammar.accept(token_id)
         made.append(token_id)
@@ -99,7 +102,7 @@ def test_a_required_call_comes_alone_and_its_arguments_are_valid(name, parallel)
         counts.add(len(calls))
         seen |= {called for called, _ in calls}
     assert seen == set(SCHEMAS)
-    assert counts == {1} if not parallel else min(counts) == 1 < max(counts)
+    assert counts == {1} if not parallel or name in ONE_CALL else min(counts) == 1 < max(counts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,6 +119,10 @@ BEGINNINGS = {
     "hermes": ("", "<", "Let me see <b>. <tool_call>", "{", "[", "<tool_call>", "<tool_ca"),
     "llama3": ("a", "<b>", "{", '{"name": "weather", ', "No {", "<<"),
     "pythonic": ("a", "<b>", "[", "[weather(", "No [", "<<"),
+    "qwen3_coder": ("", "<", "So <b>. <tool_call>", "<tool_call>\n<function=weather>\n", "{"),
+    "glm45": ("", "<", "So <b>. <tool_call>", "<tool_call>weather", "{"),
+    "minimax_m2": ("", "<", "So <b>. <minimax:tool_call>", '<minimax:tool_call>\n<invoke name="weather">', "{"),
+    "deepseek_v32": ("", "<", "So <b>. <｜DSML｜function_calls>", "<｜DSML｜function_calls>", "{"),
 }
 
 
@@ -154,6 +161,31 @@ TEXTS = {
         "\n[weather(city='Rome')]",
         "<|python_start|>[weather(city='Rome')]",
     ),
+    "qwen3_coder": (
+        "It is <b>warm</b>, {not} [cold].",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call><function=weather><parameter=city>Rome</parameter></function></tool_call>",
+        "<tool_call>\n\n<function=weather><parameter=city>Rome</parameter></function></tool_call>",
+    ),
+    "glm45": (
+        "It is <b>warm</b>, {not} [cold].",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>",
+        "<tool_call>\nweather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>",
+    ),
+    "minimax_m2": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        '<minimax:tool_call><invoke name="weather"><parameter name="city">Rome</parameter></invoke>',
+    ),
+    "deepseek_v32": (
+        "It is <b>warm</b>, {not} [cold].",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Rome'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="weather"><｜DSML｜parameter name="city" string="false">"Rome"'
+        "</｜DSML｜parameter></｜DSML｜invoke>",
+    ),
 }
 
 
@@ -178,9 +210,14 @@ def test_one_call_at_most_without_parallel_calls_and_text_before_it_where_the_fo
         "hermes": 'So:\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
         "llama3": '{"name": "ping", "parameters": {}}',
         "pythonic": "[ping(**{})]",
+        "qwen3_coder": "So:\n<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+        "glm45": "So:\n<tool_call>ping</tool_call>",
+        "minimax_m2": 'So:\n<minimax:tool_call>\n<invoke name="ping">\n</invoke>\n</minimax:tool_call>',
+        "deepseek_v32": "So:\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="ping">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
     }[name]
     assert allows(tag, one)
-    more = {"hermes": one + "\n" + one, "llama3": f"{one}; {one}", "pythonic": "[ping(**{}), ping(**{})]"}[name]
+    more = {"llama3": f"{one}; {one}", "pythonic": "[ping(**{}), ping(**{})]"}.get(name, one + "\n" + one)
     assert len(read(name, more, TOOLS)[1]) == 2
     assert not allows(tag, more)
 

@@ -16,6 +16,7 @@ ARGUMENTS = ("arguments", "parameters")
 FIRST_KEY = re.compile(r'\{\s{0,16}"(?:name|arguments|parameters|type|id)"')
 MAX_FIRST_CHARS = 32
 """Characters after which an object whose first key is not FIRST_KEY is no call."""
+MAX_NAMED_CHARS = 200
 
 
 def json_text(value: Any) -> str:
@@ -224,6 +225,33 @@ class CallParser:
             bracket = self._step()
         return bracket
 
+    def _pass_name(self, pattern: re.Pattern[str], is_end: bool) -> None:
+        """Reads what stands before a call's arguments up to their first brace; its first group is the name."""
+        most = self._at + MAX_NAMED_CHARS
+        brace = self._rest.find("{", self._at, most)
+        if brace < 0 and len(self._rest) < most and not is_end:
+            return
+        match = pattern.match(self._rest, self._at)
+        if match is None or match[1] not in self._tools:
+            self._give_up()
+            return
+        self._at = match.end()
+        self._begin_bare_arguments(match[1])
+
+    def _begin_bare_arguments(self, name: str) -> None:
+        """Behind their first brace."""
+        self._begin_call(name)
+        self._brackets = Brackets(JSON, opened="{")
+        self._brackets.text.append("{")
+        self._read = self._bare_arguments
+
+    def _bare_arguments(self, is_end: bool) -> None:
+        bracket = self._step_over(0)
+        self._raw.clear()
+        self._add_arguments(self._brackets.take())
+        if bracket:
+            self._end_call()
+
     def _tail(self, is_end: bool) -> None:
         """State: in a call's object after its arguments."""
         bracket = self._step_over(0)
@@ -241,6 +269,42 @@ class CallParser:
         self._begin_call(name)
         self._add_arguments(self._early)
         self._end_call()
+
+
+class ListParser(CallParser):
+    """Calls are the items of a list behind the mark."""
+
+    def __init__(self, tools: Sequence[Tool], *, parallel: bool) -> None:
+        super().__init__(tools, parallel=parallel)
+        self._is_list = False
+
+    def _opening(self, is_end: bool) -> None:
+        first = self._pass_space(self._raw)
+        self._is_list = first == "["
+        if self._is_list:
+            self._pass(1, self._raw)
+            self._read = self._item
+        elif first:
+            self._read = self._no_list
+
+    def _item(self, is_end: bool) -> None:
+        super()._opening(is_end)
+
+    def _no_list(self, is_end: bool) -> None:
+        """Behind the mark, where no list comes: one call."""
+        self._item(is_end)
+
+    def _after(self, is_end: bool) -> None:
+        if not self._is_list:
+            self._read = self._prose
+            return
+        first = self._pass_space(self._space)
+        if first == ",":
+            self._pass(1, self._raw)
+            self._read = self._item
+        elif first:
+            self._at += 1 if first == "]" else 0
+            self._read = self._prose
 
 
 def _decoded(text: str) -> dict[str, Any]:

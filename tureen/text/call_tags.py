@@ -41,3 +41,17 @@ def listed_calls(tags: list[dict[str, Any]], separator: str, *, parallel: bool) 
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
+
+
+def triggered_calls(mark: str, tags: list[dict[str, Any]], *, parallel: bool) -> dict[str, Any]:
+    """Returns free text in which one of the calls follows wherever the mark stands."""
+    return {"type": "triggered_tags", "triggers": [mark], "tags": tags, "stop_after_first": not parallel}
+
+
+def block_of_calls(
+    begin: str, tags: list[dict[str, Any]], end: str, *, required: bool, parallel: bool
+) -> dict[str, Any]:
+    """Returns calls in a block: nothing else, or, if not required, wherever one begins."""
+    calls = listed_calls(tags, "\n", parallel=parallel)
+    block = {"type": "tag", "begin": f"{begin}\n", "content": calls, "end": f"\n{end}"}
+    return block if required else triggered_calls(begin, [block], parallel=parallel)

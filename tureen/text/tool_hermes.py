@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tureen.text.call_parser import CallParser
-from tureen.text.call_tags import call_tag, listed_calls
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 
-ORDER = 0
-NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25")
+ORDER = 30
+NAMES: tuple[str, ...] = ("hermes", "qwen", "qwen25", "granite4")
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS: tuple[str, ...] = (BEGIN,)
 SPECIAL = False
@@ -29,12 +29,7 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
     """Constrains calls, which are tags that may stand anywhere in the text."""
     if required:
         return listed_calls([_tag(tool) for tool in tools], "\n", parallel=parallel)
-    return {
-        "type": "triggered_tags",
-        "triggers": [BEGIN],
-        "tags": [_tag(tool) for tool in tools],
-        "stop_after_first": not parallel,
-    }
+    return triggered_calls(BEGIN, [_tag(tool) for tool in tools], parallel=parallel)
 
 
 def _tag(tool: Tool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tureen.text.call_parser import CallParser
 from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 
-ORDER = 2
+ORDER = 32
 NAMES: tuple[str, ...] = ("llama3", "llama3_json")
 TAG = "<|python_tag|>"
 MARKS: tuple[str, ...] = (TAG, '"parameters": dictionary')

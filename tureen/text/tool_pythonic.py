@@ -17,7 +17,7 @@ from tureen.text.call_tags import call_tag, listed_calls
 from tureen.text.messages import Tool
 from tureen.text.python_literals import keyword_arguments
 
-ORDER = 3
+ORDER = 33
 NAMES: tuple[str, ...] = ("pythonic", "llama4_pythonic")
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 MARKS: tuple[str, ...] = (BEGIN, "func_name1(")

@@ -29,7 +29,7 @@ class ToolParser(Protocol):
 class ToolFormat(Protocol):
     """The functions and constants that each module `tool_<name>.py` has."""
 
-    ORDER: int  # order in which formats are looked for in a chat template; the first is the default
+    ORDER: int  # order in which formats are looked for in a chat template
     NAMES: tuple[str, ...]  # its names for --tool-call-parser
     MARKS: tuple[str, ...]  # a chat template that contains one of these teaches this format
     SPECIAL: bool  # its marks are special tokens, which must stay in the output's text
@@ -57,14 +57,14 @@ PARSERS = {name: form for form in FORMATS for name in form.NAMES}
 
 def tool_format(setting: str, template: str) -> ToolFormat | None:
     """Returns the format that --tool-call-parser names: a name, none, or auto, which takes the one that the chat
-    template teaches; the first, hermes, where it teaches none.
+    template teaches; hermes where it teaches none.
 
     Raises StartupError naming the known ones.
     """
     if setting == "none":
         return None
     if setting == "auto":
-        return next((form for form in FORMATS if any(mark in template for mark in form.MARKS)), FORMATS[0])
+        return next((form for form in FORMATS if any(mark in template for mark in form.MARKS)), PARSERS["hermes"])
     if setting not in PARSERS:
         raise StartupError(
             f"--tool-call-parser {echo(setting)}: there is no such parser; use auto, none, {', '.join(PARSERS)}",

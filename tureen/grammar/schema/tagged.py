@@ -37,13 +37,10 @@ GAP = Repeat(BREAK, 0, 1)
 LETTER, LETTER_OR_DIGIT = Chars(((65, 90), (95, 95), (97, 122))), Chars(((48, 57), (65, 90), (95, 95), (97, 122)))
 NAME = Chain((LETTER, Repeat(LETTER_OR_DIGIT)))
 IN_NUMBERS = Chars(((43, 43), (45, 46), (48, 57), (69, 69), (101, 101)))
-LIKE_JSON = Choice(
-    (
-        Chain((Repeat(Chars(((9, 10), (13, 13), (32, 32)))), Chars(((34, 34), (91, 91), (123, 123))), ANYTHING)),
-        Chain((Repeat(Text("-"), 0, 1), Chars(((48, 57),)), Repeat(IN_NUMBERS))),
-        *(Text(word) for word in ("true", "false", "null")),
-    )
-)
+SPACES = Repeat(Chars(((9, 10), (13, 13), (32, 32))))
+NUMBER = Chain((Repeat(Text("-"), 0, 1), Chars(((48, 57),)), Repeat(IN_NUMBERS)))
+WORD = Choice((Text("true"), Text("false"), Text("null")))
+LIKE_JSON = Chain((SPACES, Choice((Chain((Chars(((34, 34), (91, 91), (123, 123))), ANYTHING)), NUMBER, WORD)), SPACES))
 """Texts that are read as JSON where a property may be a string or something else."""
 
 KINDS = ("string", "number", "boolean", "null", "array", "object")

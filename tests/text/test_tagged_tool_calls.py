@@ -1,0 +1,374 @@
+"""Tool calls as Qwen3-Coder, GLM, MiniMax, DeepSeek, gpt-oss and Granite write them: templates, cuts, broken calls."""
+
+import json
+import sys
+
+import jinja2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_tool_calls import joined
+
+from tureen.text.messages import Reasoning, Tool
+from tureen.text.tagged_parser import argument_text, types_of
+from tureen.text.tools import PARSERS, tool_format
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F", None]},
+        "near": {"type": "array", "items": {"type": "string"}},
+        "more": {"$ref": "#/$defs/more"},
+        "any": {},
+    },
+    "$defs": {"more": {"type": "object"}},
+}
+TOOLS = (Tool(name="get_weather", parameters=SCHEMA), Tool(name="f"), Tool(name="calendar.add", parameters=SCHEMA))
+OSLO = {"city": "Oslo", "days": 2, "near": ["Moss", '"]}'], "more": {"x": {}}}
+
+TEMPLATES = {
+    "qwen3_coder": (
+        "{% for c in calls %}<tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n"
+        "</tool_call>{% if not loop.last %}\n{% endif %}{% endfor %}"
+    ),
+    "glm45": (
+        "{% for c in calls %}\n<tool_call>{{ c.name }}\n{% for k, v in c.arguments.items() %}<arg_key>{{ k }}"
+        "</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>"
+        "{% endfor %}"
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n{% for c in calls %}<invoke name="{{ c.name }}">\n{% for k, v in c.arguments.items() %}'
+        '<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n'
+        "{% endfor %}</minimax:tool_call>"
+    ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n{% for c in calls %}<｜DSML｜invoke name="{{ c.name }}">\n'
+        '{% for k, v in c.arguments.items() %}<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else '
+        '"false" }}">{{ v if v is string else v | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n'
+        "{% endfor %}</｜DSML｜function_calls>"
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>{% for c in calls %}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n"
+        "{{ c.arguments | tojson }}\n```<｜tool▁call▁end｜>{% if not loop.last %}\n{% endif %}{% endfor %}"
+        "<｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜>{% for c in calls %}<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>"
+        "{{ c.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
+    ),
+    "granite": (
+        '<|tool_call|>[{% for c in calls %}{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
+        "{% if not loop.last %}, {% endif %}{% endfor %}]"
+    ),
+    "gpt-oss": (
+        "{% for c in calls %}{% if not loop.first %}<|start|>assistant{% endif %}<|channel|>commentary "
+        "to=functions.{{ c.name }} <|constrain|>json<|message|>{{ c.arguments | tojson }}<|call|>{% endfor %}"
+    ),
+}
+"""How the chat templates of these models write the calls of an assistant's message, shortened."""
+
+ENVIRONMENT = jinja2.Environment()
+ENVIRONMENT.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+
+
+def written(name, calls):
+    named = [{"name": called, "arguments": arguments} for called, arguments in calls]
+    return ENVIRONMENT.from_string(TEMPLATES[name]).render(calls=named)
+
+
+def read(name, pieces, **options):
+    """Content with the reasoning in braces, and the calls."""
+    parser = PARSERS[name].parser(TOOLS, **options)
+    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.close()
+    thoughts = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    content, calls = joined([part for part in parts if not isinstance(part, Reasoning)])
+    return content, calls, thoughts
+
+
+def objects(calls):
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_the_template_writes_comes_out_as_the_same_calls(name):
+    calls = [("get_weather", OSLO), ("f", {}), ("calendar.add", {"any": [1, {"a": None}], "unit": None})]
+    text = "Let me look." + written(name, calls)
+    content, found, thoughts = read(name, [text])
+    assert (content, thoughts) == ("Let me look.", "")
+    assert objects(found) == calls
+    assert read(name, text) == (content, found, thoughts)
+
+
+def allowed(marks):
+    """Texts without the marks of any format, and no digits alone."""
+    return st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="<>\r"), max_size=8).filter(
+        lambda text: not any(mark in text for mark in marks)
+    )
+
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": allowed("\n").map(lambda text: text.strip("\n")),
+        "days": st.integers(),
+        "near": st.lists(allowed(""), max_size=3),
+        "more": st.dictionaries(allowed(""), st.integers() | st.none() | allowed(""), max_size=2),
+    },
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["get_weather", "calendar.add"]), VALUES), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=60, deadline=None)
+@given(calls=CALLS, data=st.data())
+def test_any_calls_come_out_as_they_were_written_in_any_pieces(name, calls, data):
+    text = written(name, calls)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    content, found, _ = read(name, pieces)
+    assert content == ""
+    assert objects(found) == calls
+    assert read(name, text) == (content, found, "")
+
+
+SAMPLES = {
+    "qwen3_coder: no line breaks": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>Oslo</parameter><parameter=days>3</parameter></function>"
+        "</tool_call> Done.",
+        " Done.",
+        [("get_weather", '{"city": "Oslo", "days": 3}')],
+    ),
+    "qwen3_coder: a string that looks like a number, several lines": (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n12\n\n x < y\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("get_weather", '{"city": "12\\n\\n x < y"}')],
+    ),
+    "qwen3_coder: Python's words": (
+        "qwen3_coder",
+        "<tool_call><function=calendar.add><parameter=near>['a', 'b']</parameter><parameter=any>True</parameter>"
+        "</function></tool_call>",
+        "",
+        [("calendar.add", '{"near": ["a", "b"], "any": "True"}')],
+    ),
+    "qwen3_coder: cut in a value": (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nOs",
+        "",
+        [("get_weather", '{"city": "Os')],
+    ),
+    "glm45: on one line": (
+        "glm45",
+        "Sure<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        "Sure",
+        [("get_weather", '{"days": 3}')],
+    ),
+    "glm45: broken behind an argument": (
+        "glm45",
+        "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value> and so on",
+        "and so on",
+        [("get_weather", '{"days": 3')],
+    ),
+    "minimax_m2: two blocks": (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>\nand\n'
+        '<minimax:tool_call><invoke name="f"><parameter name="x">null</parameter></invoke></minimax:tool_call>',
+        "\nand",
+        [("f", "{}"), ("f", '{"x": null}')],
+    ),
+    "deepseek_v32: a string that says so": (
+        "deepseek_v32",
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="x" string="true">'
+        '7</｜DSML｜parameter><｜DSML｜parameter name="y" string="false">7</｜DSML｜parameter></｜DSML｜invoke>'
+        "</｜DSML｜function_calls>",
+        "",
+        [("f", '{"x": "7", "y": 7}')],
+    ),
+    "granite: with a space": (
+        "granite",
+        '<|tool_call|> [{"name": "f", "arguments": {"a": 1}}]',
+        "",
+        [("f", '{"a": 1}')],
+    ),
+}
+
+
+@pytest.mark.parametrize("title", SAMPLES)
+def test_other_ways_to_write_a_call_are_read_wherever_they_are_cut(title):
+    name, text, content, calls = SAMPLES[title]
+    assert read(name, [text]) == (content, calls, "")
+    assert read(name, text) == (content, calls, "")
+    for at in range(len(text)):
+        assert read(name, [text[:at], text[at:]]) == (content, calls, "")
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    'I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+
+
+def test_channels_of_harmony_are_reasoning_text_and_calls():
+    assert read("gpt-oss", [HARMONY]) == ("I look.", [("f", '{"a": 1}')], "The user asks.")
+    assert read("gpt-oss", HARMONY) == read("gpt-oss", [HARMONY])
+    final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 7.<|return|>"
+    assert read("gpt-oss", final) == ("It is 7.", [], "Hm.")
+    before = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+    assert read("gpt-oss", before) == ("", [("f", "{}")], "")
+
+
+NO_CALLS = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=unknown>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        "<function=f></function>",
+        "a < b <tool_call",
+        "<tool_call>\n<function=f",
+        "<tool_call><function=" + "f" * 700,
+    ),
+    "glm45": ("<tool_call>unknown<arg_key>a</arg_key>", "<tool_call>f of x</tool_call>", "<tool_call>f", "<arg_key>"),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        '<minimax:tool_call><invoke name="g"></invoke>',
+        '<invoke name="f"></invoke>',
+    ),
+    "deepseek_v32": ('<｜DSML｜function_calls><invoke name="f">', "<｜DSML｜function_calls>\n", "｜DSML｜"),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}",
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",
+    ),
+    "granite": ("<|tool_call|>", "<|tool_call|>[1]", '[{"name": "f", "arguments": {}}]'),
+    "gpt-oss": ("Just text.", "<|channel|>", "<|channel|>" + "x" * 500),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in NO_CALLS.items() for text in texts])
+def test_what_is_no_call_is_content_to_the_last_character(name, text):
+    assert read(name, [text]) == (text, [], "")
+    assert read(name, text) == (text, [], "")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_without_parallel_calls_the_answer_ends_with_its_first_call(name):
+    text = written(name, [("get_weather", OSLO), ("f", {})])
+    content, found, _ = read(name, text, parallel=False)
+    assert content == ""
+    assert objects(found) == [("get_weather", OSLO)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, 2.5, True]}, {"string", "integer", "number", "boolean"}),
+        ({"const": None}, {"null"}),
+        ({"type": "number", "enum": [1, 2]}, {"number"}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]}, {"string"}),
+        ({"$ref": "#/$defs/a~1b"}, {"array"}),
+        ({"$ref": "#/properties/x"}, {"array", "object", "string", "number", "integer", "boolean", "null"}),
+        ({"type": {"no": 1}}, set()),
+        (True, {"array", "object", "string", "number", "integer", "boolean", "null"}),
+    ],
+)
+def test_the_types_of_an_argument_are_those_of_its_schema(schema, types):
+    assert types_of({"properties": {"x": schema}, "$defs": {"a/b": {"type": "array"}}}, "x") == types
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "read_as"),
+    [
+        ("12", {"string"}, '"12"'),
+        ("12", {"integer", "string"}, "12"),
+        ("1.5", {"integer", "string"}, '"1.5"'),
+        ("5.0", {"integer"}, "5.0"),
+        ("12", {"number"}, "12"),
+        ("None", {"null"}, "null"),
+        ("{'a': (1, 2)}", {"object"}, '{"a": [1, 2]}'),
+        ("NaN", {"number"}, '"NaN"'),
+        ("x", {"integer"}, '"x"'),
+        ("[" * 100_000, {"array"}, json.dumps("[" * 100_000)),
+        ("9" * 5_000, {"integer"}, json.dumps("9" * 5_000)),
+    ],
+)
+def test_an_argument_is_json_where_it_may_be_no_string(text, types, read_as):
+    assert argument_text(text, frozenset(types)) == read_as
+
+
+HOSTILE = {
+    "qwen3_coder": (
+        "<tool_call>",
+        "<tool_call><function=f><parameter=a>x",
+        "<tool_call><function=f><parameter=a></parameter>",
+        "<tool_call><function=f></function></tool_call>",
+        "<",
+    ),
+    "glm45": ("<tool_call>f<arg_key>", "<tool_call>f</tool_call>", "<tool_call>f "),
+    "minimax_m2": ('<minimax:tool_call><invoke name="f"></invoke>', "<minimax:"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>f{", "<｜tool▁calls▁begin｜>f{}<｜tool▁call▁end｜>", "<｜tool▁call"),
+    "gpt-oss": ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>to=functions.f<|message|>{}", "<|"),
+    "granite": ("<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {}},'),
+}
+
+
+@pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, units in HOSTILE.items() for unit in units])
+def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
+    def num_calls(num_chars, size):
+        text, count = unit * (num_chars // len(unit)), 0
+
+        def note(_, event, __):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            read(name, [text[at : at + size] for at in range(0, len(text), size)])
+        finally:
+            sys.setprofile(None)
+        return count
+
+    for size in (5, 10**6):
+        assert num_calls(12_000, size) < 4.5 * num_calls(3_000, size) + 500
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (r"{{- '\n<tool_call>\n<function=' + tool_call.name + '>\n' }}", "qwen3_coder"),
+        (r"{{ '<arg_key>' + k + '</arg_key>' }} <tool_call>", "glm45"),
+        (r"{{ '<minimax:tool_call>' }}", "minimax_m2"),
+        ("{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] }}", "deepseek_v3"),
+        ("{{ '<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' }}", "deepseek_v31"),
+        ("{{ '<｜DSML｜function_calls>' }}", "deepseek_v32"),
+        ("{{ '<|tool_call|>' }}", "granite"),
+        ('{{- "<|start|>assistant<|channel|>commentary" }}', "gpt-oss"),
+    ],
+)
+def test_a_chat_template_tells_the_format(template, name):
+    assert tool_format("auto", template) is PARSERS[name]
+
+
+@pytest.mark.parametrize(
+    ("names", "form"),
+    [
+        (("qwen3_coder", "qwen3_xml", "mimo"), "qwen3_coder"),
+        (("glm45", "glm47"), "glm45"),
+        (("deepseek_v3", "deepseekv3"), "deepseek_v3"),
+        (("deepseek_v31", "deepseekv31"), "deepseek_v31"),
+        (("deepseek_v32", "deepseekv32"), "deepseek_v32"),
+        (("minimax_m2", "minimax-m2"), "minimax_m2"),
+        (("gpt-oss", "openai"), "gpt-oss"),
+        (("granite4",), "hermes"),
+    ],
+)
+def test_formats_have_the_names_of_sglang_and_vllm(names, form):
+    assert {PARSERS[name] for name in names} == {PARSERS[form]}

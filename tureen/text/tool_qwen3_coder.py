@@ -1,0 +1,37 @@
+"""Qwen3-Coder and Qwen3.5: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import regex
+
+from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
+from tureen.text.messages import Tool
+from tureen.text.tagged_parser import TaggedParser
+
+ORDER = 10
+NAMES: tuple[str, ...] = ("qwen3_coder", "qwen3_xml", "mimo")
+BEGIN, END = "<tool_call>", "</tool_call>"
+MARKS: tuple[str, ...] = ("<function=",)
+SPECIAL = False
+
+
+def parser(tools: Sequence[Tool], *, parallel: bool = True) -> TaggedParser:
+    return Qwen3CoderParser(tools, parallel=parallel)
+
+
+def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+    tags = [call_tag(f"{BEGIN}\n<function={tool.name}>\n", tool, f"</function>\n{END}", "qwen_xml") for tool in tools]
+    return listed_calls(tags, "\n", parallel=parallel) if required else triggered_calls(BEGIN, tags, parallel=parallel)
+
+
+class Qwen3CoderParser(TaggedParser):
+    MARK = BEGIN
+    CALL = regex.compile(r"<function=([^<>\s]{1,64})>")
+    CALL_END = "</function>"
+    BLOCK_END = END
+    ARGUMENT = regex.compile(r"<parameter=([^<>\n]{1,200})>")
+    ARGUMENT_END = "</parameter>"
+    IS_WRAPPED = True

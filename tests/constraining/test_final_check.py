@@ -53,6 +53,31 @@ FITTING = [
     (schema({"type": "string", "format": "no-such-format"}), '"x"'),
     (schema({"$ref": "#/$defs/a", "$defs": {"a": {"const": [1, {"b": None}]}}}), '[1, {"b": null}]'),
     (schema({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "null"}]}), "[null, 1]"),
+    (schema({"$schema": "http://json-schema.org/draft-04/schema", "minimum": 1, "exclusiveMinimum": True}), "2"),
+    (schema({"$schema": "http://json-schema.org/draft-04/schema#", "const": 1, "if": False}), "2"),
+    (
+        schema(
+            {
+                "$schema": "http://json-schema.org/draft-06/schema#",
+                "$ref": "#/definitions/a",
+                "type": "null",
+                "definitions": {"a": {"const": 1}},
+            }
+        ),
+        "1",
+    ),
+    (schema({"$schema": "https://json-schema.org/draft/2019-09/schema", "items": [{"type": "null"}]}), "[null, 1]"),
+    (schema({"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalItems": False}), "[1]"),
+    (schema({"$schema": "https://vendor.example/meta", "type": "string", "nullable": True}), "null"),
+    (
+        schema(
+            {"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {"type": "string", "nullable": True}}}}
+        ),
+        "null",
+    ),
+    (schema({"items": [{"type": "null"}], "additionalItems": {"type": "integer"}}), "[null, 1]"),
+    (schema({"contentMediaType": "application/json", "$schema": "http://json-schema.org/draft-07/schema#"}), '"{"'),
+    (schema({"properties": {"a": {"required": True}, "b": {"required": False}}}), '{"a": 1}'),
     (schema(True), "3"),
     (schema({"type": "object"}), '{"a": 1, "a": 2}'),
     (schema({"type": "integer"}, after="</think>"), "let me see: 2</think>3"),
@@ -78,6 +103,22 @@ WRONG = [
     (schema({"properties": {"a": {"type": "null"}}}), '{"a": null, "a": 1}', "['a'] does not fit 'type'"),
     (schema({"minProperties": 2}), '{"a": 1, "a": 2}', "'minProperties'"),
     (schema({"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "null"}]}), "[1]", "'type'"),
+    (
+        schema({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True}),
+        "1",
+        "'exclusiveMinimum'",
+    ),
+    (schema({"$schema": "https://json-schema.org/draft/2019-09/schema", "items": [{"type": "null"}]}), "[1]", "'type'"),
+    (schema({"$schema": "https://vendor.example/meta", "type": "string"}), "null", "'type'"),
+    (schema({"minimum": 1, "exclusiveMinimum": True}), "1", "'exclusiveMinimum'"),
+    (schema({"items": [{"type": "null"}], "additionalItems": {"type": "integer"}}), "[null, null]", "'type'"),
+    (schema({"dependencies": {"a": ["b"]}}), '{"a": 1}', "'required'"),
+    (schema({"properties": {"a": {"required": True}}}), "{}", "'required'"),
+    (
+        schema({"contentEncoding": "base64", "$schema": "http://json-schema.org/draft-07/schema#", "pattern": "x"}),
+        '"("',
+        "'pattern'",
+    ),
     (schema(False), "3", "does not fit"),
     (schema({"type": "integer"}, after="</think>"), "3", "never says '</think>'"),
     (schema({"type": "integer"}, after="</think>"), "1</think>2</think>3", "not JSON"),
@@ -208,7 +249,8 @@ def test_nothing_that_a_schema_names_is_fetched(tmp_path):
     address = f"http://127.0.0.1:{server.server_port}/schema.json"
     try:
         for uri in (address, f"file://{tmp_path}/local.json"):
-            for value in ({"$ref": uri}, {"$schema": uri}, {"$dynamicRef": uri}, {"$id": uri, "$ref": "other.json"}):
+            assert check(schema({"$schema": uri}), "1") is None
+            for value in ({"$ref": uri}, {"$dynamicRef": uri}, {"$id": uri, "$ref": "other.json"}):
                 with pytest.raises(Unverified):
                     check(schema(value), "1")
     finally:

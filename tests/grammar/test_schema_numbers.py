@@ -23,7 +23,7 @@ DECIMAL_STEPS = ["0.01", "0.05", "0.1", "0.2", "0.25", "0.3", "0.5", "0.7", "1.2
 
 
 def accepted(numbers, texts):
-    expression = numbers.expression()
+    expression = numbers.encoded()
     assert isinstance(expression, Terminal) or expression == NOTHING
     machine = regular.automaton(expression)
     return {text for text in texts if regular.accepts(machine, text)}
@@ -279,7 +279,7 @@ def test_a_set_is_empty_exactly_where_no_text_is_accepted():
         for step in rng.sample([1, 2, Decimal("1.4"), Decimal("0.3")], 2):
             numbers = numbers.minus(NumberSet.multiples_of(step)) if rng.random() < 0.4 else numbers
         numbers = numbers.minus(NumberSet.only([rng.randint(-4, 4)]))
-        assert numbers.is_empty() == regular.is_empty(numbers.expression())
+        assert numbers.is_empty() == regular.is_empty(numbers.encoded())
         outcomes.add(numbers.is_empty())
     assert outcomes == {True, False}
 
@@ -310,7 +310,7 @@ def test_the_values_of_a_set_are_known_where_they_are_few():
 def test_a_step_that_takes_too_large_an_expression_is_refused_by_name(step):
     numbers = NumberSet.multiples_of(json.loads(step, parse_float=Decimal))
     with pytest.raises(GrammarError, match="multipleOf"):
-        numbers.expression()
+        numbers.encoded()
 
 
 @pytest.mark.parametrize("step", [9, 11, 64, 3600, 86400])

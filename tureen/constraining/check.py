@@ -7,12 +7,14 @@ judge compute for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
@@ -22,7 +24,9 @@ import msgspec
 import regex
 
 from tureen.errors import echo
-from tureen.grammar import GrammarSpec
+from tureen.grammar import GrammarError, GrammarSpec
+from tureen.grammar.schema.document import Document
+from tureen.grammar.schema.drafts import Draft, declared
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Program
 from tureen.sandbox.limits import WorkerLimits
@@ -48,6 +52,17 @@ FAILED_JUDGES = (
     jsonschema_rs.ValidationErrorKind.Referencing,
 )
 """Errors that the library reports of the value, and that are none."""
+
+ANNOTATIONS = (jsonschema_rs.ValidationErrorKind.ContentEncoding, jsonschema_rs.ValidationErrorKind.ContentMediaType)
+"""It reports these errors of keywords that need not be kept."""
+
+VALIDATORS: dict[Draft, Callable[..., jsonschema_rs.Validator]] = {
+    "draft-04": jsonschema_rs.Draft4Validator,
+    "draft-06": jsonschema_rs.Draft6Validator,
+    "draft-07": jsonschema_rs.Draft7Validator,
+    "2019-09": jsonschema_rs.Draft201909Validator,
+    "2020-12": jsonschema_rs.Draft202012Validator,
+}
 
 
 class Unverified(Exception):
@@ -102,7 +117,7 @@ def _check_json(schema: str, text: str) -> str | None:
         return None
     try:
         validator = _validator(schema)
-    except (ValueError, RecursionError) as error:  # a ValidationError too is one
+    except (ValueError, GrammarError, RecursionError) as error:  # a ValidationError too is one
         raise Unverified(f"the schema could not be used: {type(error).__name__}") from None
     return next((complaint for value in values if (complaint := _complaint(validator, value))), None)
 
@@ -134,9 +149,18 @@ def _refuse(name: str) -> None:
 
 @functools.lru_cache(MAX_VALIDATORS)
 def _validator(schema: str) -> jsonschema_rs.Validator:
-    """Raises ValueError."""
-    return jsonschema_rs.validator_for(
-        json.loads(schema),
+    """Judges by the draft that the schema names. What names none, or is not as its draft has it, is judged as it is
+    meant. Raises ValueError."""
+    draft = declared(json.loads(schema))
+    if draft is not None:
+        with contextlib.suppress(ValueError):
+            return _made(VALIDATORS[draft], json.loads(schema))
+    return _made(jsonschema_rs.Draft202012Validator, Document(json.loads(schema)).modern())
+
+
+def _made(validator: Callable[..., jsonschema_rs.Validator], schema: Any) -> jsonschema_rs.Validator:
+    return validator(
+        schema,
         validate_formats=True,
         offline=True,  # it would fetch what $ref and $schema name, over the network and from files
         pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=1 << 40),  # past it a value counts as wrong
@@ -145,12 +169,12 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
 
 def _complaint(validator: jsonschema_rs.Validator, value: Any) -> str | None:
     try:
-        validator.validate(value)
-    except jsonschema_rs.ValidationError as error:
-        if isinstance(error.kind, FAILED_JUDGES):
-            raise Unverified(f"the schema could not be used: {error.kind.name}") from None
-        place = "".join(f"[{step!r}]" for step in error.instance_path)
-        return f"the value{echo(place)[1:-1]} does not fit {echo(error.kind.name)}"
+        for error in validator.iter_errors(value):
+            if isinstance(error.kind, FAILED_JUDGES):
+                raise Unverified(f"the schema could not be used: {error.kind.name}")
+            if not isinstance(error.kind, ANNOTATIONS):
+                place = "".join(f"[{step!r}]" for step in error.instance_path)
+                return f"the value{echo(place)[1:-1]} does not fit {echo(error.kind.name)}"
     except UnicodeEncodeError:
         return "it holds half of a surrogate pair"
     except (ValueError, RecursionError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 MAX_CODE_POINT = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
@@ -12,6 +12,10 @@ SURROGATES = (0xD800, 0xDFFF)
 
 class GrammarError(Exception):
     """A constraint that cannot be enforced; the message is for the client: what is wrong, where, what to do."""
+
+
+class SchemaError(GrammarError):
+    """A schema that is wrong by itself, or leads elsewhere: no part of it may be left out to enforce the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,22 @@ ANY_CHAR = Chars(((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, MAX_CODE_POINT)))
 ANYTHING = Repeat(ANY_CHAR)
 
 
+class Unenforced(NamedTuple):
+    """A keyword of a JSON schema that a language does not keep: an output of the language may break it."""
+
+    keyword: str
+    place: str  # of the value, as a JSON pointer in which "*" is any key or index: "/tags"; "" is the whole
+    schema: str  # where the keyword stands: "#/properties/tags"
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.keyword} at {self.place or 'the root'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Language:
     """The language that the whole output must be in: `start`, which may call the rules by name."""
 
     start: Expression
     rules: Mapping[str, Expression] = field(default_factory=dict)
+    unenforced: tuple[Unenforced, ...] = ()

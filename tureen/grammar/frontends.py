@@ -53,7 +53,7 @@ def _check_text(text: str, name: str, most: int) -> None:
 def _language(spec: GrammarSpec) -> Language:
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text)
+            return json_schema(spec.text, strict=True)
         case "structural_tag":
             return structural_tag(spec.text)
         case "regex":

@@ -161,7 +161,7 @@ class _Builder:
         return self._ended(self._schema(json.dumps(schema), f"{place.path}.json_schema"), place)
 
     def _schema(self, schema: str, path: str) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix()))
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
         self.assembly.rules.update(language.rules)
         return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from tureen.grammar.expression import GrammarError
+from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema import arrays, objects
 from tureen.grammar.schema.key_sets import KeySets
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.shapes import (
+    ARRAYS,
+    NUMBERS,
     OBJECTS,
     PLAIN,
     STRINGS,
@@ -22,27 +25,36 @@ from tureen.grammar.schema.shapes import (
     ValueShape,
 )
 from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.unenforced import UnenforcedKeywords
 from tureen.grammar.schema.unions import Unions
 
+T = TypeVar("T")
+S = TypeVar("S", NumberSet, StringSet)
+
 MAX_NODES = 20_000
+NOT_EXACT = (
+    '"not", "oneOf" or "if" cannot be enforced over schemas of which a part is not enforced: all other values would'
+    " have to be known"
+)
 MAX_LOOK = 4
 """How many levels down a proof of emptiness is looked for. Where none is found the grammar's rules tell in the end."""
 
 
-class CircularError(GrammarError):
+class CircularError(SchemaError):
     """A set was needed to find out what it is itself."""
 
 
 class Algebra:
     """Makes nodes and looks into them. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, unenforced: UnenforcedKeywords) -> None:
+        self.unenforced = unenforced
         self._known: dict[tuple[Kind, frozenset[ValueSet]], ValueSet] = {}
         self._depth = 0
         self.keys = KeySets()
-        self.nothing = ValueSet("leaf")
+        self.nothing = ValueSet("leaf", unenforced.origin)
         self.no_shape = self.nothing.shape = ValueShape()
-        self.anything = ValueSet("leaf")
+        self.anything = ValueSet("leaf", unenforced.origin)
         self.nothing.opposite, self.anything.opposite = self.anything, self.nothing
         self.any_array = ArrayShape((), self.anything)
         self.any_object = ObjectShape({}, (PropertySet(self.keys.every, self.anything),))
@@ -66,11 +78,11 @@ class Algebra:
 
     def leaf(self, read: Callable[[], ValueShape]) -> ValueSet:
         """Returns a set that `read` describes, later."""
-        return ValueSet("leaf", (), read)
+        return ValueSet("leaf", self.unenforced.origin, (), read)
 
     def fixed(self, shape: ValueShape) -> ValueSet:
         """Returns the set of the values of a shape that is known."""
-        node = ValueSet("leaf")
+        node = ValueSet("leaf", self.unenforced.origin)
         node.shape = shape
         return node
 
@@ -87,12 +99,15 @@ class Algebra:
         parts = tuple(node for node in nodes if node is not self.nothing)
         if not parts:
             return self.nothing
-        return parts[0] if len(parts) == 1 else ValueSet("one", parts)
+        return parts[0] if len(parts) == 1 else ValueSet("one", self.unenforced.origin, parts)
 
     def none_of(self, node: ValueSet) -> ValueSet:
         """Returns the complement."""
         if node.opposite is None:
-            opposite = self.any_of(map(self.none_of, node.parts)) if node.kind == "all" else ValueSet("not", (node,))
+            if node.kind == "all":
+                opposite = self.any_of(map(self.none_of, node.parts))
+            else:
+                opposite = ValueSet("not", self.unenforced.origin, (node,))
             node.opposite, opposite.opposite = opposite, node
         return node.opposite
 
@@ -114,7 +129,7 @@ class Algebra:
                     f"its combination of allOf, anyOf, oneOf, not, if, … is too large: more than"
                     f" {MAX_NODES} schemas arise from it"
                 )
-            known = self._known[key] = ValueSet(kind, tuple(parts))
+            known = self._known[key] = ValueSet(kind, self.unenforced.origin, tuple(parts))
         return known
 
     def covers(self, node: ValueSet, other: ValueSet) -> bool:
@@ -134,7 +149,8 @@ class Algebra:
                 )
             node.busy = True
             try:
-                node.shape = self._look(node)
+                with self.unenforced.at(node.origin):
+                    node.shape = self._look(node)
             finally:
                 node.busy = False
         return node.shape
@@ -179,97 +195,160 @@ class Algebra:
             and all(arrays.is_empty(self, item) for item in shape.arrays)
             and all(objects.is_empty(self, item) for item in shape.objects)
             and shape.numbers.is_empty()
-            and shape.strings.is_empty()
+            and certainly_empty(shape.strings)
         )
 
     def meet(self, first: ValueShape, second: ValueShape) -> ValueShape:
-        """Returns the values that are in both."""
+        """Returns the values that are in both. Of a type where that cannot be told, those of `first`."""
         if first is self.any_shape or second is self.any_shape:
             return second if first is self.any_shape else first
-        return ValueShape(
+        kept = Kept(self.unenforced)
+        shape = ValueShape(
             first.plain & second.plain,
-            first.numbers.intersect(second.numbers),
-            first.strings.intersect(second.strings),
-            self.arrays.meet(first.arrays, second.arrays),
-            self.objects.meet(first.objects, second.objects),
-            _partial_in(first, second) | _partial_in(second, first) if first.partial or second.partial else 0,
+            kept.of(NUMBERS, lambda: first.numbers.intersect(second.numbers), first.numbers),
+            kept.of(STRINGS, lambda: first.strings.intersect(second.strings), first.strings),
+            kept.of(ARRAYS, lambda: self.arrays.meet(first.arrays, second.arrays), first.arrays),
+            kept.of(OBJECTS, lambda: self.objects.meet(first.objects, second.objects), first.objects),
         )
+        partial, loose = first.partial | second.partial, kept.loose | first.loose | second.loose
+        if not (partial or loose):
+            return shape
+        return replace(shape, partial=partial & _kinds(first) & _kinds(second), loose=loose & _kinds(shape))
 
     def join(self, shapes: list[ValueShape]) -> ValueShape:
-        """Returns the values that are in any of them."""
+        """Returns the values that are in any of them. Of a type where they are too many, all there are."""
+        kept = Kept(self.unenforced)
         scalars = self.no_shape
         for shape in shapes:
-            scalars = _scalars_of_both(scalars, shape)
+            scalars = self._scalars_of_both(kept, scalars, shape)
         return replace(
             scalars,
-            arrays=self.arrays.join(item for shape in shapes for item in shape.arrays),
-            objects=self.objects.join(item for shape in shapes for item in shape.objects),
-            partial=_partial(shapes),
+            arrays=kept.of(
+                ARRAYS, lambda: self.arrays.join(item for shape in shapes for item in shape.arrays), (self.any_array,)
+            ),
+            objects=kept.of(
+                OBJECTS,
+                lambda: self.objects.join(item for shape in shapes for item in shape.objects),
+                (self.any_object,),
+            ),
+            partial=_flags(shape.partial for shape in shapes),
+            loose=kept.loose | _flags(shape.loose for shape in shapes),
         )
 
     def complement(self, shape: ValueShape) -> ValueShape:
-        """Returns the values that are not in it."""
-        if shape.partial:
-            raise _half_known(shape.partial)
+        """Returns the values that are not in it. Of a type that is not exactly known, more than these."""
+        if shape.partial or shape.loose:
+            self.unenforced.note(_half_known(shape.partial) if shape.partial else NOT_EXACT)
+        kept, every = Kept(self.unenforced, shape.loose), self.any_shape
         return ValueShape(
             shape.plain ^ PLAIN,
-            shape.numbers.complement(),
-            shape.strings.complement(),
-            self.arrays.complement(shape.arrays),
-            self.objects.complement(shape.objects),
+            kept.of(NUMBERS, shape.numbers.complement, every.numbers),
+            kept.of(STRINGS, shape.strings.complement, every.strings),
+            kept.of(ARRAYS, lambda: self.arrays.complement(shape.arrays), every.arrays),
+            kept.of(OBJECTS, lambda: self.objects.complement(shape.objects), every.objects),
+            loose=kept.loose | shape.partial,
         )
 
     def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
-        """Returns the values that are in one of them and no other."""
-        partial = _partial(shapes)
-        if partial & STRINGS and sum(not shape.strings.is_empty() for shape in shapes) > 1:
-            raise _half_known(STRINGS)
-        if partial & OBJECTS and sum(bool(shape.objects) for shape in shapes) > 1:
-            raise _half_known(OBJECTS)
-        seen = once = self.no_shape
-        for shape in shapes:
-            once, seen = _once(seen, once, shape), _scalars_of_both(seen, shape)
-        return replace(
-            once,
-            arrays=self.arrays.exactly_one([shape.arrays for shape in shapes]),
-            objects=self.objects.exactly_one([shape.objects for shape in shapes]),
-            partial=_partial(shapes),
+        """Returns the values that are in one of them and no other. Of a type where that cannot be told, those that are
+        in any."""
+        several, vague = self.join(shapes), _vague(shapes)
+        if vague:
+            is_partial = vague & several.partial
+            self.unenforced.note(_half_known(is_partial) if is_partial else NOT_EXACT)
+        kept = Kept(self.unenforced, vague)
+        return ValueShape(
+            _once_plain(shapes),
+            kept.of(NUMBERS, lambda: _once([shape.numbers for shape in shapes]), several.numbers),
+            kept.of(STRINGS, lambda: _once([shape.strings for shape in shapes]), several.strings),
+            kept.of(ARRAYS, lambda: self.arrays.exactly_one([shape.arrays for shape in shapes]), several.arrays),
+            kept.of(OBJECTS, lambda: self.objects.exactly_one([shape.objects for shape in shapes]), several.objects),
+            several.partial,
+            several.loose | kept.loose,
+        )
+
+    def _scalars_of_both(self, kept: Kept, first: ValueShape, second: ValueShape) -> ValueShape:
+        return ValueShape(
+            first.plain | second.plain,
+            kept.of(NUMBERS, lambda: first.numbers.union(second.numbers), self.any_shape.numbers),
+            kept.of(STRINGS, lambda: first.strings.union(second.strings), self.any_shape.strings),
         )
 
 
-def _scalars_of_both(first: ValueShape, second: ValueShape) -> ValueShape:
-    return ValueShape(
-        first.plain | second.plain, first.numbers.union(second.numbers), first.strings.union(second.strings)
+class Kept:
+    """Makes the parts of a shape, and tells of which types more is allowed than the schema does."""
+
+    def __init__(self, unenforced: UnenforcedKeywords, loose: int = 0) -> None:
+        """`loose`: of these types nothing is tried."""
+        self.loose = loose
+        self._unenforced = unenforced
+
+    def of(self, kind: int, make: Callable[[], T], otherwise: T) -> T:
+        """Returns what `make` makes; `otherwise` where it cannot be made. Raises SchemaError."""
+        try:
+            return otherwise if self.loose & kind else make()
+        except SchemaError:
+            raise
+        except GrammarError as error:
+            self._unenforced.note(str(error))
+            self.loose |= kind
+            return otherwise
+
+
+def certainly_empty(strings: StringSet) -> bool:
+    """Returns False also where it takes too long to find out."""
+    try:
+        return strings.is_empty()
+    except GrammarError:
+        return False
+
+
+def _kinds(shape: ValueShape) -> int:
+    """Returns the types of which something may be in the shape, or would be were all of it known."""
+    return (
+        (0 if certainly_empty(shape.strings) else STRINGS)
+        | (OBJECTS if shape.objects else 0)
+        | (0 if shape.numbers.is_empty() else NUMBERS)
+        | (ARRAYS if shape.arrays else 0)
+        | shape.partial
     )
 
 
-def _once(seen: ValueShape, once: ValueShape, new: ValueShape) -> ValueShape:
-    """Returns the values that are in one shape only; `once` and `seen` are those in one and in any of the shapes before
-    `new`."""
-    return ValueShape(
-        (once.plain & ~new.plain) | (new.plain & ~seen.plain),
-        once.numbers.minus(new.numbers).union(new.numbers.minus(seen.numbers)),
-        once.strings.minus(new.strings).union(new.strings.minus(seen.strings)),
-    )
+def _vague(shapes: list[ValueShape]) -> int:
+    """Returns the types of which it is not exactly known what several of the shapes have."""
+    flags = _flags(shape.partial | shape.loose for shape in shapes)
+    if not flags:
+        return 0
+    kinds = list(map(_kinds, shapes))
+    several = [kind for kind in (STRINGS, OBJECTS, NUMBERS, ARRAYS) if sum(bool(has & kind) for has in kinds) > 1]
+    return flags & _flags(several)
 
 
-def _partial(shapes: list[ValueShape]) -> int:
+def _flags(sets: Iterable[int]) -> int:
     flags = 0
-    for shape in shapes:
-        flags |= shape.partial
+    for bits in sets:
+        flags |= bits
     return flags
 
 
-def _partial_in(shape: ValueShape, other: ValueShape) -> int:
-    """Returns the kinds that are partial in the shape, and not certainly missing in the other one."""
-    strings = STRINGS if other.partial & STRINGS or not other.strings.is_empty() else 0
-    objects = OBJECTS if other.partial & OBJECTS or other.objects else 0
-    return shape.partial & (strings | objects)
+def _once_plain(shapes: list[ValueShape]) -> int:
+    once = seen = 0
+    for shape in shapes:
+        once, seen = (once & ~shape.plain) | (shape.plain & ~seen), seen | shape.plain
+    return once
 
 
-def _half_known(partial: int) -> GrammarError:
+def _once(sets: list[S]) -> S:
+    """Returns what is in one of the sets of numbers, or of strings, only."""
+    once = seen = sets[0]
+    for new in sets[1:]:
+        once, seen = once.minus(new).union(new.minus(seen)), seen.union(new)
+    return once
+
+
+def _half_known(partial: int) -> str:
     name = '"format"' if partial & STRINGS else '"discriminator"'
-    return GrammarError(
+    return (
         f'{name} cannot be enforced under "not", "oneOf" or "if", where all other values have to be known:'
         f" leave it out there"
     )

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
 from tureen.errors import echo
-from tureen.grammar.expression import GrammarError
+from tureen.grammar.expression import SchemaError
 from tureen.grammar.json_text import exact
+from tureen.grammar.schema.drafts import Draft, declared, modernize
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 128
 """The deepest nesting of the schema's JSON text, a property inside a property being two levels."""
 
-Draft: TypeAlias = Literal["draft-07", "2020-12"]
 Schema: TypeAlias = dict[str, Any] | bool
 
-DRAFTS: dict[str, Draft] = {
-    "https://json-schema.org/draft/2020-12/schema": "2020-12",
-    "http://json-schema.org/draft-07/schema": "draft-07",
-    "https://json-schema.org/draft-07/schema": "draft-07",
-}
 ONE_INSIDE = (
     "additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else", "additionalItems",
     "unevaluatedProperties", "unevaluatedItems",
@@ -38,8 +34,10 @@ class Resource:
 
     uri: str
     root: Schema
+    draft: Draft | None  # None: of any
     anchors: dict[str, Schema] = field(default_factory=dict)
     dynamic: dict[str, Schema] = field(default_factory=dict)
+    ambiguous: set[str] = field(default_factory=set)  # anchors of several schemas
 
 
 Scope: TypeAlias = tuple[Resource, ...]
@@ -47,15 +45,15 @@ Scope: TypeAlias = tuple[Resource, ...]
 
 
 def parse(text: str) -> Any:
-    """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises GrammarError."""
+    """Reads a schema's text; numbers with a fraction or exponent come as Decimal. Raises SchemaError."""
     if len(text) > MAX_CHARACTERS:
-        raise GrammarError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
+        raise SchemaError(f"json_schema is too large: {len(text)} characters; at most {MAX_CHARACTERS}")
     try:
         value = json.loads(text, parse_float=_exact, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except RecursionError:
-        raise GrammarError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
+        raise SchemaError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels") from None
     except ValueError as error:
-        raise GrammarError(f"json_schema is not valid JSON: {error}") from None
+        raise SchemaError(f"json_schema is not valid JSON: {error}") from None
     _check_depth(value)
     if "\\ud" in text.lower():
         _check_surrogates(value)
@@ -67,7 +65,7 @@ def _exact(digits: str) -> Decimal:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise GrammarError(f"json_schema is not valid JSON: {name} is not a number")
+    raise SchemaError(f"json_schema is not valid JSON: {name} is not a number")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise GrammarError(f"json_schema has the key {echo(twice)} twice in one object")
+        raise SchemaError(f"json_schema has the key {echo(twice)} twice in one object")
     return value
 
 
@@ -83,7 +81,7 @@ def _check_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
-        raise GrammarError("json_schema holds half of a surrogate pair (\\ud800 to \\udfff); no text can") from None
+        raise SchemaError("json_schema holds half of a surrogate pair (\\ud800 to \\udfff); no text can") from None
 
 
 def _check_depth(value: Any) -> None:
@@ -91,7 +89,7 @@ def _check_depth(value: Any) -> None:
     while layer:
         depth += 1
         if depth > MAX_DEPTH:
-            raise GrammarError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels")
+            raise SchemaError(f"json_schema is nested too deep; at most {MAX_DEPTH} levels")
         below: list[Any] = []
         for item in layer:
             if isinstance(item, dict):
@@ -102,25 +100,40 @@ def _check_depth(value: Any) -> None:
 
 
 class Document:
-    """The schemas of one document, by identity (`id` of the parsed object)."""
+    """The schemas of one document, by identity (`id` of the parsed object), each in the words of 2020-12."""
 
     def __init__(self, root: Any) -> None:
+        """`root` is changed: see `modernize`."""
         if not isinstance(root, (dict, bool)):
-            raise GrammarError(f"json_schema must be an object or a boolean, got {echo(json.dumps(root, default=str))}")
+            raise SchemaError(f"json_schema must be an object or a boolean, got {echo(json.dumps(root, default=str))}")
         self.root: Schema = root
-        self.draft = _draft(root)
         self.has_dynamic = False
         self._resources: dict[str, Resource] = {}
         self._home: dict[int, Resource] = {}
+        self._schemas: list[dict[str, Any]] = []
         self._path: dict[int, tuple[str, ...]] = {}
-        whole = Resource("", root)
+        self._written: dict[int, dict[str, Any]] = {}  # as the document has them, which pointers go by
+        self._twice: set[str] = set()  # URIs of several schemas, by which none can be meant
+        whole = Resource("", root, declared(root))
         self._resources[""] = whole
         self._index(root, whole, ())
 
+    def modern(self) -> Schema:
+        """Returns the whole document in the words of 2020-12, with what only references lead to."""
+        for schema in self._schemas:  # which grows
+            if isinstance(schema.get("$ref"), str):
+                with suppress(SchemaError):
+                    self.resolve(schema["$ref"], schema)
+        return self.root
+
     def where(self, schema: Schema) -> str:
         """Returns the place of a schema, for messages: "#/properties/a"."""
+        return echo(self.pointer(schema))
+
+    def pointer(self, schema: Schema) -> str:
+        """Returns the place of a schema as a JSON pointer: "#/properties/a"."""
         path = self._path.get(id(schema), ())
-        return echo("#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path))
+        return "#" + "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
 
     def resource(self, schema: Schema) -> Resource:
         """Returns the resource that a schema, an object, belongs to."""
@@ -128,7 +141,7 @@ class Document:
 
     def resolve(self, reference: str, schema: Schema) -> tuple[Schema, Resource, str]:
         """Returns the schema that `reference` in `schema` points to, the resource it is in, and the fragment. Raises
-        GrammarError."""
+        SchemaError."""
         resource = self.resource(schema)
         fragment = reference[1:]
         if not reference.startswith("#"):
@@ -136,25 +149,36 @@ class Document:
                 uri, fragment = urldefrag(urljoin(resource.uri, reference))
             except ValueError:
                 raise self._unresolved(reference, schema) from None
+            if uri in self._twice:
+                raise SchemaError(f'"$ref" {echo(reference)} at {self.where(schema)}: this "$id" names two schemas')
             known = self._resources.get(uri)
             if known is None:
                 raise self._unresolved(reference, schema)
             resource = known
         fragment = unquote(fragment)
-        if fragment == "":
-            return resource.root, resource, fragment
-        if not fragment.startswith("/"):
-            target = resource.anchors.get(fragment)
-            if target is None:
-                raise self._unresolved(reference, schema)
-            return target, resource, fragment
-        target = self._follow(resource, fragment)
-        if not isinstance(target, (dict, bool)):
+        target = self._find(resource, fragment, schema)
+        if target is None and reference.startswith("#"):  # many take it for the document's
+            resource = self._resources[""]
+            target = self._find(resource, fragment, schema)
+        if target is None:
             raise self._unresolved(reference, schema)
-        return target, self._home[id(target)] if isinstance(target, dict) else resource, fragment
+        if fragment.startswith("/") and isinstance(target, dict):
+            resource = self._home[id(target)]
+        return target, resource, fragment
 
-    def _unresolved(self, reference: str, schema: Schema) -> GrammarError:
-        return GrammarError(
+    def _find(self, resource: Resource, fragment: str, schema: Schema) -> Schema | None:
+        """Raises SchemaError for a name that several schemas have."""
+        if fragment == "":
+            return resource.root
+        if fragment.startswith("/"):
+            target = self._follow(resource, fragment)
+            return target if isinstance(target, (dict, bool)) else None
+        if fragment in resource.ambiguous:
+            raise SchemaError(f"the anchor {echo(fragment)}, meant at {self.where(schema)}, names two schemas")
+        return resource.anchors.get(fragment)
+
+    def _unresolved(self, reference: str, schema: Schema) -> SchemaError:
+        return SchemaError(
             f'"$ref" {echo(reference)} at {self.where(schema)} leads to no schema in this document;'
             f' nothing is fetched: put what it means under "$defs" and point there ("#/$defs/name")'
         )
@@ -165,6 +189,7 @@ class Document:
         for token in pointer.split("/")[1:]:
             token = token.replace("~1", "/").replace("~0", "~")
             path = (*path, token)
+            place = self._written.get(id(place), place)
             if isinstance(place, list) and token.isascii() and token.isdigit() and int(token[:9]) < len(place):
                 place = place[int(token[:9])]
             elif isinstance(place, dict) and token in place:
@@ -180,65 +205,82 @@ class Document:
         waiting: list[tuple[Any, Resource, tuple[str, ...]]] = [(root, resource, path)]
         while waiting:
             schema, resource, path = waiting.pop()
-            if not isinstance(schema, dict):
+            if not isinstance(schema, dict) or id(schema) in self._home:
                 continue
+            written = dict(schema)
+            self._schemas.append(schema)
             self._path[id(schema)] = path
-            self._home[id(schema)] = resource = self._identify(schema, resource)
-            for key in schema.keys() & NAMED_INSIDE:
-                inside = schema[key]
+            resource = self._enter(schema, resource)
+            for key in written.keys() & NAMED_INSIDE:
+                inside = written[key]
                 if isinstance(inside, dict):
                     waiting += [(item, resource, (*path, key, name)) for name, item in inside.items()]
-            for key in schema.keys() & ONE_INSIDE:
-                waiting.append((schema[key], resource, (*path, key)))
-            for key in schema.keys() & SEVERAL_INSIDE:
-                inside = schema[key]
+            for key in written.keys() & ONE_INSIDE:
+                waiting.append((written[key], resource, (*path, key)))
+            for key in written.keys() & SEVERAL_INSIDE:
+                inside = written[key]
                 if isinstance(inside, list):
                     waiting += [(item, resource, (*path, key, str(i))) for i, item in enumerate(inside)]
+            if schema.keys() != written.keys():
+                self._written[id(schema)] = written
 
-    def _identify(self, schema: dict[str, Any], resource: Resource) -> Resource:
+    def _enter(self, schema: dict[str, Any], resource: Resource) -> Resource:
+        """Returns the resource that a schema is in, once its keywords are those of 2020-12."""
+        draft = (declared(schema) or resource.draft) if "$id" in schema or "id" in schema else resource.draft
+        has_anchor = schema.get("$recursiveAnchor") is True and draft in (None, "2019-09")
+        modernize(schema, draft)
+        self._home[id(schema)] = resource = self._identify(schema, resource, draft)
         if "$dynamicRef" in schema:
             self.has_dynamic = True
-        name = schema.get("$id")
-        if isinstance(name, str) and not (self.draft == "draft-07" and "$ref" in schema):
-            if self.draft == "draft-07" and name.startswith("#"):
-                _add_anchor(resource, name[1:], schema)
-            else:
-                resource = self._new_resource(name, schema, resource)
-        for keyword in ("$anchor", "$dynamicAnchor") if self.draft == "2020-12" else ():
+        for keyword in ("$anchor", "$dynamicAnchor"):
             name = schema.get(keyword)
             if isinstance(name, str):
                 _add_anchor(resource, name, schema)
                 if keyword == "$dynamicAnchor":
                     resource.dynamic[name] = schema
+        if has_anchor and schema is resource.root:
+            resource.dynamic[""] = schema
         return resource
 
-    def _new_resource(self, name: str, schema: dict[str, Any], parent: Resource) -> Resource:
-        if "$schema" in schema and _draft(schema) != self.draft:
-            raise GrammarError('"$schema" must be the same in the whole document')
-        try:
-            uri = urldefrag(urljoin(parent.uri, name)).url
-        except ValueError:
-            raise GrammarError(f'"$id" {echo(name)} is not a URI') from None
-        known = self._resources.get(uri)
-        if schema is self.root:
-            known = None
-        if known is not None and known.root is not schema:
-            raise GrammarError(f'"$id" {echo(name)} names two schemas')
-        self._resources[uri] = resource = known or Resource(uri, schema)
+    def _identify(self, schema: dict[str, Any], resource: Resource, draft: Draft | None) -> Resource:
+        """Returns the resource that the schema is, or is in."""
+        name = schema.get("$id")
+        if isinstance(name, str):
+            if name.startswith("#"):
+                _add_anchor(resource, name[1:], schema)
+                return resource
+            return self._new_resource(name, schema, resource, draft)
+        name = schema.get("id")
+        if draft is None and isinstance(name, str):  # it may be meant as one: it can be referred to
+            uri = _joined(resource.uri, name)
+            if uri is not None and not name.startswith("#"):
+                self._resources.setdefault(uri, Resource(uri, schema, draft))
+            elif uri is not None:
+                _add_anchor(resource, name[1:], schema)
         return resource
+
+    def _new_resource(self, name: str, schema: dict[str, Any], parent: Resource, draft: Draft | None) -> Resource:
+        uri = _joined(parent.uri, name)
+        if uri is None:
+            return parent
+        resource = Resource(uri, schema, draft)
+        if uri in self._resources and schema is not self.root:
+            self._twice.add(uri)
+        else:
+            self._resources[uri] = resource
+        if schema is self.root:
+            self._resources[""] = resource
+        return resource
+
+
+def _joined(base: str, name: str) -> str | None:
+    """Returns a URI without its fragment; None where the name is none."""
+    try:
+        return urldefrag(urljoin(base, name)).url
+    except ValueError:
+        return None
 
 
 def _add_anchor(resource: Resource, name: str, schema: Schema) -> None:
     if resource.anchors.setdefault(name, schema) is not schema:
-        raise GrammarError(f"the anchor {echo(name)} names two schemas")
-
-
-def _draft(schema: Schema) -> Draft:
-    name = schema.get("$schema") if isinstance(schema, dict) else None
-    if name is None:
-        return "2020-12"
-    draft = DRAFTS.get(name.rstrip("#")) if isinstance(name, str) else None
-    if draft is None:
-        known = " and ".join(DRAFTS)
-        raise GrammarError(f'"$schema" {echo(str(name))} is not known; known are {known}')
-    return draft
+        resource.ambiguous.add(name)

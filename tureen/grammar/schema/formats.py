@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.expression import Expression, GrammarError
+from tureen.grammar.expression import Expression
 from tureen.grammar.schema.strings import StringSet
 
 
@@ -34,6 +33,11 @@ DURATION = f"P(?:{DATE_PART}(?:{TIME_PART})?|{TIME_PART}|{COUNT}W)"
 
 # RFC 4122
 UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+HEX = "[0-9a-fA-F]"
+UUIDS = {
+    f"uuid{version}": f"{HEX}{{8}}-{HEX}{{4}}-{version}{HEX}{{3}}-[89abAB]{HEX}{{3}}-{HEX}{{12}}"
+    for version in range(1, 9)
+}
 
 # RFC 2673 (four decimal numbers without leading zeros), RFC 4291 (without dotted decimals at the end)
 OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -44,6 +48,20 @@ IPV6 = _alternatives(
     f"::(?:{GROUP}(?::{GROUP}){{0,6}})?",
     *(f"{GROUP}(?::{GROUP}){{{size - 1}}}::(?:{GROUP}(?::{GROUP}){{0,{6 - size}}})?" for size in range(1, 7)),
     f"{GROUP}(?::{GROUP}){{6}}::",
+)
+IP = _alternatives(IPV4, IPV6)
+
+# With the length of a prefix; networks have zeros behind it
+PREFIX_4 = "/(?:[12]?[0-9]|3[0-2])"
+PREFIX_6 = "/(?:[1-9]?[0-9]|1[01][0-9]|12[0-8])"
+INTERFACE_4, INTERFACE_6 = f"{IPV4}(?:{PREFIX_4})?", f"{IPV6}(?:{PREFIX_6})?"
+NETWORK_4 = _alternatives(
+    f"{IPV4}/32",
+    *(rf"{OCTET}(?:\.{OCTET}){{{size - 1}}}(?:\.0){{{4 - size}}}/{8 * size}" for size in range(1, 4)),
+    r"0\.0\.0\.0/0",
+)
+NETWORK_6 = _alternatives(
+    f"{IPV6}/128", *(f"{GROUP}(?::{GROUP}){{{size - 1}}}::/{16 * size}" for size in range(1, 7)), "::/0"
 )
 
 # RFC 1123; no "--", which RFC 5891 reserves at one place, and no long labels but the first: so 253 characters suffice
@@ -89,6 +107,39 @@ IRI, IRI_REFERENCE = _references(UNRESERVED + BEYOND_ASCII)
 JSON_POINTER = "(?:/(?:[^/~]|~[01])*)*"
 RELATIVE_JSON_POINTER = f"(?:0|[1-9][0-9]{{0,8}})(?:#|{JSON_POINTER})"
 
+# RFC 6570, literals being what RFC 3986 has
+LITERAL = r"(?:[a-zA-Z0-9._~:/?#\[\]@!$&()*+,;=-]|%[0-9A-Fa-f]{2})"
+VARIABLE = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?"
+URI_TEMPLATE = rf"(?:{LITERAL}|\{{[+#./;?&]?{VARIABLE}(?:,{VARIABLE})*\}})*"
+
+# Several hosts, as databases have them
+SERVER = f"{HOST}(?::[0-9]{{1,4}})?"
+MULTI_HOST_URI = rf"[a-zA-Z][a-zA-Z0-9+.-]*://{SERVER}(?:,{SERVER})*(?:/[{UNRESERVED}-]*)*"
+
+
+def _base64(more: str) -> str:
+    """RFC 4648, padded, the bits that stand for nothing being zero."""
+    char = f"[A-Za-z0-9{more}]"
+    return f"(?:{char}{{4}})*(?:{char}[AQgw]==|{char}{{2}}[AEIMQUYcgkosw048]=)?"
+
+
+def _pattern(depth: int) -> str:
+    """ECMA 262 without assertions inside, names and references; groups `depth` levels deep."""
+    char = r"[A-Za-z0-9 _.,:;<>=!@#%&'\"~/-]"
+    escape = r"\\[dDwWsS.*+?^$()\[\]{}|\\/]"
+    members = r"(?:a-z|A-Z|0-9|[A-Za-z0-9 _.,:;@]|\\[dws])+"
+    atoms = [char, escape, rf"\[\^?{members}\]"]
+    if depth:
+        atoms.append(rf"\((?:\?:)?{_pattern(depth - 1)}\)")
+    term = rf"{_alternatives(*atoms)}(?:[*+?]\??|\{{[0-9]{{1,2}},?\}})?"
+    return rf"(?:{term})+(?:\|(?:{term})+)*"
+
+
+REGEX = rf"\^?{_pattern(2)}\$?"
+DECIMAL = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
+FRACTION = "-?(?:0|[1-9][0-9]{0,17})(?:/[1-9][0-9]{0,17})?"
+NAME_EMAIL = f"[A-Za-z]+(?: [A-Za-z]+)* <{EMAIL}>"
+
 FORMATS = {
     "date": DATE,
     "time": TIME,
@@ -107,19 +158,38 @@ FORMATS = {
     "iri-reference": IRI_REFERENCE,
     "json-pointer": JSON_POINTER,
     "relative-json-pointer": RELATIVE_JSON_POINTER,
+    "uri-template": URI_TEMPLATE,
+    "regex": REGEX,
+    # OpenAPI's registry, pydantic
+    "url": URI,
+    "multi-host-uri": MULTI_HOST_URI,
+    **UUIDS,
+    "byte": _base64("+/"),
+    "base64": _base64("+/"),
+    "base64url": _base64("_-"),
+    "decimal": DECIMAL,
+    "fraction": FRACTION,
+    "name-email": NAME_EMAIL,
+    "ipv4interface": INTERFACE_4,
+    "ipv6interface": INTERFACE_6,
+    "ipv4network": NETWORK_4,
+    "ipv6network": NETWORK_6,
+    "ipvanyaddress": IP,
+    "ipvanyinterface": _alternatives(INTERFACE_4, INTERFACE_6),
+    "ipvanynetwork": _alternatives(NETWORK_4, NETWORK_6),
 }
-"""Patterns for whole strings. Every string that matches is of the format; where the format is rich, not the reverse."""
+"""Patterns for whole strings. Every string that matches is of the format; where the format is rich, not the reverse.
+
+Any other name is an annotation: also "binary", "password", "path", of which every string is.
+"""
 
 
-def format_strings(name: str) -> StringSet:
-    """Returns strings of this format, not always all of them. Raises GrammarError for an unknown one, listing the
-    known."""
-    return StringSet(in_format(name))
+def format_strings(name: str) -> StringSet | None:
+    """Returns strings of this format, not always all of them; None where the name says nothing about strings."""
+    return StringSet(in_format(name)) if name in FORMATS else None
 
 
 @cache
 def in_format(name: str) -> Expression:
-    """Returns the strings of this format as an expression over decoded characters."""
-    if name not in FORMATS:
-        raise GrammarError(f'"format": {echo(name)} cannot be enforced; known are {", ".join(FORMATS)}')
+    """Returns the strings of a format of `FORMATS` as an expression over decoded characters."""
     return regex.parse(FORMATS[name], flavour="ecma")

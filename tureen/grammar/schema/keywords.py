@@ -1,54 +1,42 @@
-"""The keywords of JSON schema: which a draft has, and what their values must look like. Anything else is refused."""
+"""The keywords of JSON schema, in the words of 2020-12, and what their values must look like.
+
+Anything else is an annotation, as the specification says, unless it is nearly a keyword: `minLenght` is a mistake.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any
 
 from tureen.errors import echo
-from tureen.grammar.expression import GrammarError
-from tureen.grammar.schema.document import Document, Draft
+from tureen.grammar.expression import GrammarError, SchemaError
+from tureen.grammar.schema.annotations import is_annotation, nearest
+from tureen.grammar.schema.document import Document
 
 MAX_COUNT = 100_000
 """The largest number of characters, items and properties in minLength and its like."""
+OUT_OF_REACH = 1 << 30
+"""No output has so many characters, items or properties: generators of schemas write such bounds and mean none."""
 MAX_BRANCHES = 10_000
 """The largest number of values in "enum", names in "required", schemas in "anyOf" and its like."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-
-ANNOTATIONS = frozenset({
-    "$schema", "$id", "$comment", "$defs", "definitions", "$vocabulary", "title", "description", "default", "example",
-    "examples", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema",
-})  # fmt: skip
-"""They say nothing about which values are valid."""
-NOT_KEYWORDS: Mapping[str, str] = {
-    "nullable": 'say "type": ["string", "null"] (and so on) instead',
-    "optional": 'what is not in "required" is optional',
-    "id": 'say "$id" instead',
-    "$recursiveRef": 'say "$dynamicRef" instead',
-    "$recursiveAnchor": 'say "$dynamicAnchor" instead',
-    "additionalItems": 'say "prefixItems" and "items" instead, or "$schema": "http://json-schema.org/draft-07/schema#"',
-    "dependencies": (
-        'say "dependentRequired" or "dependentSchemas" instead, or "$schema": "http://json-schema.org/draft-07/schema#"'
-    ),
-}
 
 Check = Callable[[Any], bool]
 
 
 def check(schema: dict[str, Any], document: Document) -> None:
-    """Raises GrammarError for a keyword that is unknown, or has a value of the wrong form."""
-    known = KEYWORDS[document.draft]
+    """Raises SchemaError for a keyword whose value has the wrong form, and for a name that is nearly one."""
     for keyword, value in schema.items():
-        rule = known.get(keyword)
+        rule = KEYWORDS.get(keyword)
         if rule is None:
-            if keyword not in ANNOTATIONS and not keyword.startswith("x-"):
-                raise _unknown(keyword, document.draft, document.where(schema))
+            near = "" if is_annotation(keyword) else nearest(keyword, MISTAKABLE)
+            if near and near not in schema and KEYWORDS[near][0](value):
+                raise SchemaError(f'{echo(keyword)} at {document.where(schema)} is no keyword: did you mean "{near}"?')
         elif not rule[0](value):
             got = echo(json.dumps(value, default=str))
-            raise GrammarError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
+            raise SchemaError(f'"{keyword}" at {document.where(schema)} must be {rule[1]}, got {got}')
 
 
 def count(schema: dict[str, Any], keyword: str) -> int | None:
@@ -61,20 +49,15 @@ def count(schema: dict[str, Any], keyword: str) -> int | None:
     return int(value)
 
 
+def most(schema: dict[str, Any], keyword: str) -> int | None:
+    """Returns an upper bound as `count` does; one that no output reaches is none. Raises GrammarError."""
+    return None if schema.get(keyword, 0) >= OUT_OF_REACH else count(schema, keyword)
+
+
 def dependent(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields each key, and what must hold (a schema) or be there (keys) where the key is there."""
-    for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+    for keyword in ("dependentRequired", "dependentSchemas"):
         yield from schema.get(keyword, {}).items()
-
-
-def _unknown(keyword: str, draft: Draft, where: str) -> GrammarError:
-    hint = NOT_KEYWORDS.get(keyword, "")
-    if not hint and keyword in KEYWORDS["2020-12"]:
-        hint = 'it is one of 2020-12: leave "$schema" out'
-    if not hint:
-        near = get_close_matches(keyword, [*KEYWORDS[draft], *ANNOTATIONS], n=1)
-        hint = f'did you mean "{near[0]}"?' if near else 'for a note of your own, let its name begin with "x-"'
-    return GrammarError(f"{echo(keyword)} at {where} is no keyword of {draft}: {hint}")
 
 
 def _is_number(value: Any) -> bool:
@@ -107,12 +90,7 @@ def _is_named_schemas(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= MAX_BRANCHES
-        and all(map(_is_text, value))
-        and len(set(value)) == len(value)
-    )
+    return isinstance(value, list) and len(value) <= MAX_BRANCHES and all(map(_is_text, value))
 
 
 def _is_type(value: Any) -> bool:
@@ -125,20 +103,12 @@ def _is_values(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= MAX_BRANCHES
 
 
-def _is_dependencies(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_schema(item) or _is_names(item) for item in value.values())
-
-
 def _is_named_names(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_names, value.values()))
 
 
 def _is_discriminator(value: Any) -> bool:
     return isinstance(value, dict) and _is_text(value.get("propertyName"))
-
-
-def _is_items(value: Any) -> bool:
-    return _is_schema(value) or value == [] or _is_schemas(value)
 
 
 NUMBER = (_is_number, "a number")
@@ -148,7 +118,7 @@ SCHEMA = (_is_schema, "a schema (an object, true or false)")
 SCHEMAS = (_is_schemas, f"a list of 1 to {MAX_BRANCHES} schemas")
 NAMED_SCHEMAS = (_is_named_schemas, "an object of schemas")
 
-COMMON: dict[str, tuple[Check, str]] = {
+KEYWORDS: Mapping[str, tuple[Check, str]] = {
     "discriminator": (_is_discriminator, 'an object with "propertyName", a string'),
     "$ref": TEXT,
     "type": (_is_type, "one or a list of " + ", ".join(TYPES)),
@@ -169,7 +139,7 @@ COMMON: dict[str, tuple[Check, str]] = {
     "contains": SCHEMA,
     "maxProperties": COUNT,
     "minProperties": COUNT,
-    "required": (_is_names, f"a list of at most {MAX_BRANCHES} different strings"),
+    "required": (_is_names, f"a list of at most {MAX_BRANCHES} strings"),
     "properties": NAMED_SCHEMAS,
     "patternProperties": NAMED_SCHEMAS,
     "additionalProperties": SCHEMA,
@@ -181,32 +151,23 @@ COMMON: dict[str, tuple[Check, str]] = {
     "if": SCHEMA,
     "then": SCHEMA,
     "else": SCHEMA,
+    "$anchor": TEXT,
+    "$dynamicAnchor": TEXT,
+    "$dynamicRef": TEXT,
+    "items": SCHEMA,
+    "prefixItems": SCHEMAS,
+    "minContains": COUNT,
+    "maxContains": COUNT,
+    "dependentRequired": (_is_named_names, "an object of lists of names"),
+    "dependentSchemas": NAMED_SCHEMAS,
+    "unevaluatedItems": SCHEMA,
+    "unevaluatedProperties": SCHEMA,
 }
-KEYWORDS: Mapping[Draft, Mapping[str, tuple[Check, str]]] = {
-    "draft-07": {
-        **COMMON,
-        "items": (_is_items, "a schema or a list of schemas"),
-        "additionalItems": SCHEMA,
-        "dependencies": (_is_dependencies, "an object of schemas and lists of names"),
-    },
-    "2020-12": {
-        **COMMON,
-        "$anchor": TEXT,
-        "$dynamicAnchor": TEXT,
-        "$dynamicRef": TEXT,
-        "items": (_is_schema, 'a schema; for a list of schemas say "prefixItems", or "$schema": a draft-07 one'),
-        "prefixItems": SCHEMAS,
-        "minContains": COUNT,
-        "maxContains": COUNT,
-        "dependentRequired": (_is_named_names, "an object of lists of names"),
-        "dependentSchemas": NAMED_SCHEMAS,
-        "unevaluatedItems": SCHEMA,
-        "unevaluatedProperties": SCHEMA,
-    },
-}
+MISTAKABLE = tuple(keyword for keyword in KEYWORDS if keyword.isalpha() and keyword != "discriminator")
+"""The keywords that a mistake in typing may be meant for."""
 
 COMBINATORS = frozenset({
     "$ref", "$dynamicRef", "$anchor", "$dynamicAnchor", "allOf", "anyOf", "oneOf", "discriminator", "not", "if", "then",
-    "else", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+    "else", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems",
 })  # fmt: skip
 """Keywords that speak through other schemas about the same value, not by themselves."""

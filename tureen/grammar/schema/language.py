@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tureen.grammar.expression import GrammarError, Language
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
+from tureen.grammar.schema.unenforced import UnenforcedKeywords
 from tureen.grammar.schema.writer import SchemaWriter
 
 ANY_VALUE = "$$ANY$$"
 """In the place of a schema: any JSON value."""
 
 
-def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True) -> Language:
+def json_schema(text: str, prefix: str = "", *, leaves_out: bool = True, strict: bool = False) -> Language:
     """Returns the valid values as `json.dumps` writes them by default, but with characters that are not ASCII raw.
 
-    `text` is the schema's JSON. The names of the rules begin with `prefix`. Raises GrammarError for a schema that
-    cannot be enforced exactly, or that nothing is valid against.
+    `text` is the schema's JSON. The names of the rules begin with `prefix`. What cannot be enforced exactly is left
+    out, and listed in the language's `unenforced`; with `strict` it is refused. Raises GrammarError, also for a schema
+    that is wrong, or that nothing is valid against.
 
     With `leaves_out`, an object with `properties` has no other keys unless its schema speaks of such by a keyword
     (additionalProperties, patternProperties, unevaluatedProperties, propertyNames, a count): JSON Schema would have a
     model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
-    algebra = Algebra()
+    unenforced = UnenforcedKeywords(document)
+    algebra = Algebra(unenforced)
     try:
-        node = SchemaReader(document, algebra).node(document.root, ())
-        return SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
+        node = SchemaReader(document, algebra, unenforced).node(document.root, ())
+        language = SchemaWriter(algebra, prefix, leaves_out=leaves_out).language(node)
+        left_out = unenforced.listed()
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
+    if strict and left_out:
+        raise GrammarError(left_out[0].why)
+    return replace(language, unenforced=left_out)

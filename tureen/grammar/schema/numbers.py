@@ -6,7 +6,7 @@ Which texts a range has is told in `ranges`; a single number has one: as json.du
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -107,7 +107,14 @@ class NumberSet:
             listed.update(dict.fromkeys(few))
         return tuple(listed)
 
-    def expression(self) -> Expression:
+    def without_steps(self) -> NumberSet:
+        """Returns more numbers: of "multipleOf" only what keeps them integers is left."""
+        return _made(
+            self.points,
+            (replace(part, steps=part.whole_steps, against=frozenset(), without=frozenset()) for part in self.ranges),
+        )
+
+    def encoded(self) -> Expression:
         """Returns the JSON texts: a Terminal, or NOTHING where there are none. Raises GrammarError."""
         texts: list[Expression] = [Text(_text(value)) for value in self.points]
         numbers = choice(texts + [part.expression() for part in self.ranges])

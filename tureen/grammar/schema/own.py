@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from tureen.grammar.expression import GrammarError
 from tureen.grammar.schema import arrays
-from tureen.grammar.schema.algebra import Algebra
+from tureen.grammar.schema.algebra import NOT_EXACT, Algebra
 from tureen.grammar.schema.document import Document, Schema, Scope
 from tureen.grammar.schema.formats import format_strings
-from tureen.grammar.schema.keywords import COMBINATORS, KEYWORDS, count
+from tureen.grammar.schema.keywords import COMBINATORS, KEYWORDS, count, most
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.shapes import (
+    ALL_KINDS,
     FALSE,
     NULL,
+    NUMBERS,
+    OBJECTS,
     STRINGS,
     TRUE,
     ArrayShape,
@@ -27,17 +31,24 @@ from tureen.grammar.schema.shapes import (
     ValueShape,
 )
 from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.unenforced import Origin, UnenforcedKeywords
 
-OWN_KEYWORDS = frozenset(keyword for known in KEYWORDS.values() for keyword in known if keyword not in COMBINATORS)
-ARRAY_KEYWORDS = frozenset(
-    ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems")
-)
+T = TypeVar("T")
+
+OWN_KEYWORDS = KEYWORDS.keys() - COMBINATORS
+ARRAY_KEYWORDS = frozenset(("items", "prefixItems", "minItems", "maxItems", "contains", "uniqueItems"))
 OBJECT_KEYWORDS = frozenset((
     "properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties",
     "maxProperties",
 ))  # fmt: skip
 OPEN_KEYWORDS = frozenset(("additionalProperties", "patternProperties", "propertyNames"))
-NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+NUMBER_KEYWORDS: dict[str, Callable[[Any], NumberSet]] = {
+    "minimum": lambda value: NumberSet.between(least=value),
+    "maximum": lambda value: NumberSet.between(most=value),
+    "exclusiveMinimum": lambda value: NumberSet.between(above=value),
+    "exclusiveMaximum": lambda value: NumberSet.between(below=value),
+    "multipleOf": NumberSet.multiples_of,
+}
 
 ReadNode = Callable[[Schema, Scope], ValueSet]
 
@@ -45,100 +56,115 @@ ReadNode = Callable[[Schema, Scope], ValueSet]
 class Own:
     """Reads schemas of one document without their combinators and references."""
 
-    def __init__(self, document: Document, algebra: Algebra, node: ReadNode) -> None:
+    def __init__(self, document: Document, algebra: Algebra, node: ReadNode, unenforced: UnenforcedKeywords) -> None:
         self._document = document
         self._algebra = algebra
         self._node = node
+        self._unenforced = unenforced
         self._values: dict[Hashable, ValueSet] = {}
 
     def read(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
-        """Raises GrammarError."""
+        """Returns the values that the keywords allow, without what cannot be enforced, which is noted. Raises
+        SchemaError."""
         names = schema.get("type")
         types = {names} if isinstance(names, str) else None if names is None else set(names)
         shape = self._typed(schema, scope, types)
         for keyword in ("const", "enum"):
             if keyword in schema:
                 values = schema["enum"] if keyword == "enum" else [schema["const"]]
-                shape = self._algebra.meet(shape, self._exactly(values))
+                with self._unenforced.at(Origin(keyword, schema)):
+                    shape = self._with_values(shape, values)
         return shape
+
+    def _with_values(self, shape: ValueShape, values: list[Any]) -> ValueShape:
+        """Returns those of the values that are in the shape."""
+        exactly = self._unenforced.attempt(lambda: self._exactly(values), None)
+        return replace(shape, loose=ALL_KINDS) if exactly is None else self._algebra.meet(exactly, shape)
+
+    def _attempt(self, keyword: str, schema: dict[str, Any], make: Callable[[], T], otherwise: T) -> T:
+        """Returns what `make` makes of a keyword's value; `otherwise`, and it is noted, where that cannot be
+        enforced."""
+        return self._unenforced.attempt(make, otherwise, Origin(keyword, schema))
+
+    def _count(self, keyword: str, schema: dict[str, Any]) -> int:
+        return self._attempt(keyword, schema, lambda: count(schema, keyword), None) or 0
+
+    def _most(self, keyword: str, schema: dict[str, Any]) -> int | None:
+        return self._attempt(keyword, schema, lambda: most(schema, keyword), None)
 
     def _typed(self, schema: dict[str, Any], scope: Scope, types: set[str] | None) -> ValueShape:
         empty = self._algebra.no_shape
         plain = (NULL if types is None or "null" in types else 0) | (
             TRUE | FALSE if types is None or "boolean" in types else 0
         )
-        has_numbers = types is None or not types.isdisjoint(("number", "integer"))
+        numbers, strings, arrays_, objects_ = empty, empty, empty, empty
+        if types is None or not types.isdisjoint(("number", "integer")):
+            numbers = self._numbers(schema, types)
+        if types is None or "string" in types:
+            strings = self._strings(schema)
+        if types is None or "array" in types:
+            arrays_ = self._arrays(schema, scope)
+        if types is None or "object" in types:
+            objects_ = self._objects(schema, scope)
         return ValueShape(
             plain,
-            self._numbers(schema, types) if has_numbers else empty.numbers,
-            self._strings(schema) if types is None or "string" in types else empty.strings,
-            self._arrays(schema, scope) if types is None or "array" in types else (),
-            self._objects(schema, scope) if types is None or "object" in types else (),
-            STRINGS if "format" in schema and (types is None or "string" in types) else 0,
+            numbers.numbers,
+            strings.strings,
+            arrays_.arrays,
+            objects_.objects,
+            strings.partial | objects_.partial,
+            numbers.loose | strings.loose | arrays_.loose | objects_.loose,
         )
 
-    def _numbers(self, schema: dict[str, Any], types: set[str] | None) -> NumberSet:
+    def _numbers(self, schema: dict[str, Any], types: set[str] | None) -> ValueShape:
         is_integer = types is not None and "number" not in types
-        numbers = NumberSet.integers() if is_integer else NumberSet.anything()
-        if not NUMBER_KEYWORDS.isdisjoint(schema):
-            bounds = NumberSet.between(
-                schema.get("minimum"),
-                schema.get("maximum"),
-                above=schema.get("exclusiveMinimum"),
-                below=schema.get("exclusiveMaximum"),
-            )
-            numbers = numbers.intersect(bounds)
-            if "multipleOf" in schema:
-                numbers = numbers.intersect(NumberSet.multiples_of(schema["multipleOf"]))
-        return numbers
+        numbers, loose = NumberSet.integers() if is_integer else NumberSet.anything(), 0
+        for keyword, read in NUMBER_KEYWORDS.items():
+            if keyword in schema:
+                limited = self._attempt(keyword, schema, partial(_limited, numbers, read, schema[keyword]), None)
+                numbers, loose = (numbers, NUMBERS) if limited is None else (limited, loose)
+        return ValueShape(numbers=numbers, loose=loose)
 
-    def _strings(self, schema: dict[str, Any]) -> StringSet:
-        strings = StringSet.anything()
-        least, most = count(schema, "minLength") or 0, count(schema, "maxLength")
-        if least or most is not None:
-            strings = StringSet.of_length(least, most)
+    def _strings(self, schema: dict[str, Any]) -> ValueShape:
+        strings, loose = StringSet.anything(), 0
+        least, greatest = self._count("minLength", schema), self._most("maxLength", schema)
+        if least or greatest is not None:
+            strings = StringSet.of_length(least, greatest)
         if "pattern" in schema:
-            strings = strings.intersect(StringSet.pattern(schema["pattern"]))
-        if "format" in schema:
-            strings = strings.intersect(format_strings(schema["format"]))
-        return strings
+            pattern = self._attempt("pattern", schema, lambda: StringSet.pattern(schema["pattern"]), None)
+            strings, loose = (strings, STRINGS) if pattern is None else (strings.intersect(pattern), 0)
+        in_format = format_strings(schema["format"]) if "format" in schema else None
+        if in_format is None:
+            return ValueShape(strings=strings, loose=loose)
+        return ValueShape(strings=strings.intersect(in_format), loose=loose, partial=STRINGS)
 
-    def _arrays(self, schema: dict[str, Any], scope: Scope) -> tuple[ArrayShape, ...]:
+    def _arrays(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         if ARRAY_KEYWORDS.isdisjoint(schema):
-            return (self._algebra.any_array,)
-        items: Any = schema.get("items", True)
-        first: Any = schema.get("prefixItems", ())
-        if isinstance(items, list):
-            first, items = items, schema.get("additionalItems", True)
+            return ValueShape(arrays=(self._algebra.any_array,))
         item_counts = []
         if "contains" in schema:
-            least = count(schema, "minContains")
+            least = self._count("minContains", schema) if "minContains" in schema else 1
             node = self._node(schema["contains"], scope)
-            item_counts.append(ItemCount(0, node, 1 if least is None else least, count(schema, "maxContains")))
+            item_counts.append(ItemCount(0, node, least, self._most("maxContains", schema)))
         shape = ArrayShape(
-            tuple(self._node(item, scope) for item in first),
-            self._node(items, scope),
-            count(schema, "minItems") or 0,
-            count(schema, "maxItems"),
+            tuple(self._node(item, scope) for item in schema.get("prefixItems", ())),
+            self._node(schema.get("items", True), scope),
+            self._count("minItems", schema),
+            self._most("maxItems", schema),
             tuple(item_counts),
             schema.get("uniqueItems", False),
         )
         tidied = arrays.tidy(self._algebra, shape)
-        return () if tidied is None else (tidied,)
+        return ValueShape(arrays=() if tidied is None else (tidied,))
 
-    def _objects(self, schema: dict[str, Any], scope: Scope) -> tuple[ObjectShape, ...]:
+    def _objects(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         if OBJECT_KEYWORDS.isdisjoint(schema):
-            return (self._algebra.any_object,)
+            return ValueShape(objects=(self._algebra.any_object,))
         sets = self._algebra.keys
         others = self._node(schema.get("additionalProperties", True), scope)
-        patterns = [
-            (sets.pattern(pattern), self._node(value, scope))
-            for pattern, value in schema.get("patternProperties", {}).items()
-        ]
-        classes: list[tuple[StringSet, tuple[ValueSet, ...]]] = [(sets.every, ())]
-        for names, node in patterns:
-            parts = sets.split(classes, names)
-            classes = [(part, (*nodes, node) if is_inside else nodes) for part, nodes, is_inside in parts]
+        patterns, unknown = self._patterns(schema, scope)
+        if unknown:  # any key may be one of theirs
+            others = self._algebra.any_of([others, *unknown])
         properties = schema.get("properties", {})
         required = schema.get("required", ())
         named = {}
@@ -146,31 +172,61 @@ class Own:
             nodes = [self._node(properties[key], scope)] if key in properties else []
             nodes += [node for names, node in patterns if names.contains(key)]
             named[key] = self._algebra.all_of(nodes) if nodes else others
+        classes = self._attempt("patternProperties", schema, lambda: self._classes(patterns), None)
+        if classes is None:  # too many
+            unknown = [node for _, node in patterns]
+            classes = [(sets.every, (self._algebra.any_of([others, *unknown]),))]
         free = [PropertySet(names, self._algebra.all_of(nodes) if nodes else others) for names, nodes in classes]
+        names = self._algebra.any_shape
         if "propertyNames" in schema:
-            names = self._names(schema, scope)
-            free = [
-                PropertySet(part, node if is_inside else self._algebra.nothing)
-                for part, node, is_inside in sets.split(free, names)
-            ]
-            named = {key: node if names.contains(key) else self._algebra.nothing for key, node in named.items()}
+            names = self._algebra.shape(self._node(schema["propertyNames"], scope))
+            parts = self._attempt("propertyNames", schema, lambda: sets.split(free, names.strings), None)
+            if names.loose & STRINGS:
+                self._unenforced.note(NOT_EXACT, Origin("propertyNames", schema))
+            if parts is None:
+                names = replace(self._algebra.any_shape, loose=STRINGS)
+            else:
+                nothing = self._algebra.nothing
+                free = [PropertySet(part, node if is_inside else nothing) for part, node, is_inside in parts]
+                named = {key: node if names.strings.contains(key) else nothing for key, node in named.items()}
         is_required = set(required)
-        return (
-            ObjectShape(
-                {key: Property(key in is_required, node) for key, node in named.items()},
-                tuple(free),
-                count(schema, "minProperties") or 0,
-                count(schema, "maxProperties"),
-                is_open=not OPEN_KEYWORDS.isdisjoint(schema),
-            ),
+        shape = ObjectShape(
+            {key: Property(key in is_required, node) for key, node in named.items()},
+            tuple(free),
+            self._count("minProperties", schema),
+            self._most("maxProperties", schema),
+            is_open=not OPEN_KEYWORDS.isdisjoint(schema),
+        )
+        return ValueShape(
+            objects=(shape,),
+            partial=OBJECTS if names.partial & STRINGS else 0,
+            loose=OBJECTS if unknown or names.loose & STRINGS else 0,
         )
 
-    def _names(self, schema: dict[str, Any], scope: Scope) -> StringSet:
-        """The keys that propertyNames allows."""
-        shape = self._algebra.shape(self._node(schema["propertyNames"], scope))
-        if shape.partial & STRINGS:
-            raise GrammarError('"format" in "propertyNames" cannot be enforced: use "pattern" there')
-        return shape.strings
+    def _patterns(
+        self, schema: dict[str, Any], scope: Scope
+    ) -> tuple[list[tuple[StringSet, ValueSet]], list[ValueSet]]:
+        """Returns the keys and values of "patternProperties"; and only the values where the pattern cannot be
+        enforced."""
+        known, unknown = [], []
+        for pattern, value in schema.get("patternProperties", {}).items():
+            node = self._node(value, scope)
+            read = partial(self._algebra.keys.pattern, pattern)
+            names = self._attempt("patternProperties", schema, read, None)
+            if names is None:
+                unknown.append(node)
+            else:
+                known.append((names, node))
+        return known, unknown
+
+    def _classes(self, patterns: list[tuple[StringSet, ValueSet]]) -> list[tuple[StringSet, tuple[ValueSet, ...]]]:
+        """Returns disjoint sets of keys, each with the nodes of the patterns that its keys match. Raises
+        GrammarError."""
+        classes: list[tuple[StringSet, tuple[ValueSet, ...]]] = [(self._algebra.keys.every, ())]
+        for names, node in patterns:
+            parts = self._algebra.keys.split(classes, names)
+            classes = [(part, (*nodes, node) if is_inside else nodes) for part, nodes, is_inside in parts]
+        return classes
 
     def _exactly(self, values: list[Any]) -> ValueShape:
         """These values."""
@@ -208,6 +264,10 @@ class Own:
         if node is None:
             node = self._values[key] = self._algebra.fixed(self._exactly([value]))
         return node
+
+
+def _limited(numbers: NumberSet, read: Callable[[Any], NumberSet], value: Any) -> NumberSet:
+    return numbers.intersect(read(value))
 
 
 def _canonical(value: Any) -> Hashable:

@@ -58,6 +58,8 @@ class RuleWriter(Protocol):
 
     leaves_out: bool
 
+    def leave_out(self, keyword: str, why: str) -> None: ...
+
     @property
     def algebra(self) -> SetAlgebra: ...
 

@@ -104,6 +104,11 @@ class Range:
         return low.value if low and high and low.value == high.value else None
 
     @property
+    def whole_steps(self) -> frozenset[Fraction]:
+        """Returns the step of one where the range has integers only; else none."""
+        return frozenset([ONE]) if any(step.denominator == 1 for step in self.steps) else frozenset()
+
+    @property
     def is_free(self) -> bool:
         """Returns whether the range says nothing but which signs there are: readers of any precision agree."""
         bounds = [bound.value for bound in (self.low, self.high) if bound]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tureen.grammar.expression import GrammarError
+from tureen.grammar.expression import GrammarError, SchemaError
 from tureen.grammar.schema.algebra import MAX_NODES, Algebra, CircularError
 from tureen.grammar.schema.document import Document, Schema, Scope
 from tureen.grammar.schema.evaluated import Evaluated
-from tureen.grammar.schema.keywords import check, dependent
+from tureen.grammar.schema.keywords import check
 from tureen.grammar.schema.own import OWN_KEYWORDS, Own
-from tureen.grammar.schema.shapes import OBJECTS, Property, ValueSet, ValueShape
+from tureen.grammar.schema.shapes import ALL_KINDS, OBJECTS, Property, ValueSet, ValueShape
+from tureen.grammar.schema.unenforced import Origin, UnenforcedKeywords
 
 MAX_IN_PLACE = 40
 """The deepest nesting of schemas about the same value: allOf in anyOf in not, "$ref" to "$ref"."""
@@ -23,10 +24,11 @@ MAX_IN_PLACE = 40
 class SchemaReader:
     """Reads the schemas of one document, each when it is needed."""
 
-    def __init__(self, document: Document, algebra: Algebra) -> None:
+    def __init__(self, document: Document, algebra: Algebra, unenforced: UnenforcedKeywords) -> None:
         self._document = document
         self._algebra = algebra
-        self._own = Own(document, algebra, self.node)
+        self._unenforced = unenforced
+        self._own = Own(document, algebra, self.node, unenforced)
         self._nodes: dict[tuple[int, Scope], ValueSet | None] = {}
         self._evaluated = Evaluated(self, algebra)
         self._having: dict[tuple[str, ...], ValueSet] = {}
@@ -40,7 +42,7 @@ class SchemaReader:
         key = (id(schema), scope)
         if key not in self._nodes:
             if len(self._nodes) >= MAX_NODES:
-                raise GrammarError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')
+                raise SchemaError(f'"$dynamicRef" leads to more than {MAX_NODES} different schemas, by the ways there')
             self._nodes[key] = None
             try:
                 self._nodes[key] = self._build(schema, scope)
@@ -59,16 +61,21 @@ class SchemaReader:
         """Returns the values that the schema allows without its combinators and references."""
         if OWN_KEYWORDS.isdisjoint(schema):
             return self._algebra.anything
-        return self._algebra.leaf(partial(self._read_own, schema, scope))
+        with self._unenforced.at(Origin("", schema)):
+            return self._algebra.leaf(partial(self._read_own, schema, scope))
 
     def _read_own(self, schema: dict[str, Any], scope: Scope) -> ValueShape:
         try:
             return self._own.read(schema, scope)
-        except GrammarError as error:
+        except SchemaError as error:
             where = self._document.where(schema)
             if where in str(error):
                 raise
             raise type(error)(f"{error} (at {where})") from None
+        except GrammarError as error:
+            keyword = next(keyword for keyword in schema if keyword in OWN_KEYWORDS)
+            self._unenforced.note(str(error), Origin(keyword, schema))
+            return replace(self._algebra.any_shape, loose=ALL_KINDS)
 
     def later(self, schema: Schema, scope: Scope) -> ValueSet:
         """Returns the schema's values, also while the schema around it is being read."""
@@ -86,18 +93,25 @@ class SchemaReader:
     def _build(self, schema: dict[str, Any], scope: Scope) -> ValueSet:
         check(schema, self._document)
         with self.inside(schema):
-            if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-                return self._evaluated.node(schema, scope)
-            if self._document.draft == "draft-07" and "$ref" in schema:
-                return self.node(self.target("$ref", schema, scope), scope)
+            for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+                if keyword in schema:
+                    node = self._with_unevaluated(keyword, schema, scope)
+                    if node is not None:
+                        return node
             return self._algebra.all_of((self.own(schema, scope), *self._in_place(schema, scope)))
+
+    def _with_unevaluated(self, keyword: str, schema: dict[str, Any], scope: Scope) -> ValueSet | None:
+        """Returns the values of a schema with such a keyword; None where it cannot be enforced."""
+        origin = Origin(keyword, schema)
+        with self._unenforced.at(origin):
+            return self._unenforced.attempt(lambda: self._evaluated.node(schema, scope), None)
 
     @contextmanager
     def inside(self, schema: Schema) -> Iterator[None]:
         """Counts how deep schemas about the same value are inside one another. Raises GrammarError where it is too
         deep."""
         if self._depth >= MAX_IN_PLACE:
-            raise GrammarError(
+            raise SchemaError(
                 f"schemas inside one another about the same value at {self._document.where(schema)};"
                 f" at most {MAX_IN_PLACE} levels"
             )
@@ -109,31 +123,46 @@ class SchemaReader:
 
     def _in_place(self, schema: dict[str, Any], scope: Scope) -> Iterator[ValueSet]:
         """The values that each combinator and reference of the schema allows."""
-        algebra = self._algebra
-        for keyword in ("$ref", "$dynamicRef"):
+        for keyword, make in IN_PLACE.items():
             if keyword in schema:
-                yield self.node(self.target(keyword, schema, scope), scope)
-        for part in schema.get("allOf", ()):
-            yield self.node(part, scope)
-        if "anyOf" in schema:
-            yield algebra.any_of([self.node(part, scope) for part in schema["anyOf"]])
-        if "oneOf" in schema:
-            yield self._one_of(schema, [self.node(part, scope) for part in schema["oneOf"]])
-        if "not" in schema:
-            yield algebra.none_of(self.node(schema["not"], scope))
-        if "if" in schema and ("then" in schema or "else" in schema):
-            condition = self.node(schema["if"], scope)
-            then = algebra.all_of((condition, self.node(schema.get("then", True), scope)))
-            yield algebra.any_of(
-                (then, algebra.all_of((algebra.none_of(condition), self.node(schema.get("else", True), scope))))
-            )
-        for key, part in dependent(schema):
-            needed = self.having(*part) if isinstance(part, list) else self.node(part, scope)
-            yield algebra.any_of((algebra.none_of(self.having(key)), algebra.all_of((self.having(key), needed))))
+                with self._unenforced.at(Origin(keyword, schema)):
+                    read = partial(make, self, keyword, schema, scope)
+                    node = self._unenforced.attempt(read, self._algebra.anything)
+                yield node
 
-    def _one_of(self, schema: dict[str, Any], nodes: list[ValueSet]) -> ValueSet:
-        """OpenAPI's discriminator names a property that every branch must have, whether it requires it or not."""
+    def _referred(self, keyword: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        return self.node(self.target(keyword, schema, scope), scope)
+
+    def _all_of(self, _: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        return self._algebra.all_of([self.node(part, scope) for part in schema["allOf"]])
+
+    def _any_of(self, _: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        return self._algebra.any_of([self.node(part, scope) for part in schema["anyOf"]])
+
+    def _none_of(self, _: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        return self._algebra.none_of(self.node(schema["not"], scope))
+
+    def _condition(self, _: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
         algebra = self._algebra
+        if "then" not in schema and "else" not in schema:
+            return algebra.anything
+        condition = self.node(schema["if"], scope)
+        then = algebra.all_of((condition, self.node(schema.get("then", True), scope)))
+        otherwise = algebra.all_of((algebra.none_of(condition), self.node(schema.get("else", True), scope)))
+        return algebra.any_of((then, otherwise))
+
+    def _dependent(self, keyword: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        algebra, nodes = self._algebra, []
+        for key, part in schema[keyword].items():
+            needed = self.having(*part) if isinstance(part, list) else self.node(part, scope)
+            nodes.append(
+                algebra.any_of((algebra.none_of(self.having(key)), algebra.all_of((self.having(key), needed))))
+            )
+        return algebra.all_of(nodes)
+
+    def _one_of(self, _: str, schema: dict[str, Any], scope: Scope) -> ValueSet:
+        """OpenAPI's discriminator names a property that every branch must have, whether it requires it or not."""
+        algebra, nodes = self._algebra, [self.node(part, scope) for part in schema["oneOf"]]
         if "discriminator" not in schema:
             return algebra.one_of(nodes)
         having = self.having(schema["discriminator"]["propertyName"])
@@ -155,3 +184,16 @@ class SchemaReader:
             shape = replace(self._algebra.any_object, named=dict.fromkeys(keys, anything))
             node = self._having[keys] = self._algebra.fixed(ValueShape(objects=(shape,)))
         return node
+
+
+IN_PLACE: Mapping[str, Callable[[SchemaReader, str, dict[str, Any], Scope], ValueSet]] = {
+    "$ref": SchemaReader._referred,
+    "$dynamicRef": SchemaReader._referred,
+    "allOf": SchemaReader._all_of,
+    "anyOf": SchemaReader._any_of,
+    "oneOf": SchemaReader._one_of,
+    "not": SchemaReader._none_of,
+    "if": SchemaReader._condition,
+    "dependentRequired": SchemaReader._dependent,
+    "dependentSchemas": SchemaReader._dependent,
+}

@@ -8,10 +8,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.unenforced import Origin
 
 NULL, FALSE, TRUE = 1, 2, 4
 PLAIN = NULL | FALSE | TRUE
-STRINGS, OBJECTS = 1, 2
+STRINGS, OBJECTS, NUMBERS, ARRAYS = 1, 2, 4, 8
+ALL_KINDS = STRINGS | OBJECTS | NUMBERS | ARRAYS
 
 Kind: TypeAlias = Literal["leaf", "all", "any", "not", "one"]
 
@@ -19,12 +21,17 @@ Kind: TypeAlias = Literal["leaf", "all", "any", "not", "one"]
 class ValueSet:
     """A set of JSON values. What was combined alike is one object; two objects may still be equal sets."""
 
-    __slots__ = ("busy", "kind", "opposite", "parts", "read", "seen_from", "shape")
+    __slots__ = ("busy", "kind", "opposite", "origin", "parts", "read", "seen_from", "shape")
 
     def __init__(
-        self, kind: Kind, parts: tuple[ValueSet, ...] = (), read: Callable[[], ValueShape] | None = None
+        self,
+        kind: Kind,
+        origin: Origin,
+        parts: tuple[ValueSet, ...] = (),
+        read: Callable[[], ValueShape] | None = None,
     ) -> None:
         self.kind = kind
+        self.origin = origin
         self.parts = parts
         self.read = read
         self.shape: ValueShape | None = None  # once it is known
@@ -94,3 +101,4 @@ class ValueShape:
     arrays: tuple[ArrayShape, ...] = ()
     objects: tuple[ObjectShape, ...] = ()
     partial: int = 0  # STRINGS, OBJECTS: of which some may be missing here ("format", "discriminator")
+    loose: int = 0  # STRINGS, OBJECTS, …: of which there may be too many here, as something is not enforced

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
-from tureen.grammar.expression import EMPTY, NOTHING, Expression, GrammarError, RuleCall, Terminal, Text
+from tureen.grammar.expression import EMPTY, NOTHING, Expression, GrammarError, RuleCall, SchemaError, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema import arrays
 from tureen.grammar.schema.arrays import item_at
@@ -20,22 +20,34 @@ MAX_UNIQUE = 8
 
 OPEN, CLOSE, COMMA = Terminal(Text("[")), Terminal(Text("]")), Terminal(Text(", "))
 
+Write = Callable[[RuleWriter, ArrayShape], Expression]
+
 State = tuple[int, tuple[int, ...]]
 """How many items there are (up to where the number makes no difference), and how many of each wanted set."""
 
 
 def write_array(writer: RuleWriter, shape: ArrayShape) -> Expression:
-    """Raises GrammarError."""
+    """Returns the texts of the arrays, and of more where that cannot be enforced."""
     tidied = arrays.tidy(writer.algebra, shape)
     if tidied is None:
         return NOTHING
+    body: Expression | None = None
     if tidied.is_unique and not _is_surely_unique(writer, tidied):
-        body = _unique(writer, tidied)
-    elif tidied.counts:
-        body = _counted(writer, tidied)
-    else:
-        body = _plain(writer, tidied)
-    return chain((OPEN, body, CLOSE))
+        body = _attempt(_unique, writer, tidied, "uniqueItems")
+    if body is None and tidied.counts:
+        body = _attempt(_counted, writer, tidied, "contains")
+    return chain((OPEN, _plain(writer, tidied) if body is None else body, CLOSE))
+
+
+def _attempt(write: Write, writer: RuleWriter, shape: ArrayShape, keyword: str) -> Expression | None:
+    """Returns what it writes; None, and it is noted, where the keyword cannot be enforced."""
+    try:
+        return write(writer, shape)
+    except SchemaError:
+        raise
+    except GrammarError as error:
+        writer.leave_out(keyword, str(error))
+        return None
 
 
 def _plain(writer: RuleWriter, shape: ArrayShape) -> Expression:
@@ -64,6 +76,7 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
     start = (0, (0,) * len(shape.counts))
     states: dict[State, RuleCall] = {start: writer.reserve()}
     waiting = [start]
+    bodies: dict[State, Expression] = {}
     while waiting:
         state = waiting.pop()
         index, counts = state
@@ -81,7 +94,9 @@ def _counted(writer: RuleWriter, shape: ArrayShape) -> Expression:
                 f'"contains" (or a complement of "items") with these bounds needs more than {MAX_STATES}'
                 f" states: let minContains, maxContains, minItems and maxItems be smaller"
             )
-        writer.define(states[state], choice(options))
+        bodies[state] = choice(options)
+    for state, body in bodies.items():
+        writer.define(states[state], body)
     return states[start]
 
 
@@ -159,7 +174,7 @@ def _few_values(writer: RuleWriter, node: ValueSet) -> dict[Hashable, Expression
     if strings is None or numbers is None:
         raise _not_unique()
     texts.update((value, StringSet.only([value]).encoded()) for value in strings)
-    texts.update((("number", value), NumberSet.only([value]).expression()) for value in numbers)
+    texts.update((("number", value), NumberSet.only([value]).encoded()) for value in numbers)
     return texts
 
 

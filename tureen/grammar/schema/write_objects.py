@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, GrammarError, RuleCall, Terminal, Text
+from tureen.grammar.expression import EMPTY, NOTHING, Chain, Expression, RuleCall, Terminal, Text
 from tureen.grammar.rules import chain, choice, repeat
 from tureen.grammar.schema.protocols import RuleWriter
 from tureen.grammar.schema.shapes import ObjectShape, PropertySet, ValueSet
@@ -21,7 +21,7 @@ Member = tuple[bool, Expression]
 
 
 def write_object(writer: RuleWriter, shape: ObjectShape) -> Expression:
-    """Raises GrammarError."""
+    """Returns the texts of the objects, and of more where that cannot be enforced."""
     members: list[Member] = []
     for key, (is_required, node) in shape.named.items():
         value = writer.value(node)
@@ -160,10 +160,12 @@ class _Counted:
         if least > 1 and not self._required and least <= len(LETTERS):
             return chain((COMMA if count else EMPTY, self._different(least, most)))
         if least > 1 or (least and self._required):
-            raise GrammarError(
+            self._writer.leave_out(
+                "minProperties",
                 f'"minProperties" (or a complement of "maxProperties") cannot be enforced where more than'
-                f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice'
+                f' one of {self._least} keys is not in "properties": nothing keeps a key from being written twice',
             )
+            least = 0 if self._required else 1
         following = self._more(least, most)
         if self._required:
             before = following if count else repeat(chain((self._free, COMMA)), 0, most)
@@ -193,14 +195,18 @@ class _Counted:
 
 
 def _required_properties(writer: RuleWriter, shape: ObjectShape) -> list[Expression]:
-    """For each set of keys of which one must be there, such a property. Raises GrammarError."""
+    """For each set of keys of which one must be there, such a property; without those that may be one with another."""
     named = StringSet.only(shape.named)
-    required = [PropertySet(keys.names.minus(named), keys.node) for keys in shape.needed]
-    for index, keys_of_one in enumerate(required):
-        if any(not writer.algebra.keys.both(keys_of_one.names, other.names).is_empty() for other in required[:index]):
-            raise GrammarError(
+    required: list[PropertySet] = []
+    for keys in shape.needed:
+        names = keys.names.minus(named)
+        if all(writer.algebra.keys.both(names, other.names).is_empty() for other in required):
+            required.append(PropertySet(names, keys.node))
+        else:
+            writer.leave_out(
+                "",
                 '"not", "oneOf" or "if" cannot be enforced where it demands two properties with keys that'
-                ' are not in "properties" and may be the same: name them in "properties"'
+                ' are not in "properties" and may be the same: name them in "properties"',
             )
     return [
         choice(

@@ -8,7 +8,10 @@ from typing import TypeVar
 from tureen.grammar.expression import NOTHING, Expression, GrammarError, Language, RuleCall
 from tureen.grammar.rules import can_end, choice, holding, reachable, replaced
 from tureen.grammar.schema.algebra import Algebra
+from tureen.grammar.schema.numbers import NumberSet
 from tureen.grammar.schema.shapes import ValueSet, ValueShape
+from tureen.grammar.schema.strings import StringSet
+from tureen.grammar.schema.unenforced import Origin
 from tureen.grammar.schema.write_arrays import WORDS, write_array
 from tureen.grammar.schema.write_objects import write_object
 
@@ -28,7 +31,8 @@ class SchemaWriter:
         self._prefix = prefix
         self._rules: dict[str, Expression] = {}
         self._written: dict[ValueSet, Expression] = {algebra.nothing: NOTHING}
-        self._waiting: list[tuple[RuleCall, ValueShape]] = []
+        self._waiting: list[tuple[RuleCall, ValueSet]] = []
+        self._node = algebra.anything  # that is being written
         self._whole: dict[int, RuleCall] = {}
         self._number = 0
 
@@ -36,8 +40,8 @@ class SchemaWriter:
         """Returns the texts of the node's values. Raises GrammarError, also where there are none."""
         start = self.value(node)
         while self._waiting:
-            call, shape = self._waiting.pop()
-            self.define(call, self._body(shape))
+            call, self._node = self._waiting.pop()
+            self.define(call, self._body(self.algebra.shape(self._node)))
         rules = self._rules
         dead = rules.keys() - holding(rules, can_end)
         if start == NOTHING or (isinstance(start, RuleCall) and start.name in dead):
@@ -56,9 +60,11 @@ class SchemaWriter:
             shape = self.algebra.shape(node)
             if shape.arrays or shape.objects:
                 written = self.reserve()
-                self._waiting.append((written, shape))
+                self._waiting.append((written, node))
             else:
+                before, self._node = self._node, node
                 written = choice(self._scalars(shape))
+                self._node = before
             self._written[node] = written
         return written
 
@@ -79,6 +85,10 @@ class SchemaWriter:
         self.define(call, expression)
         return call
 
+    def leave_out(self, keyword: str, why: str) -> None:
+        """Notes that a keyword of what is being written ("": the one that it comes from) is not enforced."""
+        self.algebra.unenforced.note(why, _origin(self._node, keyword))
+
     def _body(self, shape: ValueShape) -> Expression:
         return choice(
             (
@@ -91,10 +101,21 @@ class SchemaWriter:
     def _scalars(self, shape: ValueShape) -> list[Expression]:
         texts: list[Expression] = [word for bit, word in WORDS if shape.plain & bit]
         if not shape.numbers.is_empty():
-            texts.append(shape.numbers.expression())
-        if not shape.strings.is_empty():
-            texts.append(shape.strings.encoded())
-        return texts
+            texts.append(self._either_way("multipleOf", shape.numbers, shape.numbers.without_steps()))
+        try:
+            is_empty = shape.strings.is_empty()
+        except GrammarError as error:
+            self.leave_out("pattern", str(error))
+            return [*texts, StringSet.anything().encoded()]
+        return texts if is_empty else [*texts, self._either_way("pattern", shape.strings, StringSet.anything())]
+
+    def _either_way(self, keyword: str, texts: NumberSet | StringSet, more: NumberSet | StringSet) -> Expression:
+        """Returns the texts; more of them where they cannot be written because of the keyword."""
+        try:
+            return texts.encoded()
+        except GrammarError as error:
+            self.leave_out(keyword, str(error))
+            return more.encoded()
 
     def _shared(self, shape: S, write: Callable[[SchemaWriter, S], Expression], whole: S) -> Expression:
         """The shape of all arrays, or of all objects, is written once."""
@@ -105,3 +126,13 @@ class SchemaWriter:
             known = self._whole[id(whole)] = self.reserve()
             self.define(known, write(self, shape))
         return known
+
+
+def _origin(node: ValueSet, keyword: str) -> Origin:
+    """Returns where a set has a keyword ("": any) from, as far as that is known."""
+    schema = node.origin.schema
+    if keyword and isinstance(schema, dict) and keyword in schema:
+        return Origin(keyword, schema)
+    inside = [_origin(part, keyword) for part in node.parts]
+    known = [origin for origin in (node.origin, *inside) if origin.keyword and keyword in ("", origin.keyword)]
+    return known[0] if known else Origin(node.origin.keyword or keyword, schema)

@@ -1,0 +1,111 @@
+"""The keywords of a schema that its language does not keep, and where the values are that may break them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+from tureen.grammar.expression import GrammarError, SchemaError, Unenforced
+from tureen.grammar.schema.document import Document, Schema
+
+SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+MEMBERS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+ITEMS = ("items", "contains", "unevaluatedItems")
+
+T = TypeVar("T")
+
+
+class Origin(NamedTuple):
+    """The keyword, and the schema with it, that a set of values comes from."""
+
+    keyword: str
+    schema: Schema
+
+
+class UnenforcedKeywords:
+    """Notes each keyword that is left out, with the reason: the first that was seen counts.
+
+    What is left out makes the language larger, never smaller: so a set that is not exactly known is never complemented
+    as if it were.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._noted: dict[tuple[str, int], tuple[Origin, str]] = {}
+        self.origin = Origin("", document.root)  # of what is being worked out
+
+    @contextmanager
+    def at(self, origin: Origin) -> Iterator[None]:
+        """Names the keyword because of which something is left out meanwhile."""
+        before, self.origin = self.origin, origin
+        try:
+            yield
+        finally:
+            self.origin = before
+
+    def note(self, why: str, origin: Origin | None = None) -> None:
+        """Notes that a keyword, without one that which is being worked out, is left out."""
+        origin = origin or self.origin
+        self._noted.setdefault((origin.keyword, id(origin.schema)), (origin, why))
+
+    def attempt(self, make: Callable[[], T], otherwise: T, origin: Origin | None = None) -> T:
+        """Returns what `make` makes; `otherwise`, and the keyword is noted, where it cannot be made. Raises
+        SchemaError."""
+        try:
+            return make()
+        except SchemaError:
+            raise
+        except GrammarError as error:
+            self.note(str(error), origin)
+            return otherwise
+
+    def listed(self) -> tuple[Unenforced, ...]:
+        """Returns all that was noted."""
+        if not self._noted:
+            return ()
+        places = _places(self._document)
+        listed = []
+        for (keyword, schema), why in self._noted.values():
+            pointer, where = self._document.pointer(schema), self._document.where(schema)
+            why = why if where in why else f"{why} (at {where})"
+            listed.append(Unenforced(keyword, places.get(id(schema), pointer), pointer, why))
+        return tuple(listed)
+
+
+def _places(document: Document) -> dict[int, str]:
+    """Returns, for each schema that can be reached, the shortest place of a value that it is about."""
+    places: dict[int, str] = {}
+    waiting: deque[tuple[Any, str]] = deque([(document.root, "")])
+    while waiting:
+        schema, place = waiting.popleft()
+        if isinstance(schema, dict) and id(schema) not in places:
+            places[id(schema)] = place
+            waiting += _inside(document, schema, place)
+    return places
+
+
+def _inside(document: Document, schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
+    """Yields the schemas in one, which may be of any form: not all of it need have been read."""
+    for keyword in ("$ref", "$dynamicRef"):
+        with suppress(SchemaError, AttributeError, TypeError):
+            yield document.resolve(schema.get(keyword, 0), schema)[0], place
+    for keyword in SAME_VALUE:
+        yield from ((item, place) for item in _several(schema.get(keyword)))
+    yield from ((item, place) for item in _named(schema, "dependentSchemas").values())
+    for key, item in _named(schema, "properties").items():
+        yield item, f"{place}/{key.replace('~', '~0').replace('/', '~1')}"
+    for index, item in enumerate(_several(schema.get("prefixItems"))):
+        yield item, f"{place}/{index}"
+    yield from ((schema.get(keyword), f"{place}/*") for keyword in (*ITEMS, *MEMBERS))
+    yield from ((item, f"{place}/*") for item in _named(schema, "patternProperties").values())
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _named(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    inside = schema.get(keyword)
+    return inside if isinstance(inside, dict) else {}

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from byte_tokenizer import EOS, VOCAB_SIZE, make_byte_tokenizer
 
 from tureen.contract.runner import RowError
-from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend
+from tureen.grammar import GrammarError, Vocabulary, compile_grammar, find_backend, language_of
+from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
 
 VOCABULARY = Vocabulary(tuple(bytes([byte]) for byte in range(256)), (EOS,), VOCAB_SIZE)
 
@@ -52,4 +53,6 @@ class InlineCompiler:
             self._backend = find_backend(self._backend_name)(
                 VOCABULARY, lambda text: encode(text, add_special_tokens=False)
             )
-        return compile_grammar(spec, self._backend)
+            self._closings = ClosingCompiler(VOCABULARY)
+        compiled = compile_grammar(spec, self._backend)
+        return ClosingGrammar(compiled, self._closings.load(self._closings.translate(language_of(spec))))

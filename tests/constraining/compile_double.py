@@ -55,11 +55,12 @@ def make_compile(setup):
             while not os.path.exists(path + ".go"):
                 time.sleep(0.001)
         elif what == "vocabulary":
-            return repr((len(setup.vocabulary.tokens), setup.vocabulary.tokens[-1], setup.vocabulary.size)).encode()
+            tokens = setup.vocabulary.tokens
+            return repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode(), b""
         elif what == "large":
-            return bytes(int(path))
+            return bytes(int(path)), b""
         actions.get(what, lambda: None)()
-        return f"{setup.backend}: {spec.text}".encode()
+        return f"{setup.backend}: {spec.text}".encode(), b""
 
     return compile_
 

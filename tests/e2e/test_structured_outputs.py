@@ -225,10 +225,51 @@ def test_the_whole_answer_is_forced_where_there_is_one_only(server):
     assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
 
 
+NESTED = {
+    "$defs": {
+        "part": {"type": "object", "properties": {"name": {"type": "string"}, "parts": {"$ref": "#/$defs/parts"}}}
+    },
+    "type": "object",
+    "properties": {"title": {"type": "string"}, "parts": {"$ref": "#/$defs/parts"}},
+    "required": ["title", "parts"],
+}
+NESTED["$defs"]["parts"] = {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 1}
+LONG = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "summary": {"type": "string", "minLength": 10},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "published": {"type": "string", "format": "date"},
+        "score": {"type": "number"},
+    },
+    "required": ["title", "summary", "tags", "published", "score"],
+}
+
+
+@pytest.mark.parametrize("schema", [PERSON, CITY, NESTED, LONG, {"type": "object"}, {"type": "array"}])
+def test_an_answer_is_whole_within_any_limit_or_refused_with_the_least_that_will_do(server, schema):
+    def answer(limit):
+        params = {"temperature": 0, "json_schema": schema, "max_new_tokens": limit}
+        return post(
+            server, {"text": "A long story about a machine and its parts, as JSON:\n", "sampling_params": params}
+        )
+
+    refused = answer(1).json()
+    least = int(re.search(r"at least (\d+)", refused["error"]["message"])[1]) if "error" in refused else 1
+    if least > 1:
+        assert (refused["error"]["code"], answer(least - 1).status_code) == ("max_new_tokens_too_small", 400)
+    for limit in (least, least + 1, least + 5, least + 16, 90, 150):
+        made = answer(limit).json()
+        assert made["meta_info"]["finish_reason"]["type"] == "stop", (limit, made)
+        assert made["meta_info"]["completion_tokens"] <= limit
+        assert is_json(made["text"], schema), (limit, made["text"])
+
+
 @pytest.mark.parametrize("limit", [1, 4, 9])
 def test_an_answer_cut_by_length_says_so_and_is_the_beginning_of_the_whole_one(server, alone, limit):
     body = asked("schema-object")
-    body["sampling_params"] = body["sampling_params"] | {"max_new_tokens": limit}
+    body["sampling_params"] = body["sampling_params"] | {"max_new_tokens": limit, "close_early": False}
     answer = generate(server, body)
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": limit}
     assert answer["output_ids"] == alone["schema-object"]["output_ids"][:limit]

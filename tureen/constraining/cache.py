@@ -7,12 +7,13 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.constraining.messages import Failure
-from tureen.grammar import CompiledGrammar, GrammarSpec
+from tureen.grammar import GrammarSpec
+from tureen.grammar.closing import ClosingGrammar
 
 OVERHEAD_BYTES = 1024
 """Bytes of an entry beside its texts and the size that the backend tells."""
 
-Result = CompiledGrammar | Failure
+Result = ClosingGrammar | Failure
 
 
 class CacheEntry(NamedTuple):

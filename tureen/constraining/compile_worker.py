@@ -11,13 +11,15 @@ import numpy as np
 
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.grammar.closing import ClosingCompiler
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
-Compile = Callable[[GrammarSpec], bytes]
-"""Compiles a constraint into the bytes that the engine's backend loads. Raises GrammarError."""
+Compile = Callable[[GrammarSpec], tuple[bytes, bytes]]
+"""Compiles a constraint into the bytes that the engine loads: for its backend, and for coming to an end in time. Raises
+GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
 
@@ -42,16 +44,18 @@ def program(make_compile: Callable[[CompilerSetup], Compile], setup: bytes) -> P
 def compile_with(setup: CompilerSetup) -> Compile:
     """Make the backend."""
     backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
+    closings = ClosingCompiler(setup.vocabulary)
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
 
-    def compile_(spec: GrammarSpec) -> bytes:
-        source = backend.translate(language_of(spec))
+    def compile_(spec: GrammarSpec) -> tuple[bytes, bytes]:
+        language = language_of(spec)
+        source = backend.translate(language)
         grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
         grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return source
+        return source, closings.translate(language)
 
     return compile_
 
@@ -75,7 +79,7 @@ def _greedy_tokens(ids: Mapping[bytes, int], text: str) -> list[int]:
 
 def _reply(compile_: Compile, spec: GrammarSpec) -> CompileReply:
     try:
-        return CompileReply(compile_(spec))
+        return CompileReply(*compile_(spec))
     except GrammarError as error:
         return CompileReply(failure=invalid(spec, error))
     except MemoryError:

@@ -16,8 +16,9 @@ from tureen.constraining import messages
 from tureen.constraining.cache import Cache, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.constraining.messages import CompileReply, Failure
-from tureen.grammar import Backend, CompiledGrammar, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
+from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
+from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -40,7 +41,7 @@ class Compilation:
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
-        self.compiled: CompiledGrammar | None = None
+        self.compiled: ClosingGrammar | None = None
         self.error: Failure | None = None
 
     @property
@@ -94,7 +95,7 @@ class CompileJob:
         self.num_replaced = num_replaced  # of fork servers, when it came
         self.source_bytes = 0
         self.task: Task | None = None
-        self.load: Future[CompiledGrammar] | None = None
+        self.load: Future[ClosingGrammar] | None = None
 
 
 class Compiler:
@@ -127,6 +128,7 @@ class Compiler:
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
         self._backend: Future[Backend] | None = None
+        self._closings: Future[ClosingCompiler] | None = None
         self._pool: CompilePool | None = None
         self._complaints = RateLimit(count=1, interval_s=10.0)
 
@@ -248,13 +250,13 @@ class Compiler:
             return
         self._end_task(job)
         job.source_bytes = len(reply.source)
-        job.load = self._loader.submit(self._load, reply.source)
+        job.load = self._loader.submit(self._load, reply.source, reply.closing)
 
-    def _load(self, source: bytes) -> CompiledGrammar:
-        assert self._backend is not None
-        return self._backend.result().load(source)
+    def _load(self, source: bytes, closing: bytes) -> ClosingGrammar:
+        assert self._backend is not None and self._closings is not None
+        return ClosingGrammar(self._backend.result().load(source), self._closings.result().load(closing))
 
-    def _follow_load(self, job: CompileJob, load: Future[CompiledGrammar]) -> None:
+    def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:
         if not load.done():
             self._check_deadline(job)
             return
@@ -314,6 +316,7 @@ class Compiler:
             setup = msgspec.msgpack.encode(messages.CompilerSetup(self._backend_name, vocabulary))
             # nobody waits for it before the first load
             self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
+            self._closings = self._loader.submit(ClosingCompiler, vocabulary)
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
             if self._budget is not None:
                 self._pool.supervisor.share(self._budget)

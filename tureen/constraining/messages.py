@@ -34,6 +34,7 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     """A worker's answer to a GrammarSpec: the bytes to load, or the reason why there are none."""
 
     source: bytes = b""
+    closing: bytes = b""
     failure: Failure | None = None
 
 

@@ -151,6 +151,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Free text, such as reasoning, comes first; the constraint holds from this marker on.",
         ),
     ] = ""
+    close_early: Annotated[
+        bool,
+        Meta(
+            description="A constrained output comes to an end within max_new_tokens, and is whole: near the limit only "
+            "what can still be closed is written. false = the limit cuts it.",
+        ),
+    ] = True
     logit_bias: Annotated[
         LogitBias,
         Meta(description="Added to the logits of these token ids; each in [-100, 100]."),

@@ -68,6 +68,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""  # custom logit processor: a registered name, or a client's payload (a JSON object)
     grammar: GrammarSpec | None = None  # what the whole output must match
     grammar_field: str = ""  # what the client called it
+    limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
@@ -91,6 +92,7 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None  # error: machine-readable code
     field: str | None = None  # error: the request's field at fault
     retry_after_s: int | None = None
+    closed_early: bool = False  # stop: the output was brought to its end because its limit was near
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

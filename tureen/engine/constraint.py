@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask
+from tureen.grammar.closing import ClosingPlace
 from tureen.log import get_logger
 
 log = get_logger("engine")
@@ -17,10 +20,19 @@ class Constraint:
     is."""
 
     def __init__(
-        self, grammar: Grammar, eos_token_ids: tuple[int, ...], *, avoids_end: bool, field: str = "grammar"
+        self,
+        grammar: Grammar,
+        eos_token_ids: tuple[int, ...],
+        *,
+        avoids_end: bool,
+        field: str = "grammar",
+        place: ClosingPlace | None = None,
     ) -> None:
-        """`field`: what the client calls it."""
+        """`field`: what the client calls it; `place`: what brings the output to an end in time."""
         self.num_forced = 0  # output tokens that nobody drew
+        self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
+        self._place = place
+        self._is_near: list[bool] = []  # the end, where the next tokens are drawn
         self._grammar = grammar
         self._eos_token_ids = eos_token_ids
         self._avoids_end = avoids_end
@@ -38,25 +50,51 @@ class Constraint:
         with following(self._field):
             return self._grammar.is_done
 
-    def fill_mask(self, mask: Mask) -> None:
-        """Raises GrammarError."""
+    @property
+    def closes(self) -> bool:
+        """The output can end, wherever it is, within what is left of its limit."""
+        return self._place is not None
+
+    def fill_mask(self, mask: Mask, left: int) -> bool:
+        """Writes which tokens may come next, where so many may come. Whether the end is near, and others might have
+        come else. Raises GrammarError."""
         self._grammar.fill_mask(mask)
+        is_near = self._place is not None and self._place.restrict(mask, left, gently=not self._avoids_end)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
                 mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
             if not mask.any():
                 mask[:] = before
+        return is_near
 
-    def fill_masks(self, masks: Sequence[Mask], *, guesses: tuple[int, ...] = ()) -> None:
+    def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> None:
         """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises
         GrammarError."""
-        self.fill_mask(masks[0])
-        for mask, token_id in zip(masks[1:], guesses, strict=True):
+        self._is_near = [self.fill_mask(masks[0], left)]
+        for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):
             self._grammar.accept(token_id)
-            self.fill_mask(mask)
+            if self._place is not None:
+                self._place.accept(token_id)
+            self._is_near.append(self.fill_mask(mask, left - number))
         if guesses:
             self._grammar.rollback(len(guesses))
+            if self._place is not None:
+                self._place.rollback(len(guesses))
+
+    def look_ahead(self, left: int) -> None:
+        """Do what filling a mask does besides, for a token that was drawn in another engine. Raises InvalidRequest,
+        RequestFailed."""
+        self._is_near = []
+        if self._place is None or self.is_closed_early:
+            return
+        with following(self._field):
+            self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left)]
+
+    def note_drawn(self) -> None:
+        """The next token was drawn, under the first of the masks that were filled and not noted yet."""
+        if self._is_near and self._is_near.pop(0):
+            self.is_closed_early = True
 
     def num_followed(self, guesses: Sequence[int]) -> int:
         """How many of these tokens, from the first on, the grammar allows one after the other, with a choice behind
@@ -82,12 +120,18 @@ class Constraint:
             raise RequestFailed(
                 f"token {token_id} was drawn, but the grammar does not allow it", code="grammar_mismatch"
             )
+        if self._place is not None:
+            self._place.accept(token_id)
 
-    def forced(self) -> list[int]:
-        """The tokens that come next whatever the model says; to be accepted one by one. Raises InvalidRequest,
+    def forced(self, left: int) -> list[int]:
+        """The tokens that come next whatever the model says; to be accepted one by one. Near the end of what is left,
+        only as many as leave it time to end: they are not the shortest way to write their text. Raises InvalidRequest,
         RequestFailed."""
         with following(self._field):
-            return self._grammar.forced()
+            token_ids = self._grammar.forced()
+            if self._place is not None and token_ids:
+                del token_ids[self._place.num_closing(token_ids, left) :]
+            return token_ids
 
 
 @contextlib.contextmanager

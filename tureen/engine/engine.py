@@ -76,7 +76,7 @@ class Engine:
             by_priority=schedule.by_priority,
         )
         context_len = min(capacity.context_len, capacity.num_pages * capacity.page_size)
-        grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids)
+        grammars = Grammars(compiler, MaskThread(capacity.max_rows, capacity.vocab_size), eos_token_ids, context_len)
         self.preparing = Preparing(grammars, ClientCode(self.scheduler), Encoders(runner, rank), context_len)
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer

@@ -12,22 +12,29 @@ def reached(
     sequence: Sequence, *, context_len: int, stop: str | None = None, end_token_id: int | None = None
 ) -> FinishReason | None:
     """Decides whether the output ends after its newest token: stop string, end token, length, context end; None = it
-    goes on.
+    goes on. Raises InvalidRequest, RequestFailed.
 
     `stop` is what the detokenizer matched, `end_token_id` the newest token if it is one that ends and now may.
     """
     if stop is not None:
         return FinishReason(type="stop", matched=stop)
     if end_token_id is not None:
-        return FinishReason(type="stop", matched=end_token_id)
+        return FinishReason(type="stop", matched=end_token_id, closed_early=_is_closed_early(sequence))
     if len(sequence.token_ids) >= min(sequence.terms.max_tokens, context_len):
+        if sequence.constraint is not None and sequence.constraint.closes and sequence.is_accepted:
+            return FinishReason(type="stop", matched=sequence.token_ids[-1], closed_early=True)
         return FinishReason(type="length", length=sequence.num_output)
     return None
 
 
 def complete(sequence: Sequence) -> FinishReason:
     """The end of an output that matches its grammar and can only end."""
-    return FinishReason(type="stop", matched=sequence.token_ids[-1] if sequence.num_output else None)
+    matched = sequence.token_ids[-1] if sequence.num_output else None
+    return FinishReason(type="stop", matched=matched, closed_early=_is_closed_early(sequence))
+
+
+def _is_closed_early(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and sequence.constraint.is_closed_early
 
 
 def aborted(reason: str) -> FinishReason:

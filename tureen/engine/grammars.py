@@ -20,8 +20,11 @@ from tureen.sandbox.supervisor import Supervisor
 class Grammars:
     """Sequences whose grammar is not ready, and the masks of those that run."""
 
-    def __init__(self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, compiler: Compiler | None, masks: MaskThread, eos_token_ids: tuple[int, ...], context_len: int
+    ) -> None:
         self._compiler = compiler
+        self._context_len = context_len
         self._masks = masks
         self._eos_token_ids = eos_token_ids
         self.waiting: dict[Sequence, Compilation] = {}  # read from outside, changed here only
@@ -75,7 +78,7 @@ class Grammars:
         for sequence, row in zip(sequences, rows, strict=True):
             if sequence.constraint is not None and row.sample:
                 guesses = row.token_ids[row.num_known :]
-                fills[row.slot] = partial(sequence.constraint.fill_masks, guesses=guesses)
+                fills[row.slot] = partial(sequence.constraint.fill_masks, left=sequence.num_left, guesses=guesses)
                 num_masks[row.slot] = 1 + len(guesses)
         return self._masks.start(fills, num_masks) if fills else None
 
@@ -113,10 +116,34 @@ class Grammars:
                 grammar = compilation.compiled.start()
         except TureenError as error:
             return RowError.of(error)
+        place = None
+        params, closing = sequence.request.params, compilation.compiled.closing
+        if closing is not None and params.close_early and sequence.request.max_new_tokens > 0:
+            refusal = _fit(sequence, closing.least, self._context_len)
+            if refusal is not None:
+                return refusal
+            place = closing.start(sequence.num_left)
         sequence.constraint = Constraint(
-            grammar,
-            self._eos_token_ids,
-            avoids_end=sequence.request.params.ignore_eos,
-            field=field,
+            grammar, self._eos_token_ids, avoids_end=params.ignore_eos, field=field, place=place
         )
         return None
+
+
+def _fit(sequence: Sequence, least: int, context_len: int) -> RowError | None:
+    """Make its limit large enough for the shortest output, where its client set none. The error where it is not."""
+    request = sequence.request
+    most = context_len - sequence.terms.num_prompt
+    needed = f"the shortest output that {request.grammar_field} allows takes {least} tokens"
+    if least > most:
+        num_prompt = sequence.terms.num_prompt
+        message = (
+            f"{needed}, but only {most} fit behind the prompt's {num_prompt}; shorten the prompt or the constraint"
+        )
+        return RowError("context_exceeded", message, 400, request.grammar_field)
+    if sequence.num_left >= least:
+        return None
+    if request.limit_field:
+        message = f"{request.limit_field} is {sequence.num_left}, but {needed}; send at least {least}, or leave it out"
+        return RowError("max_new_tokens_too_small", message, 400, request.limit_field)
+    sequence.terms = sequence.terms._replace(max_tokens=sequence.terms.num_prompt + least)
+    return None

@@ -13,6 +13,8 @@ def append(sequence: Sequence, token_id: int, context_len: int, *, is_drawn: boo
     stops_allowed = len(sequence.token_ids) - sequence.terms.num_prompt + 1 >= params.min_new_tokens
     is_end = stops_allowed and token_id in sequence.terms.end_token_ids
     constraint = None if is_end else sequence.constraint
+    if is_drawn and sequence.constraint is not None:
+        sequence.constraint.note_drawn()
     if constraint is not None:
         constraint.accept(token_id)
     stop = None
@@ -30,7 +32,7 @@ def forced(sequence: Sequence, *, context_len: int) -> FinishReason | None:
         return None
     if sequence.constraint.is_done:
         return finish.complete(sequence)
-    for token_id in sequence.constraint.forced():
+    for token_id in sequence.constraint.forced(sequence.num_left):
         sequence.constraint.num_forced += 1
         reason = append(sequence, token_id, context_len, is_drawn=False)
         if reason is not None:

@@ -56,7 +56,8 @@ class Replays:
 def check(request: GenerateRequest, vocab_size: int) -> None:
     """Raises RequestFailed for what no output of this request can be."""
     num_resumed = len(request.resumed)
-    if num_resumed > request.max_new_tokens:
+    is_fixed = request.grammar is None or bool(request.limit_field)  # else it may rise once the grammar is there
+    if num_resumed > request.max_new_tokens and is_fixed:
         raise _not_resumable(f"it has {num_resumed} tokens, at most {request.max_new_tokens} are asked for")
     unknown = next((token_id for token_id in request.resumed if not 0 <= token_id < vocab_size), None)
     if unknown is not None:
@@ -74,6 +75,8 @@ def _replay(sequence: Sequence, context_len: int) -> Iterator[None]:
         if sequence.ended is not None:
             raise _not_resumable(f"it ends after {sequence.num_output} of {len(resumed)} tokens")
         token_id = resumed[sequence.num_output]
+        if sequence.constraint is not None:
+            sequence.constraint.look_ahead(sequence.num_left)
         sequence.ended = output.append(sequence, token_id, context_len, is_drawn=True)
         if sequence.ended is None:
             sequence.ended = output.forced(sequence, context_len=context_len)

@@ -72,6 +72,11 @@ class Sequence:
         return len(self.token_ids) - self.terms.num_prompt
 
     @property
+    def num_left(self) -> int:
+        """How many more tokens its output may have."""
+        return self.terms.max_tokens - len(self.token_ids)
+
+    @property
     def is_resuming(self) -> bool:
         """It ran before and was preempted, here or in another engine."""
         return self.table is None and self.num_cached is not None

@@ -123,6 +123,7 @@ class Resolved(NamedTuple):
 
     constraint: GrammarConstraint
     max_new_tokens: int
+    limit_field: str  # what the client called max_new_tokens, where it sent it
 
 
 def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
@@ -133,7 +134,12 @@ def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
         raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
     constraint = constrained(sampling.params, sampling.names.path, context.config)
     num_prompt = len(draft.prompts[index].token_ids)
-    return Resolved(constraint, _max_new_tokens(sampling, draft.names[index], num_prompt, context))
+    limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
+    return Resolved(constraint, _max_new_tokens(sampling, draft.names[index], num_prompt, context), limit_field)
+
+
+def _sends_limit(sampling: Sampling) -> bool:
+    return sampling.origins.get("max_new_tokens") == "request" and sampling.params.max_new_tokens is not None
 
 
 def _requests(
@@ -162,6 +168,7 @@ def _requests(
             processor=options.processor,
             grammar=grammar,
             grammar_field=grammar_field,
+            limit_field=resolved.limit_field,
             priority=options.priority,
             deadline_ms=options.deadline_ms,
             ttft_deadline_ms=options.ttft_deadline_ms,

@@ -63,7 +63,8 @@ def metadata(body: OpenAIBody, context: Context, **more: str) -> Answer:
 def ending(output: Output) -> Answer:
     """What a choice says more than OpenAI's, once it has ended: what stopped it, and how to get it again."""
     matched = None if output.finish is None else output.finish.matched
-    return {"matched_stop": matched, "sampling_seed": output.request.seed}
+    ending = {"matched_stop": matched, "sampling_seed": output.request.seed}
+    return ending | {"closed_early": True} if output.finish is not None and output.finish.closed_early else ending
 
 
 def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -> Answer:

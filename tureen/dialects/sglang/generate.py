@@ -295,6 +295,8 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:
+        if output.finish.closed_early:
+            meta["closed_early"] = True
         meta["e2e_latency"] = output.elapsed_s
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)

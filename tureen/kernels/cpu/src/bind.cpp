@@ -32,4 +32,5 @@ NB_MODULE(_native, m) {
     tureen::bind_tape(m);
     tureen::bind_bench(m);
     tureen::bind_pool(m);
+    tureen::bind_closing(m);
 }

@@ -1,0 +1,243 @@
+"""Constrained outputs come to an end within their limit, whatever is drawn; else they are refused before they run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import jsonschema
+import msgspec
+import pytest
+from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from inline_compiler import EOS, InlineCompiler
+from test_constrained_outputs import FORMATS, PATTERNS, constrained, random_schema
+from world import going_on
+
+from tureen.contract.runner import Capacity
+from tureen.engine.engine import Engine
+from tureen.grammar import GrammarSpec, language_of
+from tureen.runner.fake import FakeRunner
+from tureen.serving.streams import merge
+
+COMPILER = InlineCompiler()
+
+
+def make_engine(*, token_budget=64, num_pages=600, context_len=3000, choose=None):
+    runner = FakeRunner(Capacity(num_pages, 8, 8, VOCAB_SIZE, context_len), choose=choose)
+    return Engine(runner, make_byte_tokenizer(), eos_token_ids=(EOS,), token_budget=token_budget, compiler=COMPILER)
+
+
+def run(engine, *requests):
+    """Of each request its text, tokens and finish."""
+    answers = {request.id: ["", (), None] for request in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work or engine.is_preparing:
+        engine.prepare()
+        for delta in engine.step():
+            answer = answers[delta.id]
+            answer[0] += delta.text
+            answer[1] += delta.token_ids
+            answer[2] = delta.finish
+    return answers
+
+
+def limited(request_id, kind, text, most, *, seed=0, field="max_new_tokens", **params):
+    request = constrained(request_id, kind, text, seed=seed, max_new_tokens=most, **params)
+    return msgspec.structs.replace(request, limit_field=field)
+
+
+def least_of(kind, text):
+    """What the refusal of a limit of one token names; 1 where it is not refused."""
+    [answer] = run(make_engine(), limited("a", kind, text, 1)).values()
+    if answer[2].type != "error":
+        return 1
+    assert (answer[2].status, answer[2].code, answer[2].field) == (400, "max_new_tokens_too_small", "max_new_tokens")
+    assert answer[1] == ()
+    return int(re.search(r"takes (\d+) tokens", answer[2].message)[1])
+
+
+def check(schema, answer, most):
+    text, token_ids, finish = answer
+    assert finish.type == "stop", (schema, most, answer)
+    assert len(token_ids) <= most
+    jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator, format_checker=FORMATS)
+
+
+def test_random_numbers_under_random_schemas_and_random_limits_always_make_valid_json():
+    dice = random.Random(17)
+    cases = []
+    for index in range(150):
+        schema = random_schema(dice)
+        text = json.dumps(schema)
+        least = least_of("json_schema", text)
+        most = least + dice.choice([0, 0, 1, 2, 5, 20, 60])
+        request = limited(str(index), "json_schema", text, most, seed=index, temperature=dice.choice([0.0, 1.0]))
+        cases.append((request, schema, most))
+    answers = run(make_engine(num_pages=100), *(request for request, _, _ in cases))
+    for request, schema, most in cases:
+        check(schema, answers[request.id], most)
+    assert sum(answer[2].closed_early for answer in answers.values()) > 50
+
+
+OTHERS = [
+    *[("regex", pattern) for pattern in PATTERNS],
+    ("regex", "[a-z ]+[.]"),
+    ("ebnf", 'root ::= "(" root ")" | [a-z ]* | root2\nroot2 ::= "[" (root ("," root)*)? "]"'),
+    ("choice", '["yes", "no", "it depends on the weather"]'),
+    ("json_schema", "$$ANY$$"),
+    (
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<f"],
+                    "tags": [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": {}}, "end": "</f>"}],
+                    "at_least_one": True,
+                    "stop_after_first": True,
+                },
+            }
+        ),
+    ),
+]
+
+
+def is_derived(text):
+    """By the grammar above: parentheses around letters, or around brackets with such things in them."""
+    while text != (text := re.sub(r"\([a-z []*\)|\[[a-z ,]*\]", lambda m: "x" * (len(m[0]) > 0), text)):
+        pass
+    return re.fullmatch("[a-z ]*", text) is not None
+
+
+def judged(kind, text, answer):
+    """Whether the answer is whole, by a judge that had no part in it."""
+    if kind == "regex":
+        return re.fullmatch(text, answer) is not None
+    if kind == "choice":
+        return answer in json.loads(text)
+    if kind == "structural_tag":
+        json.loads(re.fullmatch("(?s)[^<]*(?:<[^f].*)?<f>(.*)</f>", answer)[1])
+        return True
+    if kind == "json_schema":
+        json.loads(answer)
+        return True
+    return is_derived(answer)
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHERS)
+def test_whatever_the_constraint_says_an_answer_within_any_limit_is_whole_or_refused(kind, text):
+    least = least_of(kind, text)
+    for most in (least, least + 1, least + 3, least + 11, least + 40):
+        requests = [limited(f"{most} {seed}", kind, text, most, seed=seed) for seed in range(6)]
+        for answer, token_ids, finish in run(make_engine(), *requests).values():
+            assert (finish.type, len(token_ids) <= most) == ("stop", True)
+            assert judged(kind, text, answer), (kind, text, most, answer)
+    if least > 1:
+        [answer] = run(make_engine(), limited("a", kind, text, least - 1)).values()
+        assert f"send at least {least}" in answer[2].message
+
+
+AFTER = "</think>"
+
+
+def test_what_comes_before_the_marker_ends_in_time_too():
+    requests = [limited(str(seed), "choice", '["yes", "no"]', 12 + seed, seed=seed) for seed in range(9)]
+    requests = [msgspec.structs.replace(r, grammar=GrammarSpec("choice", r.grammar.text, AFTER)) for r in requests]
+    for answer, _, finish in run(make_engine(), *requests).values():
+        assert finish.type == "stop"
+        assert answer.partition(AFTER)[2] in ("yes", "no"), answer
+
+
+SENTENCES = (
+    '{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]}'
+)
+
+
+def test_a_limit_that_was_not_sent_rises_to_what_the_shortest_answer_takes():
+    least = least_of("json_schema", SENTENCES)
+    [answer] = run(make_engine(), limited("a", "json_schema", SENTENCES, 3, field="")).values()
+    assert (answer[2].type, len(answer[1])) == ("stop", least)
+    assert json.loads(answer[0]).keys() == {"a", "b"}
+
+
+def test_what_does_not_fit_the_context_is_refused():
+    engine = make_engine(context_len=12)
+    [answer] = run(engine, limited("a", "json_schema", SENTENCES, 3, field="")).values()
+    assert (answer[2].type, answer[2].status, answer[2].code) == ("error", 400, "context_exceeded")
+
+
+def test_it_can_be_turned_off_and_the_limit_cuts():
+    request = limited("a", "json_schema", SENTENCES, 9, close_early=False)
+    [answer] = run(make_engine(), request).values()
+    assert (answer[2].type, answer[2].length, answer[2].closed_early) == ("length", 9, False)
+
+
+def test_an_answer_that_ends_by_itself_is_not_closed_early():
+    [answer] = run(make_engine(), limited("a", "choice", '["yes", "no"]', 40)).values()
+    assert (answer[2].type, answer[2].closed_early) == ("stop", False)
+
+
+def cut_and_resumed(request, make):
+    """What each border between two deltas of an output leads to in another engine, with what had been sent."""
+    engine = make()
+    engine.add(request)
+    deltas = []
+    while engine.has_work or engine.is_preparing:
+        engine.prepare()
+        deltas += engine.step()
+    for cut in range(1, len(deltas)):
+        sent = merge(deltas[:cut])
+        rest = run(make(), going_on(request, sent))[request.id]
+        yield sent.text + rest[0], (*sent.token_ids, *rest[1]), rest[2]
+    whole = merge(deltas)
+    yield whole.text, whole.token_ids, whole.finish
+
+
+def test_an_output_that_goes_on_elsewhere_ends_as_it_would_have():
+    dice = random.Random(3)
+    num_early = 0
+    for index in range(12):
+        text = json.dumps(random_schema(dice))
+        most = least_of("json_schema", text) + dice.choice([0, 3, 15, 30])
+        for field in ("max_new_tokens", ""):
+            request = limited("a", "json_schema", text, most, seed=index, field=field)
+            ways = list(cut_and_resumed(request, make_engine))
+            assert all(way == ways[-1] for way in ways), (text, most)
+            num_early += ways[-1][2].closed_early
+    assert num_early > 5
+
+
+def test_an_output_ends_the_same_alone_among_others_in_small_pieces_and_preempted():
+    dice = random.Random(5)
+    requests = []
+    for index in range(20):
+        text = json.dumps(random_schema(dice))
+        most = least_of("json_schema", text) + dice.choice([0, 60, 100])
+        requests.append(limited(str(index), "json_schema", text, most, seed=index))
+    alone = {}
+    for request in requests:
+        alone |= run(make_engine(), request)
+    assert run(make_engine(), *requests) == alone
+    assert run(make_engine(token_budget=3), *requests) == alone
+    squeezed = make_engine(num_pages=24)
+    assert run(squeezed, *requests) == alone
+    assert squeezed.stats().total_preemptions > 0
+
+
+def test_right_and_wrong_guesses_change_no_end():
+    text = (
+        '{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a", "b"]}'
+    )
+    for most in range(least_of("json_schema", text), 60, 3):
+        request = limited("a", "json_schema", text, most, seed=most)
+        plain = run(make_engine(), request)
+        tokens = plain["a"][1]
+        for wrong in (False, True):
+            engine = make_engine()
+            engine.scheduler.drafter = lambda sequence, count, wrong=wrong: tuple(
+                (token + (wrong and at % 2)) % 256 for at, token in enumerate(tokens[sequence.num_output :][:count])
+            )
+            assert run(engine, request) == plain

@@ -1,0 +1,198 @@
+"""What it takes to come to an end: compared with all texts of small languages, and with the backend's own masks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+from matching import matches
+from random_schemas import document
+
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.grammar.closing import ClosingCompiler
+from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+
+FAR = 1 << 20
+
+
+def vocabulary(tokens):
+    return Vocabulary(tuple(tokens), (len(tokens),), len(tokens) + 1)
+
+
+def letters(chars, *words):
+    """A token for each character, and some more."""
+    return [char.encode() for char in chars] + [word.encode() for word in words]
+
+
+def closing_of(language, tokens):
+    compiler = ClosingCompiler(vocabulary(tokens))
+    return compiler.load(compiler.translate(language))
+
+
+def place_behind(closing, token_ids):
+    place = closing.start(FAR)
+    for token_id in token_ids:
+        place.accept(token_id)
+    return place
+
+
+def ab(pattern):
+    return language_of(GrammarSpec("regex", pattern))
+
+
+def ebnf(text):
+    return language_of(GrammarSpec("ebnf", text))
+
+
+NESTED = Language(RuleCall("n"), {"n": Choice((Text("b"), Chain((Text("("), RuleCall("n"), Text(")")))))})
+LISTS = Language(
+    RuleCall("list"),
+    {
+        "list": Chain((Text("("), Choice((Text(""), Chain((RuleCall("item"), RuleCall("more"))))), Text(")"))),
+        "more": Choice((Text(""), Chain((Text(","), RuleCall("item"), RuleCall("more"))))),
+        "item": Choice((Text("a"), RuleCall("list"))),
+    },
+)
+NOT_AB = Language(Both(Repeat(Chars(((97, 98),)), 1, 4), Not(Chain((ANYTHING, Text("ab"), ANYTHING)))))
+COUNTED = Language(Chain((Text("("), Repeat(Choice((Text("a"), Text("bb"))), 2, 900), Text(")"))))
+MANY = Language(Chain((Repeat(Choice((Text("a"), Text("aa"))), 0, 700), Text("b"))))
+
+SMALL = {
+    "words": (ab("qzx|information|inform"), letters("qzxinformat", "inform", "ation", "information"), 11),
+    "words of letters only": (ab("(ab|ba)*a?"), letters("ab", "aba", "bab"), 7),
+    "a counted part": (ab("a{2,4}b{1,3}"), letters("ab", "aa", "ab", "bb", "aab"), 7),
+    "needed many times": (ab("(ab){3}|b{5}"), letters("ab", "ba", "bbbb", "aba"), 6),
+    "one of each": (ab("(a|b(a|b))(,(a|b(a|b))){1,2}"), letters("ab,", "a,", ",b", "ba"), 8),
+    "a complement": (NOT_AB, letters("ab", "aa", "bb", "ba"), 4),
+    "parentheses": (NESTED, letters("ab()", "(b", "((", "((("), 7),
+    "lists": (LISTS, letters("a(),", "(a", ",(", "()"), 8),
+    "counted by a counter": (COUNTED, letters("ab()", "bb", "aa", "(a"), 8),
+    "matched in many ways": (MANY, letters("ab", "aa", "ab", "aab"), 6),
+    "recursion that ends": (ebnf('root ::= "a" root "b" | "ab"'), letters("ab", "aa"), 8),
+}
+
+
+def texts_of(language, chars, longest):
+    every = ("".join(text) for size in range(longest + 1) for text in itertools.product(chars, repeat=size))
+    return [text for text in every if matches(language, text)]
+
+
+def fewest(tokens, text):
+    """How few tokens write a text."""
+    best = [0] + [FAR] * len(text)
+    for end in range(1, len(text) + 1):
+        best[end] = min((best[end - len(t)] + 1 for t in tokens if text[:end].endswith(t)), default=FAR)
+    return best[-1]
+
+
+def every_state(name):
+    """Each beginning of a text, with how few tokens end it, by all texts of the language up to some length."""
+    language, tokens, longest = SMALL[name]
+    words = [token.decode() for token in tokens]
+    chars = sorted({char for word in words for char in word})
+    if longest > 8:  # a finite language
+        texts = [text for text in ("qzx", "inform", "information") if matches(language, text)]
+    else:
+        texts = texts_of(language, chars, longest)
+    ends = {}
+    for text in texts:
+        for at in range(len(text) + 1):
+            ends[text[:at]] = min(ends.get(text[:at], FAR), fewest(words, text[at:]))
+    return language, tokens, words, ends
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_of_a_small_language_is_as_far_from_its_end_as_all_its_texts_say(name):
+    language, tokens, words, ends = every_state(name)
+    closing = closing_of(language, tokens)
+    assert closing.least == ends[""]
+    for text, least in ends.items():
+        place = place_behind(closing, [words.index(char) for char in text])
+        if len(text) <= SMALL[name][2] // 2:  # the longest texts' own ends are longer than what was written out
+            assert place.cost == least, text
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_from_every_state_tokens_lead_to_an_end_of_the_language_each_a_step_nearer(name):
+    language, tokens, words, ends = every_state(name)
+    closing = closing_of(language, tokens)
+    for text in ends:
+        written = [words.index(char) for char in text]
+        place = place_behind(closing, written)
+        while (cost := place.cost) > 0:
+            token_id = next(i for i in range(len(tokens)) if place.num_closing([i], cost) == 1)
+            place.accept(token_id)
+            written.append(token_id)
+        assert matches(language, "".join(words[token_id] for token_id in written)), text
+
+
+MERGED = (b'"}', b'"a"', b', "', b'": ', b"ab", b"}}", b'"]', b"12", b"abc", b'"b": "', b"[[", b'{"', b"null", b"tr")
+BYTES = [*(bytes([byte]) for byte in range(256)), *MERGED, "é".encode(), b"\xf0\x9f"]
+OTHERS = [
+    ("regex", "(ab|a)(c|bcd)*d?"),
+    ("regex", r"\d{3}-[^\W\d]{2,5}"),
+    ("regex", "(?i:yes|no)[.!]?"),
+    ("regex", "(a+b){2,}c{0,3}"),
+    ("regex", "[é-ü]{2}|🙂+"),
+    ("regex", "(a|aa){0,90}b"),
+    ("regex", "((a{3,50}|b){2,40}c)?"),
+    ("regex", "(a?b?){2,70}x"),
+    ("regex", "(?=.*a)[a-c]{4,9}"),
+    ("regex", "(?!ab)[a-c]+"),
+    ("regex", "[a-c]{40,400}"),
+    ("ebnf", 'root ::= "(" root ")" root | "x"'),
+    ("ebnf", 'root ::= e\ne ::= t ("+" t)*\nt ::= [0-9]+ | "(" e ")"'),
+    ("ebnf", 'root ::= "a" root "a" | "b" root "b" | ""'),
+    ("json_schema", "$$ANY$$"),
+    ("choice", json.dumps([f"item {number}" for number in range(300)])),
+]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return find_backend("llguidance")(vocabulary(BYTES), lambda text: list(text.encode()))
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return ClosingCompiler(vocabulary(BYTES))
+
+
+def follow_both(spec, backend, compiler, dice, steps=40):
+    """The backend and the closing automaton allow the same tokens all along a random output."""
+    language = language_of(spec)
+    grammar = backend.load(backend.translate(language)).start()
+    place = compiler.load(compiler.translate(language)).start(FAR)
+    mask = np.zeros(-(-(len(BYTES) + 1) // 32), dtype=np.uint32)
+    for _ in range(steps):
+        grammar.fill_mask(mask)
+        allowed = [index for index in range(len(BYTES)) if mask[index // 32] >> index % 32 & 1]
+        assert [index for index in range(len(BYTES)) if place.num_closing([index], FAR)] == allowed, spec
+        assert (place.cost == 0) == grammar.is_accepting, spec
+        if not allowed:
+            return
+        likely = [i for i in allowed if i >= 256 or chr(i) in 'ab"0123}],:x()+-'] or allowed
+        token_id = dice.choice(likely if dice.random() < 0.9 else allowed)
+        assert grammar.accept(token_id)
+        place.accept(token_id)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_backend_and_the_ends_agree_on_random_schemas(seed, backend, compiler):
+    dice = random.Random(seed)
+    spec = GrammarSpec("json_schema", json.dumps(document(dice)))
+    try:
+        language_of(spec)
+    except GrammarError:
+        return
+    follow_both(spec, backend, compiler, dice)
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHERS)
+def test_the_backend_and_the_ends_agree_on_other_constraints(kind, text, backend, compiler):
+    for seed in range(3):
+        follow_both(GrammarSpec(kind, text), backend, compiler, random.Random(seed))
+    follow_both(GrammarSpec(kind, text, "</t>"), backend, compiler, random.Random(7))

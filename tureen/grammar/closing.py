@@ -1,0 +1,238 @@
+"""Outputs that come to an end in time: what that takes from each place of a language, in tokens of the vocabulary.
+
+The native kernels follow the language, beside the backend. An installation without them brings nothing to an end.
+docs/decisions/0053-answers-that-always-close.md says how it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tureen.grammar.backends.tokens import packed
+from tureen.grammar.base import CompiledGrammar, Grammar, Mask, Vocabulary
+from tureen.grammar.expression import (
+    NOTHING,
+    Both,
+    Chain,
+    Chars,
+    Choice,
+    Expression,
+    GrammarError,
+    Language,
+    Not,
+    Repeat,
+    RuleCall,
+    Terminal,
+    Text,
+)
+from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, parts, repeat
+from tureen.kernels.cpu import native
+
+WORD_ZONE, SENTENCE_ZONE = 8, 32
+"""Tokens to spare, at most, from which on no further word, or no further sentence, is begun. Of a short output these
+are ..."""
+WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
+
+TEXT, CHARS, CHAIN, CHOICE, REPEAT, BOTH, NOT, CALL = range(8)
+
+
+class ClosingCompiler:
+    """Compiles languages for one vocabulary. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ends = set(vocabulary.eos_token_ids)
+        self._native = native.load()
+        self._ends = packed(ends, vocabulary.size)
+        if self._native is not None:
+            texts = [b"" if index in ends else token for index, token in enumerate(vocabulary.tokens)]
+            self._trie = self._native.Trie.of(texts)
+
+    def translate(self, language: Language) -> bytes:
+        """Returns what is `load`ed, in any process; b"" where there are no kernels, or the language is too large."""
+        if self._native is None:
+            return b""
+        try:
+            program: bytes = self._native.closing_program(np.frombuffer(encoded(language), dtype=np.int32), self._trie)
+        except RuntimeError:
+            return b""
+        return program
+
+    def load(self, program: bytes) -> Closing | None:
+        """Makes it ready; None where there is nothing, or no text can be written with these tokens."""
+        if self._native is None or not program:
+            return None
+        follower = self._native.Follower(program, self._trie)
+        if follower.least >= self._native.NEVER:
+            return None
+        return Closing(follower, self._native.Place, self._ends, len(program))
+
+
+class Closing:
+    """A language whose outputs can be brought to an end. Immutable."""
+
+    def __init__(self, follower: Any, place: Callable[[Any], Any], ends: Mask, num_bytes: int) -> None:
+        self.least: int = follower.least  # tokens of an output at least, without one that ends it
+        self.num_bytes = num_bytes
+        self._follower = follower
+        self._place = place
+        self._ends = ends
+
+    def start(self, most: int) -> ClosingPlace:
+        """The beginning of an output of at most so many tokens."""
+        zones = min(WORD_ZONE, most // WORD_SHARE), min(SENTENCE_ZONE, most // SENTENCE_SHARE)
+        return ClosingPlace(self._place(self._follower), self._ends, zones)
+
+
+class ClosingPlace:
+    """The place of one output. What the backend has accepted is accepted here too. Not thread-safe."""
+
+    def __init__(self, place: Any, ends: Mask, zones: tuple[int, int]) -> None:
+        self.ends = ends  # packed: the tokens that end an output
+        self._place = place
+        self._zones = zones
+        self.accept: Callable[[int], None] = place.accept
+        self.rollback: Callable[[int], None] = place.rollback
+
+    @property
+    def cost(self) -> int:
+        """Returns how many tokens it takes to come to an end; raises GrammarError as `restrict` does."""
+        with _following():
+            cost: int = self._place.cost()
+        return cost
+
+    def restrict(self, mask: Mask, left: int, *, gently: bool) -> bool:
+        """Takes from a mask the tokens behind which the output could not end within `left` tokens; `gently`: and near
+        the end, those that begin another word, or another sentence. Returns whether the end is near and it took some.
+
+        Raises GrammarError where the language is too complex to follow.
+        """
+        words, sentences = self._zones if gently else (0, 0)
+        with _following():
+            took: bool = self._place.restrict(mask, self.ends, left, words, sentences)
+        return took
+
+    def num_closing(self, token_ids: Sequence[int], left: int) -> int:
+        """Returns how many of these tokens may follow so that the output can still end within `left` tokens; raises
+        GrammarError as `restrict` does."""
+        with _following():
+            count: int = self._place.num_closing(list(token_ids), left)
+        return count
+
+
+class ClosingGrammar:
+    """A compiled grammar whose outputs can be brought to an end, where `closing` is there. Immutable."""
+
+    def __init__(self, compiled: CompiledGrammar, closing: Closing | None) -> None:
+        self.closing = closing
+        self.compiled = compiled
+
+    @property
+    def num_bytes(self) -> int:
+        return self.compiled.num_bytes + (0 if self.closing is None else self.closing.num_bytes)
+
+    def start(self) -> Grammar:
+        """Returns a grammar at the beginning of an output."""
+        return self.compiled.start()
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise GrammarError(f"its ends could not be followed: {error}") from None
+
+
+def encoded(language: Language) -> array[int]:
+    """Returns a language as the native code reads it: its rules' nodes, the start, then the nodes, parts first."""
+    encoder = _Encoder({name: number for number, name in enumerate(language.rules)})
+    rules = [encoder.number(rule) for rule in language.rules.values()]
+    start = encoder.number(language.start)
+    return array("i", [len(rules), *rules, start]) + encoder.numbers
+
+
+def nonempty(expression: Expression) -> Expression:
+    """Returns a regular expression of the same texts but the empty one, without an intersection where that can be."""
+    if not can_be_empty(expression):
+        return expression
+    match expression:
+        case Terminal(item):
+            return nonempty(item)
+        case Choice(items):
+            return choice(nonempty(item) for item in items)
+        case Chain(items):
+            return choice(chain((nonempty(item), *items[at + 1 :])) for at, item in enumerate(items))
+        case Repeat(item, least, most):
+            rest = repeat(item, max(least - 1, 0), None if most is None else most - 1)
+            return NOTHING if most == 0 else chain((nonempty(item), rest))
+        case Both() | Not():
+            return Both(expression, SOMETHING)
+    return NOTHING
+
+
+class _Encoder:
+    """Numbers the nodes of trees, each once."""
+
+    def __init__(self, rules: dict[str, int]) -> None:
+        self.numbers = array("i")
+        self._rules = rules
+        self._known: dict[int, int] = {}  # by id
+        self._rewritten: dict[int, Expression] = {}
+        self._texts: dict[str, int] = {}
+        self._count = 0
+
+    def number(self, root: Expression) -> int:
+        waiting = [root]
+        while waiting:
+            node = waiting[-1]
+            if id(node) not in self._known:
+                missing = [part for part in self._parts(node) if id(part) not in self._known]
+                if missing:
+                    waiting += missing
+                    continue
+                self._known[id(node)] = self._added(node)
+            waiting.pop()
+        return self._known[id(root)]
+
+    def _parts(self, node: Expression) -> tuple[Expression, ...]:
+        """The parts to be numbered first."""
+        if isinstance(node, Both) and SOMETHING in (node.first, node.second):
+            item = node.first if node.second == SOMETHING else node.second
+            if not isinstance(item, Both | Not):
+                return (self._rewritten.setdefault(id(node), nonempty(item)),)
+        return parts(node)
+
+    def _added(self, node: Expression) -> int:
+        if id(node) in self._rewritten:
+            return self._known[id(self._rewritten[id(node)])]
+        match node:
+            case Terminal(item):
+                return self._known[id(item)]
+            case Text(text):
+                return self._text(text)
+            case Chars(ranges):
+                return self._add(CHARS, [point for span in ranges for point in span])
+            case Repeat(item, least, most):
+                return self._add(REPEAT, (self._known[id(item)], least, -1 if most is None else most))
+            case RuleCall(name):
+                return self._add(CALL, (self._rules[name],))
+        kind = {Chain: CHAIN, Choice: CHOICE, Both: BOTH, Not: NOT}[type(node)]
+        return self._add(kind, [self._known[id(part)] for part in parts(node)])
+
+    def _text(self, text: str) -> int:
+        if text not in self._texts:
+            try:
+                self._texts[text] = self._add(TEXT, text.encode())
+            except UnicodeEncodeError:  # a surrogate, which no text holds
+                self._texts[text] = self._add(CHOICE, ())
+        return self._texts[text]
+
+    def _add(self, kind: int, numbers: Sequence[int]) -> int:
+        self.numbers.extend((kind, len(numbers), *numbers))
+        self._count += 1
+        return self._count - 1

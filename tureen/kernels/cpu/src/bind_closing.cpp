@@ -1,0 +1,86 @@
+// Languages that an output can be brought to an end in, within a limit.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "closing_place.h"
+#include "closing_program.h"
+#include "closing_trie.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tureen {
+
+namespace {
+
+using Numbers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ends = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<Trie> trie_of(const std::vector<nb::bytes>& tokens) {
+    std::vector<std::string> texts;
+    texts.reserve(tokens.size());
+    for (const nb::bytes& token : tokens) texts.emplace_back(token.c_str(), token.size());
+    nb::gil_scoped_release released;
+    return std::make_shared<Trie>(std::move(texts));
+}
+
+nb::bytes program_of(const Numbers& tree, const Trie& trie) {
+    std::string data;
+    {
+        nb::gil_scoped_release released;
+        Program program = emit_program(tree.data(), tree.size());
+        find_costs(program, trie);
+        data = pack(program);
+    }
+    return nb::bytes(data.data(), data.size());
+}
+
+}  // namespace
+
+void bind_closing(nb::module_& m) {
+    nb::class_<Trie>(m, "Trie", "The tokens of a vocabulary, for the languages below.")
+        .def_static("of", &trie_of, "tokens"_a, "Tokens by id; b'' is no text.");
+    m.def(
+        "closing_program", &program_of, "tree"_a, "trie"_a,
+        "Compiles a language, as grammar/closing.py writes it. Raises RuntimeError where it is too large, ValueError.");
+    nb::class_<Follower>(m, "Follower", "A compiled language.")
+        .def(
+            "__init__",
+            [](Follower* self, nb::bytes program, std::shared_ptr<Trie> trie) {
+                new (self) Follower(unpack(program.c_str(), program.size()), trie);
+            },
+            "program"_a, "trie"_a)
+        .def_prop_ro(
+            "least", [](const Follower& f) { return f.program().least(); },
+            "The fewest tokens of an output. Never more than are needed where no token is shared by two rules.")
+        .def_prop_ro("num_instructions", [](const Follower& f) { return f.program().code.size(); })
+        .def_prop_ro("num_walked", [](const Follower& f) { return f.num_walked; });
+    nb::class_<Place>(m, "Place", "Where an output is in a language. It takes the tokens that it is told.")
+        .def(nb::init<std::shared_ptr<Follower>>(), "follower"_a)
+        .def("accept", &Place::accept, "token_id"_a)
+        .def("rollback", &Place::rollback, "num_tokens"_a)
+        .def("cost", &Place::cost, nb::call_guard<nb::gil_scoped_release>(),
+             "Tokens that it takes to come to an end, without one that ends the output.")
+        .def("num_closing", &Place::num_closing, "token_ids"_a, "left"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "How many of these tokens may follow so that the output can still end within `left` tokens.")
+        .def(
+            "restrict",
+            [](Place& self, Mask mask, Ends ends, int32_t left, int32_t words, int32_t sentences) {
+                if (mask.size() != ends.size()) throw std::invalid_argument("masks of different sizes");
+                nb::gil_scoped_release released;
+                return self.restrict(mask.data(), ends.data(), mask.size(), left, {words, sentences});
+            },
+            "mask"_a, "ends"_a, "left"_a, "words"_a, "sentences"_a,
+            "Takes the tokens behind which the output could not end within `left` tokens. True where the end is near "
+            "and some were taken.");
+    m.attr("NEVER") = NEVER;
+}
+
+}  // namespace tureen

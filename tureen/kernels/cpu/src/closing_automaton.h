@@ -1,0 +1,32 @@
+// Deterministic automata over bytes, of intersections and complements.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "closing_program.h"
+
+namespace tureen {
+
+// Over texts each of which is matched or not: the leaves.
+struct BoolTree {
+    enum Kind { LEAF, AND, NOT } kind;
+    int32_t leaf;
+    std::vector<BoolTree> parts;
+};
+
+// It starts in state 0. From every state but an only one an accepting state is reached.
+struct Automaton {
+    std::vector<std::vector<std::pair<ByteSet, int32_t>>> moves;
+    std::vector<bool> accepts;
+};
+
+// The bytes in classes that these sets do not tell apart; the number of classes is that of the last class and 1.
+std::array<uint8_t, 256> classes_of(const std::vector<ByteSet>& sets);
+
+// The texts for which the condition holds. `leaves`: where each begins; it ends with RET, and has no calls. Throws
+// TooLarge.
+Automaton determined(const Program& program, const std::vector<int32_t>& leaves, const BoolTree& condition);
+
+}  // namespace tureen

@@ -1,0 +1,275 @@
+// What it takes to end: by Knuth's "A generalization of Dijkstra's algorithm" (1977), in bytes and then in tokens.
+#include <algorithm>
+#include <map>
+#include <queue>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "closing_program.h"
+
+namespace tureen {
+
+namespace {
+
+constexpr size_t MAX_WALK = 4096;  // places in the trie that are looked at from one instruction
+constexpr int MAX_SILENT = 400;    // instructions in a row that take no byte
+
+// A way to end from `target`: so much, and the cost of each of these instructions, so many times.
+struct Way {
+    int32_t target, cost, from, num_terms;
+};
+
+// The least costs that fulfil: of each target the least of its ways.
+class Equations {
+public:
+    explicit Equations(size_t size) : cost_(size, NEVER), uses_(size) {}
+
+    void add(int32_t target, int32_t cost, const std::vector<std::pair<int32_t, int32_t>>& terms) {
+        ways_.push_back({target, cost, int32_t(terms_.size()), int32_t(terms.size())});
+        for (auto& term : terms) {
+            uses_[size_t(term.first)].push_back(int32_t(ways_.size()) - 1);
+            terms_.push_back(term);
+        }
+    }
+
+    std::vector<int32_t> solved() {
+        using Entry = std::pair<int32_t, int32_t>;
+        std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
+        std::vector<int32_t> num_open;
+        auto offer = [&](const Way& way) {
+            int32_t cost = way.cost;
+            for (int32_t at = way.from; at < way.from + way.num_terms; at++) {
+                cost = sum_of(cost, times(terms_[at].second, cost_[terms_[at].first]));
+            }
+            if (cost < cost_[way.target]) {
+                cost_[way.target] = cost;
+                queue.push({cost, way.target});
+            }
+        };
+        for (const Way& way : ways_) num_open.push_back(way.num_terms);
+        for (const Way& way : ways_) {
+            if (way.num_terms == 0) offer(way);
+        }
+        std::vector<bool> is_settled(cost_.size(), false);
+        while (!queue.empty()) {
+            auto [cost, pc] = queue.top();
+            queue.pop();
+            if (is_settled[size_t(pc)]) continue;
+            is_settled[size_t(pc)] = true;
+            for (int32_t way : uses_[size_t(pc)]) {
+                if (--num_open[size_t(way)] == 0) offer(ways_[size_t(way)]);
+            }
+        }
+        return std::move(cost_);
+    }
+
+private:
+    std::vector<int32_t> cost_;
+    std::vector<Way> ways_;
+    std::vector<std::pair<int32_t, int32_t>> terms_;
+    std::vector<std::vector<int32_t>> uses_;
+};
+
+// What all instructions but BYTES cost.
+void add_silent(const Program& program, Equations& equations) {
+    for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
+        const Instruction& i = program.code[pc];
+        if (i.op == SPLIT) {
+            for (int32_t at = i.x; at < i.x + i.y; at++) equations.add(pc, 0, {{program.targets[at], 1}});
+        } else if (i.op == CALL) {
+            equations.add(pc, 0, {{program.rules[i.x].entry, 1}, {i.y, 1}});
+        } else if (i.op == LOOP && program.rules[i.x].least > 0) {
+            equations.add(pc, 0, {{program.rules[i.x].body, program.rules[i.x].least}});
+        } else if (i.op != BYTES) {
+            equations.add(pc, 0, {});
+        }
+    }
+}
+
+std::vector<int32_t> costs_in_bytes(const Program& program) {
+    Equations equations(program.code.size());
+    add_silent(program, equations);
+    for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
+        if (program.code[pc].op == BYTES) equations.add(pc, 1, {{program.code[pc].y, 1}});
+    }
+    return equations.solved();
+}
+
+// Which instructions lead to each other within their rule: Tarjan's components, without recursion.
+std::vector<int32_t> components(const Program& program) {
+    int32_t count = int32_t(program.code.size()), next = 0, num_components = 0;
+    std::vector<int32_t> number(size_t(count), -1), low(size_t(count), 0), component(size_t(count), -1), stack;
+    std::vector<std::pair<int32_t, int32_t>> path;
+    auto num_targets = [&](int32_t pc) {
+        const Instruction& i = program.code[pc];
+        return i.op == SPLIT ? i.y : i.op == BYTES || i.op == CALL ? 1 : 0;
+    };
+    auto target = [&](int32_t pc, int32_t at) {
+        const Instruction& i = program.code[pc];
+        return i.op == SPLIT ? program.targets[i.x + at] : i.y;
+    };
+    for (int32_t root = 0; root < count; root++) {
+        if (number[root] >= 0) continue;
+        path.emplace_back(root, 0);
+        while (!path.empty()) {
+            int32_t pc = path.back().first, at = path.back().second++;
+            if (at == 0) {
+                number[pc] = low[pc] = next++;
+                stack.push_back(pc);
+            }
+            if (at < num_targets(pc)) {
+                int32_t to = target(pc, at);
+                if (number[to] < 0) {
+                    path.emplace_back(to, 0);
+                } else if (component[to] < 0) {
+                    low[pc] = std::min(low[pc], number[to]);
+                }
+                continue;
+            }
+            path.pop_back();
+            if (!path.empty()) low[path.back().first] = std::min(low[path.back().first], low[pc]);
+            if (low[pc] != number[pc]) continue;
+            for (int32_t member = -1; member != pc;) {
+                member = stack.back();
+                stack.pop_back();
+                component[member] = num_components;
+            }
+            num_components++;
+        }
+    }
+    return component;
+}
+
+// The tokens that may come at an instruction, as far as they do not go round in circles: they leave what leads to
+// itself, or come nearer to its end.
+class Walk {
+public:
+    Walk(const Program& program, const Trie& trie)
+        : program_(program), trie_(trie), bytes_(costs_in_bytes(program)), component_(components(program)) {
+        for (const ByteSet& set : program.sets) {
+            int count = 0, last = -1;
+            for (int byte = 0; byte < 256; byte++) {
+                if (has(set, uint8_t(byte))) count++, last = byte;
+            }
+            only_.push_back(count == 1 ? last : -1);
+        }
+    }
+
+    void add_ways(int32_t pc, Equations& equations) {
+        frames_.clear();
+        places_.clear();
+        frame_ids_.clear();
+        ways_.clear();
+        places_.push_back({0, pc, -1});
+        for (size_t at = 0; at < places_.size() && places_.size() < MAX_WALK; at++) {  // grows
+            Place place = places_[at];
+            const int32_t set = program_.code[place.pc].x;
+            if (only_[set] >= 0) {
+                int32_t node = trie_.child(place.node, uint8_t(only_[set]));
+                if (node >= 0) step(pc, place, node, equations);
+                continue;
+            }
+            for (int32_t node = place.node + 1; node < trie_.end[place.node]; node = trie_.end[node]) {
+                if (has(program_.sets[set], trie_.byte[node])) step(pc, place, node, equations);
+            }
+        }
+    }
+
+private:
+    struct Place {
+        int32_t node, pc, frame;
+    };
+    struct Frame {
+        int32_t rule, count, ret, below;
+    };
+
+    // The byte of a node comes.
+    void step(int32_t pc, Place place, int32_t node, Equations& equations) {
+        int32_t next = program_.code[place.pc].y;
+        if (trie_.token[node] >= 0) add_way(pc, next, place.frame, equations);
+        if (trie_.end[node] == node + 1) return;
+        reached_.clear();
+        reach(node, next, place.frame, 0);
+    }
+
+    void add_way(int32_t pc, int32_t next, int32_t frame, Equations& equations) {
+        std::vector<std::pair<int32_t, int32_t>> terms{{next, 1}};
+        for (; frame >= 0; frame = frames_[frame].below) {
+            const Rule& rule = program_.rules[frames_[frame].rule];
+            int32_t rest = rule.least - frames_[frame].count - 1;
+            if (rule.body >= 0 && rest > 0) terms.emplace_back(rule.body, rest);
+            terms.emplace_back(frames_[frame].ret, 1);
+        }
+        if (ways_.insert(terms).second) equations.add(pc, 1, terms);
+    }
+
+    // Adds the places that are reached from an instruction without a byte.
+    void reach(int32_t node, int32_t pc, int32_t frame, int depth) {
+        if (depth > MAX_SILENT || places_.size() >= MAX_WALK) return;
+        const std::pair<int32_t, int32_t> here{pc, frame};
+        if (std::find(reached_.begin(), reached_.end(), here) != reached_.end()) return;
+        reached_.push_back(here);
+        const Instruction& i = program_.code[pc];
+        switch (i.op) {
+            case BYTES: places_.push_back({node, pc, frame}); return;
+            case SPLIT:
+                for (int32_t at = i.x; at < i.x + i.y; at++) {
+                    int32_t to = program_.targets[at];
+                    const bool is_longer = bytes_[to] > bytes_[pc];
+                    if (is_longer && (program_.skips[pc] || component_[to] == component_[pc])) continue;
+                    reach(node, to, frame, depth + 1);
+                }
+                return;
+            case CALL: reach(node, program_.rules[i.x].entry, pushed({i.x, 0, i.y, frame}), depth + 1); return;
+            case LOOP:
+                if (frame >= 0 && frames_[frame].count < program_.rules[i.x].least) {
+                    reach(node, program_.rules[i.x].body, frame, depth + 1);
+                    return;
+                }
+                [[fallthrough]];
+            case RET:
+                if (frame < 0) return;  // what follows is not known here
+                reach(node, frames_[frame].ret, frames_[frame].below, depth + 1);
+                return;
+            case NEXT: {
+                if (frame < 0) return;
+                Frame again = frames_[frame];
+                again.count++;
+                reach(node, program_.rules[i.x].entry, pushed(again), depth + 1);
+                return;
+            }
+        }
+    }
+
+    int32_t pushed(const Frame& frame) {
+        auto key = std::make_tuple(frame.rule, frame.count, frame.ret, frame.below);
+        auto [at, is_new] = frame_ids_.try_emplace(key, int32_t(frames_.size()));
+        if (is_new) frames_.push_back(frame);
+        return at->second;
+    }
+
+    const Program& program_;
+    const Trie& trie_;
+    const std::vector<int32_t> bytes_, component_;
+    std::vector<int32_t> only_;  // by set: its byte, where it has one only
+    std::vector<Place> places_;
+    std::vector<Frame> frames_;
+    std::vector<std::pair<int32_t, int32_t>> reached_;
+    std::map<std::tuple<int32_t, int32_t, int32_t, int32_t>, int32_t> frame_ids_;
+    std::set<std::vector<std::pair<int32_t, int32_t>>> ways_;
+};
+
+}  // namespace
+
+void find_costs(Program& program, const Trie& trie) {
+    Equations equations(program.code.size());
+    add_silent(program, equations);
+    Walk walk(program, trie);
+    for (int32_t pc = 0; pc < int32_t(program.code.size()); pc++) {
+        if (program.code[pc].op == BYTES) walk.add_ways(pc, equations);
+    }
+    program.cost = equations.solved();
+}
+
+}  // namespace tureen

@@ -1,0 +1,464 @@
+// A tree of expressions becomes instructions.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "closing_automaton.h"
+#include "closing_emitter.h"
+#include "closing_program.h"
+#include "closing_tree.h"
+
+namespace tureen {
+
+namespace {
+
+constexpr int64_t MAX_CODE = 400000;
+constexpr int64_t MAX_FLAT_CODE = 100000;
+constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
+constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
+constexpr int64_t MAX_ALL_INLINED = 100000;
+constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
+constexpr int MAX_DEPTH = 4000;
+
+int64_t both(int32_t a, int32_t b) { return int64_t(a) << 32 | uint32_t(b); }
+
+}  // namespace
+
+Emitter::Emitter(const Tree& tree) : tree_(tree) { ret_ = add({RET, 0, 0}); }
+
+Program Emitter::whole() {
+    measure();
+    program_.rules.push_back({-1, -1, 0, 0});
+    program_.rules[0].entry = emit(tree_.start, ret_);
+    while (!to_do_.empty()) {
+        auto [name, pc] = to_do_.back();
+        to_do_.pop_back();
+        set_targets(pc, {emit(tree_.rules[name], ret_)});
+    }
+    compact();
+    return std::move(program_);
+}
+
+int32_t Emitter::add(Instruction instruction, bool skips) {
+    if (int64_t(program_.code.size()) >= (is_flat_ ? flat_limit_ : MAX_CODE)) throw TooLarge("too many instructions");
+    program_.code.push_back(instruction);
+    program_.skips.push_back(skips);
+    return int32_t(program_.code.size()) - 1;
+}
+
+int32_t Emitter::bytes(const ByteSet& set, int32_t next) {
+    auto [at, is_new] = set_ids_.try_emplace(set, int32_t(program_.sets.size()));
+    if (is_new) program_.sets.push_back(set);
+    auto [known, is_first] = by_bytes_.try_emplace(both(at->second, next), -1);
+    if (is_first) known->second = add({BYTES, at->second, next});
+    return known->second;
+}
+
+int32_t Emitter::any_of(std::vector<int32_t> targets, bool skips) {
+    std::sort(targets.begin(), targets.end());
+    targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
+    if (targets.size() == 1) return targets[0];
+    auto [at, is_new] = (skips ? by_skipped_ : by_targets_).try_emplace(targets, -1);
+    if (is_new) {
+        at->second = add({SPLIT, 0, 0}, skips);
+        set_targets(at->second, targets);
+    }
+    return at->second;
+}
+
+void Emitter::set_targets(int32_t pc, const std::vector<int32_t>& targets) {
+    program_.code[pc].x = int32_t(program_.targets.size());
+    program_.code[pc].y = int32_t(targets.size());
+    program_.targets.insert(program_.targets.end(), targets.begin(), targets.end());
+}
+
+// How many instructions each node takes, about, and which rules call themselves.
+void Emitter::measure() {
+    size_.assign(tree_.nodes.size(), -1);
+    rule_size_.assign(tree_.rules.size(), -1);
+    num_calls_.assign(tree_.rules.size(), 0);
+    for (const TreeNode& node : tree_.nodes) {
+        if (node.kind == TREE_CALL) num_calls_[node.numbers[0]]++;
+    }
+    find_recursive();
+    for (size_t node = 0; node < tree_.nodes.size(); node++) measure(int32_t(node), 0);
+}
+
+int64_t Emitter::measure(int32_t id, int depth) {
+    if (depth > MAX_DEPTH) throw TooLarge("nested too deep");
+    if (size_[id] >= 0) return size_[id];
+    const TreeNode& node = tree_.nodes[id];
+    int64_t size = 1;
+    switch (node.kind) {
+        case TREE_TEXT: size = int64_t(node.numbers.size()); break;
+        case TREE_CHARS: size = node.numbers.empty() || node.numbers.back() < 0x80 ? 1 : 12; break;
+        case TREE_CALL: {
+            int32_t rule = node.numbers[0];
+            if (is_recursive_[rule]) break;
+            if (rule_size_[rule] < 0) rule_size_[rule] = measure(tree_.rules[rule], depth + 1);
+            size = num_calls_[rule] > 1 && rule_size_[rule] > MAX_INLINED ? 1 : rule_size_[rule];
+            break;
+        }
+        case TREE_REPEAT: {
+            int64_t least = node.numbers[1], most = node.numbers[2];
+            int64_t item = std::max<int64_t>(1, measure(node.numbers[0], depth + 1));
+            int64_t extra = most < 0 ? 1 : most - least;
+            size = 2 + item * (least * item <= MAX_UNROLLED_LEAST ? least : 1) +
+                   item * (extra * item <= MAX_UNROLLED_MORE ? extra : 1);
+            break;
+        }
+        default:
+            for (int32_t part : node.numbers) size += measure(part, depth + 1);
+    }
+    return size_[id] = std::min<int64_t>(size, 1 << 30);
+}
+
+void Emitter::find_recursive() {
+    // Tarjan's components, over the rules.
+    size_t count = tree_.rules.size();
+    std::vector<std::vector<int32_t>> callees(count);
+    for (size_t rule = 0; rule < count; rule++) callees[rule] = tree_.calls(tree_.rules[rule]);
+    is_recursive_.assign(count, false);
+    std::vector<int32_t> number(count, -1), low(count, 0), stack;
+    std::vector<bool> is_open(count, false);
+    int32_t next = 0;
+    std::function<void(int32_t, int)> visit = [&](int32_t rule, int depth) {
+        if (depth > MAX_DEPTH) throw TooLarge("rules call each other too deep");
+        number[rule] = low[rule] = next++;
+        stack.push_back(rule);
+        is_open[rule] = true;
+        for (int32_t callee : callees[rule]) {
+            if (callee == rule) is_recursive_[rule] = true;
+            if (number[callee] < 0) visit(callee, depth + 1);
+            if (is_open[callee]) low[rule] = std::min(low[rule], low[callee]);
+        }
+        if (low[rule] != number[rule]) return;
+        bool is_many = stack.back() != rule;
+        for (bool is_last = false; !is_last;) {
+            is_last = stack.back() == rule;
+            is_open[stack.back()] = false;
+            if (is_many) is_recursive_[stack.back()] = true;
+            stack.pop_back();
+        }
+    };
+    for (size_t rule = 0; rule < count; rule++) {
+        if (number[rule] < 0) visit(int32_t(rule), 0);
+    }
+}
+
+// Instructions that match a node, then go on at `next`.
+int32_t Emitter::emit(int32_t id, int32_t next) {
+    if (depth_ > MAX_DEPTH) throw TooLarge("nested too deep");
+    auto known = by_node_.find(both(id, next));
+    if (known != by_node_.end()) return known->second;
+    depth_++;
+    const TreeNode& node = tree_.nodes[id];
+    int32_t pc = -1;
+    switch (node.kind) {
+        case TREE_TEXT:
+            pc = next;
+            for (size_t at = node.numbers.size(); at-- > 0;) pc = byte(uint8_t(node.numbers[at]), pc);
+            break;
+        case TREE_CHARS: pc = emit_chars(node.numbers, next); break;
+        case TREE_CHAIN:
+            pc = next;
+            for (size_t at = node.numbers.size(); at-- > 0;) pc = emit(node.numbers[at], pc);
+            break;
+        case TREE_CHOICE: pc = emit_choice(node, next); break;
+        case TREE_REPEAT: pc = emit_repeat(node, next); break;
+        case TREE_CALL: pc = emit_call(node.numbers[0], next); break;
+        default: pc = emit_automaton(automaton(id), next);
+    }
+    depth_--;
+    by_node_[both(id, next)] = pc;
+    return pc;
+}
+
+int32_t Emitter::byte(uint8_t value, int32_t next) {
+    ByteSet set{};
+    put(set, value);
+    return bytes(set, next);
+}
+
+int32_t Emitter::emit_choice(const TreeNode& node, int32_t next) {
+    std::vector<const std::vector<int32_t>*> texts;
+    std::vector<int32_t> targets;
+    for (int32_t part : node.numbers) {
+        if (tree_.nodes[part].kind == TREE_TEXT) {
+            texts.push_back(&tree_.nodes[part].numbers);
+        } else {
+            targets.push_back(emit(part, next));
+        }
+    }
+    if (!texts.empty()) {
+        std::sort(texts.begin(), texts.end(), [](auto* a, auto* b) { return *a < *b; });
+        targets.push_back(emit_texts(texts.data(), texts.data() + texts.size(), 0, next));
+    }
+    return any_of(targets);
+}
+
+// Sorted texts that are the same up to `at`.
+int32_t Emitter::emit_texts(const std::vector<int32_t>** from, const std::vector<int32_t>** to, size_t at,
+                            int32_t next) {
+    if (at > size_t(MAX_DEPTH)) throw TooLarge("a text is too long");
+    std::vector<int32_t> targets;
+    std::map<int32_t, ByteSet> by_next;
+    while (from < to && (*from)->size() == at) {
+        if (targets.empty()) targets.push_back(next);
+        from++;
+    }
+    while (from < to) {
+        int32_t value = (**from)[at];
+        auto last = from;
+        while (last < to && (**last)[at] == value) last++;
+        int32_t pc;
+        if (last == from + 1) {  // one text is left: no matter how long
+            pc = next;
+            for (size_t end = (*from)->size(); end-- > at + 1;) pc = byte(uint8_t((**from)[end]), pc);
+        } else {
+            pc = emit_texts(from, last, at + 1, next);
+        }
+        put(by_next[pc], uint8_t(value));
+        from = last;
+    }
+    for (auto& [pc, set] : by_next) targets.push_back(bytes(set, pc));
+    return any_of(targets);
+}
+
+namespace {
+
+struct Span {
+    uint8_t first, last;
+};
+using Sequence = std::vector<Span>;  // the UTF-8 of a range of characters, byte by byte
+
+int length_of(int32_t point) { return point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4; }
+
+std::array<uint8_t, 4> utf8(int32_t point, int length) {
+    static const uint8_t leads[] = {0, 0x00, 0xC0, 0xE0, 0xF0};
+    std::array<uint8_t, 4> bytes{};
+    for (int at = length - 1; at > 0; at--, point >>= 6) bytes[at] = uint8_t(0x80 | (point & 0x3F));
+    bytes[0] = uint8_t(leads[length] | point);
+    return bytes;
+}
+
+// Splits a range until each byte ranges by itself.
+void add_sequences(int32_t first, int32_t last, std::vector<Sequence>& sequences) {
+    static const int32_t lengths[] = {0x7F, 0x7FF, 0xFFFF};
+    for (int32_t bound : lengths) {
+        if (first <= bound && bound < last) {
+            add_sequences(first, bound, sequences);
+            add_sequences(bound + 1, last, sequences);
+            return;
+        }
+    }
+    int length = length_of(last);
+    for (int tail = 1; tail < length; tail++) {
+        int32_t low = (1 << (6 * tail)) - 1;
+        if ((first & ~low) == (last & ~low)) continue;
+        if ((first & low) != 0) {
+            add_sequences(first, first | low, sequences);
+            add_sequences((first | low) + 1, last, sequences);
+            return;
+        }
+        if ((last & low) != low) {
+            add_sequences(first, (last & ~low) - 1, sequences);
+            add_sequences(last & ~low, last, sequences);
+            return;
+        }
+    }
+    auto from = utf8(first, length), to = utf8(last, length);
+    Sequence sequence;
+    for (int at = 0; at < length; at++) sequence.push_back({from[at], to[at]});
+    sequences.push_back(sequence);
+}
+
+}  // namespace
+
+int32_t Emitter::emit_chars(const std::vector<int32_t>& ranges, int32_t next) {
+    std::vector<Sequence> sequences;
+    for (size_t at = 0; at + 1 < ranges.size(); at += 2) add_sequences(ranges[at], ranges[at + 1], sequences);
+    // Sequences in order: those with the same first byte stand together, and no first bytes overlap otherwise.
+    std::function<int32_t(size_t, size_t, size_t)> of = [&](size_t from, size_t to, size_t at) {
+        std::map<int32_t, ByteSet> by_next;
+        for (size_t last; from < to; from = last) {
+            Span span = sequences[from][at];
+            for (last = from + 1; last < to && sequences[last][at].first == span.first; last++) {}
+            int32_t pc = sequences[from].size() == at + 1 ? next : of(from, last, at + 1);
+            for (int value = span.first; value <= span.last; value++) put(by_next[pc], uint8_t(value));
+        }
+        std::vector<int32_t> targets;
+        for (auto& [pc, set] : by_next) targets.push_back(bytes(set, pc));
+        return any_of(targets);
+    };
+    return of(0, sequences.size(), 0);
+}
+
+int32_t Emitter::emit_repeat(const TreeNode& node, int32_t next) {
+    int32_t item = node.numbers[0], least = node.numbers[1], most = node.numbers[2];
+    int64_t size = std::max<int64_t>(1, size_[item]);
+    bool writes_least = is_flat_ || least * size <= MAX_UNROLLED_LEAST;
+    int64_t extra = most < 0 ? 0 : most - least;
+    if (is_flat_ && (least + extra) * size > flat_limit_) throw TooLarge("a repeat is too large");
+    if (!writes_least) {
+        if (tree_.is_nullable(item)) least = 0;
+        return counted(item, least, most, next);
+    }
+    int32_t pc = next;
+    if (most < 0) {
+        pc = add({SPLIT, 0, 0}, true);
+        int32_t body = emit(item, pc);
+        set_targets(pc, {body, next});
+    } else if (is_flat_ || extra * size <= MAX_UNROLLED_MORE) {
+        for (int64_t more = 0; more < extra; more++) pc = any_of({emit(item, pc), next}, true);
+    } else {
+        pc = counted(item, 0, int32_t(extra), next);
+    }
+    for (int32_t time = 0; time < least; time++) pc = emit(item, pc);
+    return pc;
+}
+
+int32_t Emitter::counted(int32_t item, int32_t least, int32_t most, int32_t next) {
+    auto [at, is_new] = counted_.try_emplace({item, least, most}, int32_t(program_.rules.size()));
+    int32_t rule = at->second;
+    if (is_new) {
+        int32_t loop = add({LOOP, rule, 0}), again = add({NEXT, rule, 0});
+        program_.rules.push_back({loop, again, least, most});
+        int32_t body = emit(item, again);
+        program_.rules[rule].body = body;
+    }
+    return add({CALL, rule, next});
+}
+
+int32_t Emitter::emit_call(int32_t name, int32_t next) {
+    if (!is_recursive_[name]) {
+        bool is_small = num_calls_[name] < 2 || rule_size_[name] <= MAX_INLINED;
+        if (is_small && int64_t(program_.code.size()) < MAX_ALL_INLINED) return emit(tree_.rules[name], next);
+    }
+    if (is_flat_) throw std::invalid_argument("a part that must be regular calls a rule");
+    auto [at, is_new] = entries_.try_emplace(name, -1);
+    if (is_new) {
+        at->second = add({SPLIT, 0, 0});
+        to_do_.emplace_back(name, at->second);
+    }
+    if (next == ret_) return at->second;  // what follows the last call of a rule is what follows the rule
+    int32_t& rule = rule_ids_.try_emplace(name, -1).first->second;
+    if (rule < 0) {
+        rule = int32_t(program_.rules.size());
+        program_.rules.push_back({at->second, -1, 0, 0});
+    }
+    return add({CALL, rule, next});
+}
+
+int32_t Emitter::emit_automaton(const Automaton& machine, int32_t next) {
+    std::vector<int32_t> states(machine.moves.size());
+    for (int32_t& pc : states) pc = add({SPLIT, 0, 0}, states.size() > MAX_SEARCHED_STATES);
+    for (size_t state = 0; state < states.size(); state++) {
+        std::vector<int32_t> targets;
+        for (auto& [set, target] : machine.moves[state]) targets.push_back(bytes(set, states[target]));
+        if (machine.accepts[state]) targets.push_back(next);
+        set_targets(states[state], targets);
+    }
+    return states[0];
+}
+
+// The automaton of an intersection or a complement.
+const Automaton& Emitter::automaton(int32_t id) {
+    auto known = automata_.find(id);
+    if (known != automata_.end()) return known->second;
+    bool was_flat = is_flat_;
+    if (!was_flat) flat_limit_ = int64_t(program_.code.size()) + MAX_FLAT_CODE;
+    is_flat_ = true;
+    std::vector<int32_t> leaves;
+    BoolTree condition = condition_of(id, leaves);
+    // What was emitted for other purposes may have counters in it.
+    std::unordered_map<int64_t, int32_t> others;
+    std::swap(others, by_node_);
+    for (int32_t& leaf : leaves) leaf = leaf < 0 ? emit_any_text() : emit(leaf, ret_);
+    std::swap(others, by_node_);
+    is_flat_ = was_flat;
+    return automata_.emplace(id, determined(program_, leaves, condition)).first->second;
+}
+
+BoolTree Emitter::condition_of(int32_t id, std::vector<int32_t>& leaves) {
+    const TreeNode& node = tree_.nodes[id];
+    if (node.kind == TREE_BOTH) {
+        BoolTree first = condition_of(node.numbers[0], leaves), second = condition_of(node.numbers[1], leaves);
+        return {BoolTree::AND, 0, {first, second}};
+    }
+    if (node.kind == TREE_NOT) {
+        leaves.push_back(-1);  // text at all
+        BoolTree text{BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
+        return {BoolTree::AND, 0, {text, {BoolTree::NOT, 0, {condition_of(node.numbers[0], leaves)}}}};
+    }
+    leaves.push_back(id);
+    return {BoolTree::LEAF, int32_t(leaves.size()) - 1, {}};
+}
+
+int32_t Emitter::emit_any_text() {
+    int32_t loop = add({SPLIT, 0, 0});
+    set_targets(loop, {emit_chars({0, 0xD7FF, 0xE000, 0x10FFFF}, loop), ret_});
+    return loop;
+}
+
+// Leaves out the instructions that nothing leads to.
+void Emitter::compact() {
+    const std::vector<Instruction> code = std::move(program_.code);
+    const std::vector<int32_t> targets = std::move(program_.targets);
+    const std::vector<Rule> rules = std::move(program_.rules);
+    const std::vector<bool> skips = std::move(program_.skips);
+    std::vector<int32_t> place(code.size(), -1), rule_place(rules.size(), -1), order, rule_order;
+    auto use = [&](int32_t pc) {
+        if (place[pc] < 0) {
+            place[pc] = 0;
+            order.push_back(pc);
+        }
+    };
+    auto use_rule = [&](int32_t rule) {
+        if (rule_place[rule] >= 0) return;
+        rule_place[rule] = int32_t(rule_order.size());
+        rule_order.push_back(rule);
+        use(rules[rule].entry);
+        if (rules[rule].body >= 0) use(rules[rule].body);
+    };
+    use_rule(0);
+    for (size_t at = 0; at < order.size(); at++) {  // grows
+        const Instruction& i = code[order[at]];
+        if (i.op == CALL) use_rule(i.x);
+        if (i.op == LOOP || i.op == NEXT) use_rule(i.x);
+        if (i.op == BYTES || i.op == CALL) use(i.y);
+        if (i.op == SPLIT) std::for_each(&targets[0] + i.x, &targets[0] + i.x + i.y, use);
+    }
+    std::sort(order.begin(), order.end());
+    for (size_t at = 0; at < order.size(); at++) place[order[at]] = int32_t(at);
+    program_.code.clear();
+    program_.targets.clear();
+    program_.rules.clear();
+    program_.skips.clear();
+    for (int32_t pc : order) {
+        Instruction i = code[pc];
+        if (i.op == CALL || i.op == LOOP || i.op == NEXT) i.x = rule_place[i.x];
+        if (i.op == BYTES || i.op == CALL) i.y = place[i.y];
+        if (i.op == SPLIT) {
+            int32_t from = i.x;
+            i.x = int32_t(program_.targets.size());
+            for (int32_t at = 0; at < i.y; at++) program_.targets.push_back(place[targets[from + at]]);
+        }
+        program_.code.push_back(i);
+        program_.skips.push_back(skips[pc]);
+    }
+    for (int32_t rule : rule_order) {
+        Rule r = rules[rule];
+        r.entry = place[r.entry];
+        if (r.body >= 0) r.body = place[r.body];
+        program_.rules.push_back(r);
+    }
+}
+
+Program emit_program(const int32_t* data, size_t size) {
+    Tree tree = read_tree(data, size);
+    return Emitter(tree).whole();
+}
+
+}  // namespace tureen

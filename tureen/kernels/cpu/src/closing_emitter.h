@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "closing_automaton.h"
+#include "closing_program.h"
+#include "closing_tree.h"
+
+namespace tureen {
+
+// Writes instructions from the end to the beginning: what follows a part is known when the part is written.
+class Emitter {
+public:
+    explicit Emitter(const Tree& tree);
+    Program whole();
+
+private:
+    using Texts = const std::vector<int32_t>**;
+
+    int32_t add(Instruction instruction, bool skips = false);
+    int32_t byte(uint8_t value, int32_t next);
+    int32_t bytes(const ByteSet& set, int32_t next);
+    int32_t any_of(std::vector<int32_t> targets, bool skips = false);
+    void set_targets(int32_t pc, const std::vector<int32_t>& targets);
+    void measure();
+    int64_t measure(int32_t id, int depth);
+    void find_recursive();
+    int32_t emit(int32_t id, int32_t next);
+    int32_t emit_choice(const TreeNode& node, int32_t next);
+    int32_t emit_texts(Texts from, Texts to, size_t at, int32_t next);
+    int32_t emit_chars(const std::vector<int32_t>& ranges, int32_t next);
+    int32_t emit_repeat(const TreeNode& node, int32_t next);
+    int32_t counted(int32_t item, int32_t least, int32_t most, int32_t next);
+    int32_t emit_call(int32_t name, int32_t next);
+    int32_t emit_automaton(const Automaton& machine, int32_t next);
+    int32_t emit_any_text();
+    const Automaton& automaton(int32_t id);
+    BoolTree condition_of(int32_t id, std::vector<int32_t>& leaves);
+    void compact();
+
+    const Tree& tree_;
+    Program program_;
+    int32_t ret_;
+    int depth_ = 0;
+    bool is_flat_ = false;  // without counters, for what is made deterministic
+    int64_t flat_limit_ = 0;
+    std::vector<int64_t> size_, rule_size_;
+    std::vector<int32_t> num_calls_;
+    std::vector<bool> is_recursive_;
+    std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
+    std::map<int32_t, int32_t> entries_, rule_ids_;
+    std::map<ByteSet, int32_t> set_ids_;
+    std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
+    std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;
+    std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> counted_;
+    std::map<int32_t, Automaton> automata_;
+};
+
+}  // namespace tureen

@@ -1,0 +1,346 @@
+#include <algorithm>
+
+#include "closing_automaton.h"
+#include "closing_place.h"
+
+namespace tureen {
+
+namespace {
+
+constexpr size_t MAX_STATES = 20000, MAX_STATES_OF_A_WALK = 200000;
+constexpr int64_t MAX_CONFIGURATIONS = 4000000;
+constexpr size_t MAX_TAKERS = 100000;
+constexpr int MAX_OPENED = 4000;
+
+}  // namespace
+
+size_t Follower::Hash::operator()(const std::vector<int32_t>& key) const {
+    uint64_t hash = 1469598103934665603u;
+    for (int32_t part : key) hash = (hash ^ uint32_t(part)) * 1099511628211u;
+    return size_t(hash ^ (hash >> 29));
+}
+
+Follower::Follower(Program program, std::shared_ptr<const Trie> trie)
+    : program_(std::move(program)), trie_(std::move(trie)), classes_(classes_of(program_.sets)) {
+    num_classes_ = *std::max_element(classes_.begin(), classes_.end()) + 1;
+    members_.resize(size_t(num_classes_));
+    for (int byte = 0; byte < 256; byte++) members_[classes_[byte]] = uint8_t(byte);
+    reset();
+}
+
+void Follower::reset() {
+    states_.clear();
+    costs_.clear();
+    moves_.clear();
+    accepts_.clear();
+    state_ids_.clear();
+    frame_ids_.clear();
+    far_.clear();
+    frames_.clear();
+    num_configurations_ = 0;
+    frames_.push_back({0, 0, {}});
+    start_ = closed({{program_.rules[0].entry, 0, 0}});
+    if (start_ < 0) start_ = state_of({}, false);
+}
+
+void Follower::tidy() {
+    if (states_.size() < MAX_STATES && num_configurations_ < MAX_CONFIGURATIONS) return;
+    generation++;
+    reset();
+}
+
+int32_t Follower::after(int32_t state, int32_t token) {
+    if (token < 0 || size_t(token) >= trie_->texts.size() || trie_->texts[size_t(token)].empty()) return DEAD;
+    for (char byte : trie_->texts[size_t(token)]) {
+        if (state < 0) break;
+        state = after_byte(state, uint8_t(byte));
+    }
+    return state;
+}
+
+int32_t Follower::move(int32_t state, int32_t cls) {
+    Configurations next;
+    for (const Configuration& c : states_[size_t(state)]) {
+        const Instruction& i = program_.code[c.pc];
+        if (has(program_.sets[i.x], members_[cls])) next.push_back({i.y, c.count, c.frame});
+    }
+    int32_t target = next.empty() ? DEAD : closed(std::move(next));
+    moves_[size_t(state) * num_classes_ + cls] = target;
+    return target;
+}
+
+// The state of all that is reached from these without a byte.
+int32_t Follower::closed(Configurations waiting) {
+    opened_.clear();
+    loops_.clear();
+    seen_.clear();
+    Configurations takers;
+    bool accepts = false;
+    while (!waiting.empty()) {
+        Configuration c = waiting.back();
+        waiting.pop_back();
+        if (takers.size() + seen_.size() > MAX_TAKERS) throw TooLarge("it can be matched in too many ways at once");
+        close_one(c, waiting, takers, accepts);
+    }
+    for (Configuration& c : takers) {
+        if (c.frame < 0) c.frame = frame_of(~c.frame, 0);
+    }
+    if (takers.empty() && !accepts) return DEAD;
+    return state_of(std::move(takers), accepts);
+}
+
+void Follower::close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts) {
+    const Instruction& i = program_.code[c.pc];
+    if (i.op == BYTES) {
+        if (!is_covered(c, takers)) takers.push_back(c);
+        return;
+    }
+    if (i.op == LOOP) {
+        if (is_covered(c, loops_)) return;
+        loops_.push_back(c);
+    } else {
+        if (std::find(seen_.begin(), seen_.end(), c) != seen_.end()) return;
+        seen_.push_back(c);
+    }
+    switch (i.op) {
+        case SPLIT:
+            for (int32_t at = i.x; at < i.x + i.y; at++) waiting.push_back({program_.targets[at], c.count, c.frame});
+            break;
+        case CALL: call(c, i, waiting); break;
+        case RET: end_rule(c.frame, waiting, accepts); break;
+        case LOOP: {
+            const Rule& rule = program_.rules[i.x];
+            if (c.count >= rule.least) end_rule(c.frame, waiting, accepts);
+            if (rule.most < 0 || c.count < rule.most) waiting.push_back({rule.body, c.count, c.frame});
+            break;
+        }
+        case NEXT: {
+            const Rule& rule = program_.rules[i.x];
+            int32_t count = rule.most < 0 ? std::min(c.count + 1, rule.least) : c.count + 1;
+            waiting.push_back({rule.entry, count, c.frame});
+            break;
+        }
+        default: break;
+    }
+}
+
+void Follower::call(const Configuration& c, const Instruction& i, Configurations& waiting) {
+    size_t at = 0;
+    while (at < opened_.size() && opened_[at].rule != i.x) at++;
+    if (at == opened_.size()) {
+        opened_.push_back({i.x, false, {}, UNKNOWN});
+        waiting.push_back({program_.rules[i.x].entry, 0, ~int32_t(at)});
+    }
+    Edge edge{i.y, c.count, c.frame};
+    std::vector<Edge>& edges = opened_[at].edges;
+    if (std::find(edges.begin(), edges.end(), edge) != edges.end()) return;
+    edges.push_back(edge);
+    if (opened_[at].is_over) waiting.push_back({edge.pc, edge.count, edge.frame});
+}
+
+void Follower::end_rule(int32_t frame, Configurations& waiting, bool& accepts) {
+    if (frame == 0) accepts = true;
+    if (frame < 0) opened_[size_t(~frame)].is_over = true;
+    const std::vector<Edge>& edges = frame < 0 ? opened_[size_t(~frame)].edges : frames_[size_t(frame)].edges;
+    for (const Edge& edge : edges) waiting.push_back({edge.pc, edge.count, edge.frame});
+}
+
+// Whether another one can do all that this one can: it is at the same place, and has matched no more often than this
+// one, but often enough.
+bool Follower::is_covered(const Configuration& c, const Configurations& others) const {
+    const Rule& rule = program_.rules[rule_of(c.frame)];
+    for (const Configuration& o : others) {
+        if (o.pc != c.pc || o.frame != c.frame) continue;
+        if (o.count == c.count || (o.count < c.count && o.count >= rule.least)) return true;
+    }
+    return false;
+}
+
+int32_t Follower::frame_of(int32_t number, int depth) {
+    if (depth > MAX_OPENED) throw TooLarge("rules call each other too deep");
+    if (opened_[size_t(number)].frame >= 0) return opened_[size_t(number)].frame;
+    if (opened_[size_t(number)].frame == DEAD) throw TooLarge("a rule calls itself first");
+    opened_[size_t(number)].frame = DEAD;  // under way
+    std::vector<Edge> edges = opened_[size_t(number)].edges;
+    for (Edge& edge : edges) {
+        if (edge.frame < 0) edge.frame = frame_of(~edge.frame, depth + 1);
+    }
+    std::sort(edges.begin(), edges.end());
+    std::vector<int32_t> key{opened_[size_t(number)].rule};
+    int32_t cost = NEVER;
+    for (const Edge& edge : edges) {
+        key.insert(key.end(), {edge.pc, edge.count, edge.frame});
+        cost = std::min(cost, cost_of({edge.pc, edge.count, edge.frame}));
+    }
+    auto [at, is_new] = frame_ids_.try_emplace(std::move(key), int32_t(frames_.size()));
+    if (is_new) {
+        num_configurations_ += int64_t(edges.size());
+        frames_.push_back({opened_[size_t(number)].rule, cost, std::move(edges)});
+    }
+    return opened_[size_t(number)].frame = at->second;
+}
+
+int32_t Follower::cost_of(const Configuration& c) const {
+    const Frame& frame = frames_[size_t(c.frame)];
+    return sum_of(int64_t(program_.cost[c.pc]) + program_.more(frame.rule, c.count), frame.cost);
+}
+
+int32_t Follower::state_of(Configurations takers, bool accepts) {
+    std::sort(takers.begin(), takers.end());
+    std::vector<int32_t> key{accepts};
+    for (const Configuration& c : takers) key.insert(key.end(), {c.pc, c.count, c.frame});
+    auto [at, is_new] = state_ids_.try_emplace(std::move(key), int32_t(states_.size()));
+    if (!is_new) return at->second;
+    if (states_.size() >= MAX_STATES_OF_A_WALK || num_configurations_ > 2 * MAX_CONFIGURATIONS) {
+        throw TooLarge("it can go on in too many ways");
+    }
+    int32_t cost = accepts ? 0 : NEVER;
+    for (const Configuration& c : takers) cost = std::min(cost, cost_of(c));
+    num_configurations_ += int64_t(takers.size());
+    states_.push_back(std::move(takers));
+    costs_.push_back(cost);
+    accepts_.push_back(accepts);
+    moves_.insert(moves_.end(), size_t(num_classes_), UNKNOWN);
+    return at->second;
+}
+
+const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t state, int32_t far) {
+    // Further matches of a counted rule that may end do not matter: with fewer of them at least as much may follow.
+    Configurations takers = states_[size_t(state)];
+    for (Configuration& c : takers) {
+        const Rule& rule = program_.rules[frames_[size_t(c.frame)].rule];
+        if (rule.body >= 0) c.count = std::min(c.count, rule.least);
+    }
+    std::sort(takers.begin(), takers.end());
+    takers.erase(std::unique(takers.begin(), takers.end()), takers.end());
+    int32_t plain = state_of(std::move(takers), accepts(state));
+    auto [at, is_new] = far_.try_emplace(plain);
+    if (is_new) {
+        std::vector<std::pair<int32_t, int32_t>> tokens;
+        int32_t bound = cost(plain) + far;
+        each_token(plain, [&](int32_t token, int32_t target) {
+            if (cost(target) > bound) tokens.emplace_back(token, cost(target));
+        });
+        far_[plain] = std::move(tokens);
+    }
+    return far_[plain];
+}
+
+template <class Body>
+void Follower::each_token(int32_t state, const Body& body) {
+    std::vector<int32_t> path{state};  // by depth
+    const Trie& trie = *trie_;
+    for (int32_t node = 1; node < trie.size();) {
+        num_walked++;
+        size_t depth = trie.depth[node];
+        int32_t target = after_byte(path[depth - 1], trie.byte[node]);
+        if (target < 0) {
+            node = trie.end[node];
+            continue;
+        }
+        if (path.size() <= depth) path.resize(depth + 1);
+        path[depth] = target;
+        for (int32_t token = trie.token[node]; token >= 0; token = trie.same[token]) body(token, target);
+        node++;
+    }
+}
+
+void Place::rollback(size_t count) {
+    tokens_.resize(tokens_.size() - std::min(count, tokens_.size()));
+    if (states_.size() > tokens_.size() + 1) states_.resize(tokens_.size() + 1);
+}
+
+int32_t Place::state() {
+    Follower& follower = *follower_;
+    follower.tidy();
+    if (generation_ != follower.generation) {
+        states_.clear();
+        generation_ = follower.generation;
+    }
+    if (states_.empty()) states_.push_back(follower.start());
+    while (states_.size() <= tokens_.size()) {
+        int32_t last = states_.back();
+        states_.push_back(last < 0 ? last : follower.after(last, tokens_[states_.size() - 1]));
+    }
+    return states_.back();
+}
+
+int32_t Place::cost() {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    int32_t here = state();
+    return here < 0 ? NEVER : follower_->cost(here);
+}
+
+size_t Place::num_closing(const std::vector<int32_t>& tokens, int32_t left) {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    int32_t here = state();
+    for (size_t at = 0; at < tokens.size(); at++) {
+        here = here < 0 ? here : follower_->after(here, tokens[at]);
+        if (here < 0 || int64_t(follower_->cost(here)) > int64_t(left) - int64_t(at) - 1) return at;
+    }
+    return tokens.size();
+}
+
+namespace {
+
+bool is_in_word(uint8_t byte) {
+    return byte >= 0x80 || (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
+}
+
+bool ends_sentence(const std::string& text) {
+    uint8_t last = text.empty() ? 0 : uint8_t(text.back());
+    return last == '.' || last == '!' || last == '?' || last == '\n';
+}
+
+void keep(std::vector<uint32_t>& mask, int32_t token) {
+    if (size_t(token) / 32 < mask.size()) mask[size_t(token) / 32] |= uint32_t(1) << (token % 32);
+}
+
+// Leaves in a mask what is in the other, or among the ends. False, and nothing changes, where nothing would be left.
+bool intersect(uint32_t* mask, const std::vector<uint32_t>& other, const uint32_t* ends, bool& took) {
+    uint32_t left = 0;
+    for (size_t word = 0; word < other.size(); word++) left |= mask[word] & (other[word] | ends[word]);
+    if (left == 0) return false;
+    for (size_t word = 0; word < other.size(); word++) {
+        uint32_t kept = mask[word] & (other[word] | ends[word]);
+        took = took || kept != mask[word];
+        mask[word] = kept;
+    }
+    return true;
+}
+
+}  // namespace
+
+bool Place::restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones) {
+    std::lock_guard<std::mutex> held(follower_->lock);
+    Follower& follower = *follower_;
+    int32_t here = state();
+    if (here < 0 || follower.cost(here) >= NEVER) return false;
+    const int32_t cost = follower.cost(here), spare = left - cost;
+    constexpr int32_t FAR = 32;
+    if (spare > std::max({FAR, zones.words, zones.sentences})) {
+        for (auto [token, target] : follower.far_tokens(here, FAR)) {
+            if (target > left - 1 && size_t(token) / 32 < num_words) {
+                mask[size_t(token) / 32] &= ~(uint32_t(1) << (token % 32));
+            }
+        }
+        return false;
+    }
+    const bool is_sentence = !tokens_.empty() && size_t(tokens_.back()) < follower.trie().texts.size() &&
+                             ends_sentence(follower.trie().texts[size_t(tokens_.back())]);
+    const bool ends_soon = spare <= zones.words, ends_here = spare <= zones.sentences && is_sentence;
+    std::vector<uint32_t> closing(num_words, 0), gentle(num_words, 0);
+    follower.each_token(here, [&](int32_t token, int32_t target) {
+        int32_t then = follower.cost(target);
+        if (then > left - 1) return;
+        keep(closing, token);
+        bool goes_on = ends_here ? false : !ends_soon || is_in_word(uint8_t(follower.trie().texts[size_t(token)][0]));
+        if (goes_on || then < cost) keep(gentle, token);
+    });
+    bool took = false;
+    if ((ends_soon || ends_here) && intersect(mask, gentle, ends, took)) return took;
+    intersect(mask, closing, ends, took);
+    return took;
+}
+
+}  // namespace tureen

@@ -1,0 +1,139 @@
+// Where an output is in its language, followed byte by byte in an automaton that is made deterministic as it goes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "closing_program.h"
+#include "closing_trie.h"
+
+namespace tureen {
+
+// One language for one vocabulary. What is made of it on the way is kept for all outputs; a lock guards it.
+class Follower {
+public:
+    Follower(Program program, std::shared_ptr<const Trie> trie);
+
+    // An instruction that takes a byte, how often the counted rule that it is in has been matched, and its frame.
+    struct Configuration {
+        int32_t pc, count, frame;
+        bool operator==(const Configuration& o) const { return pc == o.pc && count == o.count && frame == o.frame; }
+        bool operator<(const Configuration& o) const {
+            return pc != o.pc ? pc < o.pc : frame != o.frame ? frame < o.frame : count < o.count;
+        }
+    };
+    using Configurations = std::vector<Configuration>;
+
+    static constexpr int32_t DEAD = -1, UNKNOWN = -2;
+
+    int32_t start() const { return start_; }
+    int32_t after_byte(int32_t state, uint8_t byte) {
+        int32_t target = moves_[size_t(state) * num_classes_ + classes_[byte]];
+        return target != UNKNOWN ? target : move(state, classes_[byte]);
+    }
+    int32_t after(int32_t state, int32_t token);
+    int32_t cost(int32_t state) const { return costs_[state]; }
+    bool accepts(int32_t state) const { return accepts_[state]; }
+
+    // body(token, state behind it) for all tokens that the language allows.
+    template <class Body>
+    void each_token(int32_t state, const Body& body);
+
+    // The tokens, with what it takes to end behind each, where that is more than `far` above what it takes here.
+    // Of a state from which at least as much is reached as from this one.
+    const std::vector<std::pair<int32_t, int32_t>>& far_tokens(int32_t state, int32_t far);
+
+    // Forgets all states where there are many; `generation` rises.
+    void tidy();
+
+    std::mutex lock;
+    int64_t generation = 0;
+    int64_t num_walked = 0;  // nodes of the trie, for tests that count work
+    const Trie& trie() const { return *trie_; }
+    const Program& program() const { return program_; }
+
+private:
+    struct Edge {
+        int32_t pc, count, frame;
+        bool operator<(const Edge& o) const {
+            return pc != o.pc ? pc < o.pc : count != o.count ? count < o.count : frame < o.frame;
+        }
+        bool operator==(const Edge& o) const { return pc == o.pc && count == o.count && frame == o.frame; }
+    };
+    struct Frame {  // a rule that is being matched, and what follows it
+        int32_t rule, cost;
+        std::vector<Edge> edges;
+    };
+    struct Opened {  // a rule that was begun at this byte
+        int32_t rule;
+        bool is_over;  // it matched the empty string
+        std::vector<Edge> edges;
+        int32_t frame;  // once it is known
+    };
+    struct Hash {
+        size_t operator()(const std::vector<int32_t>& key) const;
+    };
+
+    void reset();
+    int32_t move(int32_t state, int32_t cls);
+    int32_t closed(Configurations waiting);
+    void close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts);
+    void call(const Configuration& c, const Instruction& i, Configurations& waiting);
+    void end_rule(int32_t frame, Configurations& waiting, bool& accepts);
+    int32_t frame_of(int32_t opened, int depth);
+    int32_t rule_of(int32_t frame) const { return frame >= 0 ? frames_[frame].rule : opened_[~frame].rule; }
+    bool is_covered(const Configuration& c, const Configurations& others) const;
+    int32_t state_of(Configurations takers, bool accepts);
+    int32_t cost_of(const Configuration& c) const;
+
+    const Program program_;
+    const std::shared_ptr<const Trie> trie_;
+    std::array<uint8_t, 256> classes_{};
+    std::vector<uint8_t> members_;  // a byte of each class
+    int32_t num_classes_ = 1;
+    int32_t start_ = 0;
+
+    std::vector<Configurations> states_;
+    std::vector<int32_t> costs_, moves_;
+    std::vector<bool> accepts_;
+    std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
+    std::unordered_map<int32_t, std::vector<std::pair<int32_t, int32_t>>> far_;
+    std::vector<Frame> frames_;
+    int64_t num_configurations_ = 0;
+
+    std::vector<Opened> opened_;
+    Configurations loops_, seen_;
+};
+
+// How an output must end within a limit.
+struct Zones {
+    int32_t words, sentences;  // tokens to spare from which on no word, no sentence is begun
+};
+
+// One output's place.
+class Place {
+public:
+    explicit Place(std::shared_ptr<Follower> follower) : follower_(std::move(follower)) {}
+
+    void accept(int32_t token) { tokens_.push_back(token); }
+    void rollback(size_t count);
+    int32_t cost();
+    // How many of these tokens may follow so that the output still ends within `left` tokens.
+    size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
+    // Takes from a mask the tokens behind which the output could not end within `left`. `ends`: the mask of those that
+    // end it. Whether it took some because the end is near.
+    bool restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones);
+
+private:
+    int32_t state();  // with the lock
+
+    const std::shared_ptr<Follower> follower_;
+    std::vector<int32_t> tokens_, states_;
+    int64_t generation_ = -1;
+};
+
+}  // namespace tureen

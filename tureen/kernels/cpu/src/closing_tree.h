@@ -1,0 +1,33 @@
+// A language as grammar/closing.py writes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tureen {
+
+enum TreeKind : int32_t { TREE_TEXT, TREE_CHARS, TREE_CHAIN, TREE_CHOICE, TREE_REPEAT, TREE_BOTH, TREE_NOT, TREE_CALL };
+
+struct TreeNode {
+    TreeKind kind;
+    // TEXT: bytes. CHARS: first and last of each range. CHAIN, CHOICE, BOTH, NOT: nodes. REPEAT: node, least, most or
+    // -1. CALL: rule.
+    std::vector<int32_t> numbers;
+};
+
+struct Tree {
+    std::vector<TreeNode> nodes;  // each behind its parts
+    std::vector<int32_t> rules;   // their nodes
+    int32_t start = 0;
+
+    std::vector<int32_t> calls(int32_t node) const;
+    bool is_nullable(int32_t node) const { return nullable[node]; }
+
+    std::vector<bool> nullable;
+};
+
+// Throws std::invalid_argument.
+Tree read_tree(const int32_t* data, size_t size);
+
+}  // namespace tureen

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tureen.constraining import compile_worker
+from tureen.constraining.messages import CompileReply
 from tureen.grammar.expression import GrammarError
 from tureen.sandbox import fork_server
 
@@ -56,11 +57,11 @@ def make_compile(setup):
                 time.sleep(0.001)
         elif what == "vocabulary":
             tokens = setup.vocabulary.tokens
-            return repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode(), b""
+            return CompileReply(repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode())
         elif what == "large":
-            return bytes(int(path)), b""
+            return CompileReply(bytes(int(path)))
         actions.get(what, lambda: None)()
-        return f"{setup.backend}: {spec.text}".encode(), b""
+        return CompileReply(f"{setup.backend}: {spec.text}".encode())
 
     return compile_
 

@@ -19,6 +19,7 @@ from tureen.constraining.messages import CompileReply, Failure
 from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
 from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
+from tureen.grammar.guard.guarded import guarded
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -250,11 +251,14 @@ class Compiler:
             return
         self._end_task(job)
         job.source_bytes = len(reply.source)
-        job.load = self._loader.submit(self._load, reply.source, reply.closing)
+        job.load = self._loader.submit(self._load, reply)
 
-    def _load(self, source: bytes, closing: bytes) -> ClosingGrammar:
-        assert self._backend is not None and self._closings is not None
-        return ClosingGrammar(self._backend.result().load(source), self._closings.result().load(closing))
+    def _load(self, reply: CompileReply) -> ClosingGrammar:
+        assert self._backend is not None
+        assert self._closings is not None
+        backend = self._backend.result()
+        compiled = guarded(backend.load(reply.source), reply.guard, backend)
+        return ClosingGrammar(compiled, self._closings.result().load(reply.closing))
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:
         if not load.done():

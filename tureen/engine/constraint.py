@@ -27,8 +27,11 @@ class Constraint:
         avoids_end: bool,
         field: str = "grammar",
         place: ClosingPlace | None = None,
+        reserve: int = 0,
     ) -> None:
-        """`field`: what the client calls it; `place`: what brings the output to an end in time."""
+        """`field`: what the client calls it; `place`: what brings the output to an end in time; `reserve`: so many
+        tokens more than it counts an end may take."""
+        self._reserve = reserve
         self.num_forced = 0  # output tokens that nobody drew
         self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
         self._place = place
@@ -59,7 +62,7 @@ class Constraint:
         """Writes which tokens may come next, where so many may come. Whether the end is near, and others might have
         come else. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        is_near = self._place is not None and self._place.restrict(mask, left, gently=not self._avoids_end)
+        is_near = self._place is not None and self._restrict(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
@@ -67,6 +70,19 @@ class Constraint:
             if not mask.any():
                 mask[:] = before
         return is_near
+
+    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> bool:
+        """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
+        all that it allows are left."""
+        if not self._reserve:
+            return place.restrict(mask, left, gently=not self._avoids_end)
+        for most in (left - self._reserve, left):
+            kept = mask.copy()
+            is_near = most > 0 and place.restrict(kept, most, gently=not self._avoids_end)
+            if most > 0 and kept.any():
+                mask[:] = kept
+                return is_near
+        return True
 
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> None:
         """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises

@@ -124,7 +124,12 @@ class Grammars:
                 return refusal
             place = closing.start(sequence.num_left)
         sequence.constraint = Constraint(
-            grammar, self._eos_token_ids, avoids_end=params.ignore_eos, field=field, place=place
+            grammar,
+            self._eos_token_ids,
+            avoids_end=params.ignore_eos,
+            field=field,
+            place=place,
+            reserve=compilation.compiled.reserve,
         )
         return None
 

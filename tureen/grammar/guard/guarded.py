@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tureen.grammar.base import CompiledGrammar, Grammar, Mask, Vocabulary
+from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
 from tureen.grammar.guard.facts import GuardFacts
 from tureen.grammar.guard.reader import Broken, JsonReader, Mode, Place
 
 MAX_LOOKS = 256
 """The most places that one mask is looked ahead from; beyond, a way out is taken for granted."""
 
+RESERVE, RESERVE_OF_KEY = 8, 12
 IN_STRINGS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE)
+
+
+def guarded(compiled: CompiledGrammar, facts: GuardFacts | None, backend: Backend) -> CompiledGrammar:
+    """Returns a grammar of this backend with a guard; itself where there is nothing to guard."""
+    return compiled if facts is None else GuardedCompiled(compiled, facts, _tokens(backend.vocabulary))
 
 
 class GuardedTokens:
@@ -43,6 +50,11 @@ class GuardedTokens:
         return [index for size in sizes for index in self.ids.get(text[:size], ())]
 
 
+@lru_cache(2)
+def _tokens(vocabulary: Vocabulary) -> GuardedTokens:
+    return GuardedTokens(vocabulary)
+
+
 class GuardedCompiled:
     """A compiled grammar, all of whose outputs are guarded."""
 
@@ -54,6 +66,11 @@ class GuardedCompiled:
     @property
     def num_bytes(self) -> int:
         return self._inner.num_bytes + 500 * len(self._facts.nodes)
+
+    @property
+    def reserve(self) -> int:
+        """Returns how many tokens an end may take because of the guard: an item must differ, keys must come."""
+        return RESERVE + RESERVE_OF_KEY * sum(node.least_keys for node in self._facts.nodes)
 
     def start(self) -> GuardedGrammar:
         return GuardedGrammar(self._inner.start(), JsonReader(self._facts), self._tokens)

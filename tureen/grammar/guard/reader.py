@@ -99,7 +99,7 @@ class JsonReader:
     def ends(self, place: Place, data: bytearray) -> bool:
         """Returns whether no fact is broken by the text's end."""
         try:
-            if place.mode is Mode.NUMBER:
+            if place.mode is Mode.NUMBER and place.frame is None:
                 self._completed(place, data, len(data))
         except Broken:
             return False
@@ -213,9 +213,10 @@ def comparable(value: Any) -> Hashable:
 def is_multiple(text: bytes | bytearray, step: tuple[int, int]) -> bool:
     """Returns whether a whole number is a multiple of step[0] / 10 ** step[1]."""
     try:
-        return (Fraction(bytes(text).decode()) * 10 ** step[1]) % step[0] == 0
+        number = Fraction(bytes(text).decode())
     except ValueError:
         return False
+    return bool((number * 10 ** step[1]) % step[0] == 0)
 
 
 def can_be_multiple(text: bytes, step: tuple[int, int], bounds: tuple[str | None, str | None]) -> bool:
@@ -236,6 +237,8 @@ def can_be_multiple(text: bytes, step: tuple[int, int], bounds: tuple[str | None
     else:
         sizes = range(scale, scale + max(1, _most_digits(scale, bounds) - len(whole) + 1))
         reaches = [(value * 10**size, 10**size) for size in sizes]
+    if sign < 0 and not value:
+        reaches = [(1, size - 1) for _, size in reaches]  # there is no -0
     low, high = (None if bound is None else Fraction(bound) * 10**scale * sign for bound in bounds)
     if sign < 0:
         low, high = high, low
@@ -252,4 +255,4 @@ def _has_multiple(first: int, last: int, factor: int, low: Fraction | None, high
     """Returns whether a multiple lies from the first to the last number, and within the bounds."""
     least = first if low is None else max(Fraction(first), low)
     most = last if high is None else min(Fraction(last), high)
-    return int(most // factor) * factor >= least
+    return not least > int(most // factor) * factor

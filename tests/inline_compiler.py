@@ -24,7 +24,7 @@ class InlineCompiler:
         self.supervisor = None  # it has no processes
 
     def submit(self, spec):
-        made = SimpleNamespace(spec=spec, state="pending", compiled=None, error=None)
+        made = SimpleNamespace(spec=spec, state="pending", compiled=None, unenforced=(), error=None)
         self._pending.append(made)
         return made
 
@@ -33,6 +33,7 @@ class InlineCompiler:
             self.stats.compiles += 1
             try:
                 one.compiled, one.state = self._compile(one.spec), "ready"
+                one.unenforced = language_of(one.spec).unenforced
             except GrammarError as error:
                 self.stats.failures += 1
                 one.error, one.state = RowError(f"invalid_{one.spec.kind}", str(error), 400), "failed"

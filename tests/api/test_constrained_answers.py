@@ -6,12 +6,15 @@ import asyncio
 import json
 import re
 
+import jsonschema
 import pytest
 from app_under_test import App
 from byte_tokenizer import EOS
 from patience import until
 
+from tureen.constraining.check import CheckVerdict
 from tureen.dialects.sglang import generate as sglang
+from tureen.grammar import GrammarSpec
 from tureen.requests.generation import Run
 
 CITY = {
@@ -193,7 +196,7 @@ def test_a_server_without_a_backend_says_so():
 
 def test_an_output_that_does_not_match_after_all_is_an_error_that_is_counted():
     with App() as app:
-        app.state.helpers.checker.check = lambda spec, text: f"{text} is wrong"
+        app.state.helpers.checker.check = lambda spec, text: CheckVerdict(f"{text} is wrong")
         response = app.post(text="a", sampling_params={"regex": "bb"})
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "grammar_mismatch"
@@ -203,9 +206,48 @@ def test_an_output_that_does_not_match_after_all_is_an_error_that_is_counted():
         assert '"code":"grammar_mismatch"' in streamed.text  # an event, or the answer where nothing was sent before
 
 
+TAGS = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}
+
+
+def test_what_is_not_enforced_is_told_and_the_answer_is_judged(app):
+    checker = app.state.helpers.checker
+    before = app.metrics()["num_grammar_mismatch_total"]
+    for text, is_valid in (('{"tags": [1, 2]}', True), ('{"tags": [1, 1]}', False)):
+        assert (checker.check(GrammarSpec("json_schema", json.dumps(TAGS)), text).complaint is None) == is_valid
+        answer = app.generate(text=f"say:{text}", sampling_params={"json_schema": TAGS, "max_new_tokens": 2000})
+        assert answer["meta_info"]["unenforced"] == ["uniqueItems at /tags"]
+        fits = jsonschema.Draft202012Validator(TAGS).is_valid(json.loads(answer["text"]))
+        assert answer["meta_info"]["valid"] is fits
+    assert app.metrics()["num_grammar_mismatch_total"] == before
+    plain = app.generate(text="say:x", sampling_params={"json_schema": {"type": "null"}})
+    assert not {"unenforced", "valid"} & plain["meta_info"].keys()
+    cut = app.generate(text="say:x", sampling_params={"json_schema": TAGS, "max_new_tokens": 3})
+    assert cut["meta_info"]["unenforced"] == ["uniqueItems at /tags"]
+    assert "valid" not in cut["meta_info"]
+
+
+def test_strict_refuses_by_name_what_cannot_be_enforced(app):
+    error = app.error(text="a", sampling_params={"json_schema": TAGS, "strict_schema": True})
+    assert error["code"] == "invalid_json_schema"
+    assert "uniqueItems" in error["message"]
+    assert "#/properties/tags" in error["message"]
+    error = app.error(text="a", sampling_params={"regex": "a", "strict_schema": True})
+    assert error["param"] == "sampling_params.strict_schema"
+
+
+def test_an_answer_that_breaks_what_is_not_enforced_says_so():
+    with App() as app:
+        app.state.helpers.checker.check = lambda spec, text: CheckVerdict("uniqueItems")
+        answer = app.generate(text='say:{"tags": []}', sampling_params={"json_schema": TAGS, "max_new_tokens": 2000})
+        assert answer["meta_info"]["valid"] is False
+        app.state.helpers.checker.check = lambda spec, text: CheckVerdict("no time", is_verified=False)
+        answer = app.generate(text='say:{"tags": []}', sampling_params={"json_schema": TAGS, "max_new_tokens": 2000})
+        assert "valid" not in answer["meta_info"]
+
+
 def test_what_a_stop_string_or_the_length_cut_is_not_checked():
     with App() as app:
-        app.state.helpers.checker.check = lambda spec, text: "wrong"
+        app.state.helpers.checker.check = lambda spec, text: CheckVerdict("wrong")
         for params in ({"stop": ["b"]}, {"max_new_tokens": 1}, {"stop_token_ids": [ord("b")]}):
             assert app.post(text="a", sampling_params={"regex": "ab+", **params}).status_code == 200
 

@@ -454,6 +454,22 @@ def test_the_output_has_the_format_that_is_asked_for(app: App, given, schema):
     jsonschema.validate(json.loads(found["text"]), schema)
 
 
+TAGS = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+
+
+def test_strict_is_the_switch_between_refusing_and_telling(app: App):
+    for strict in ({}, {"strict": False}, {"strict": None}):
+        asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": TAGS} | strict}
+        found = choice(app, prompt='say:{"a": [1, 1]}', max_tokens=200, response_format=asked)
+        assert found["text"] == '{"a": [1, 1]}'
+        assert found["unenforced"] == ["uniqueItems at /a"]
+        assert found["valid"] is False
+    asked["json_schema"]["strict"] = True
+    error = app.post("/v1/completions", prompt="a", response_format=asked).json()["error"]
+    assert error["code"] == "invalid_json_schema"
+    assert "uniqueItems" in error["message"]
+
+
 def test_the_older_structural_tag_is_taken(app: App, asked):
     tag = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}]}
     ask(app, prompt="say:hello", response_format=tag)

@@ -248,6 +248,18 @@ def test_formats_of_the_text(app: App):
     assert ask(app, "say:{}", text={"format": {"type": "json_object"}}, max_output_tokens=5)["output"]
 
 
+def test_what_is_not_enforced_is_in_the_metadata(app: App):
+    tags = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    text = {"format": {"type": "json_schema", "name": "x", "schema": tags}}
+    answer = ask(app, 'say:{"a": [1, 1]}', text=text)
+    assert json.loads(answer["output"][0]["content"][0]["text"]) == {"a": [1, 1]}
+    assert answer["metadata"]["unenforced"] == "uniqueItems at /a"
+    assert answer["metadata"]["valid"] == "false"
+    refused = app.post(PATH, input="a", text={"format": text["format"] | {"strict": True}})
+    assert refused.status_code == 400
+    assert "uniqueItems" in refused.json()["error"]["message"]
+
+
 def _conversation(items, instructions=None):
     body = parse({"input": items, "instructions": instructions})
     return conversation_of(body.input, body.instructions)

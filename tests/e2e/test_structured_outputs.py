@@ -331,13 +331,81 @@ def test_a_constraint_that_cannot_be_kept_is_refused_by_name(server, name):
     assert named in error["message"]
 
 
-def test_the_page_s_lines_run_and_its_mistakes_are_answered_as_it_says(server):
-    commands = re.findall(r"^curl .*?'$(?=\n(?:curl|```))", PAGE, re.MULTILINE | re.DOTALL)
-    commands = [command for command in commands if "sampling_params" in command]
-    assert len(commands) == 6
-    for command in commands:
-        answer = generate(server, json.loads(shlex.split(command)[-1]))
-        assert answer["meta_info"]["finish_reason"]["type"] == "stop", (command, answer)
+COMMANDS = [
+    json.loads(shlex.split(command)[-1])
+    for command in re.findall(r"^curl .*?'$(?=\n(?:curl|```))", PAGE, re.MULTILINE | re.DOTALL)
+]
+TAGS_OF_THE_PAGE = [json.loads(block) for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)]
+WEATHER_CALL = re.compile(r"<function=weather>(.*?)</function>", re.DOTALL)
+SUM = re.compile("[1-9][0-9]{0,2}(?: [+] [1-9][0-9]{0,2}){1,3}")
+
+
+def fits(text: str, params: dict) -> bool:
+    """Whether a text is what the parameters of the page's examples ask for, by other means than the server's."""
+    if "grammar_after" in params:
+        _, marker, text = text.partition(params["grammar_after"])
+        if not marker:
+            return False
+    if "json_schema" in params:
+        return is_json(text, params["json_schema"]) is True
+    if "regex" in params:
+        return re.fullmatch(params["regex"], text) is not None
+    if "ebnf" in params:
+        return SUM.fullmatch(text) is not None
+    if "choice" in params:
+        return text in params["choice"]
+    return params["dtype"] == "int" and isinstance(int(text), int)
+
+
+@pytest.mark.parametrize("body", COMMANDS)
+def test_the_page_s_examples_give_what_they_ask_for(server, body):
+    answer = generate(server, body)
+    meta, params = answer["meta_info"], body["sampling_params"]
+    assert meta["finish_reason"]["type"] == "stop"
+    if "unenforced" in meta:
+        assert f'"unenforced": {json.dumps(meta["unenforced"])}' in PAGE
+        assert meta["valid"] == jsonschema.Draft202012Validator(params["json_schema"]).is_valid(
+            json.loads(answer["text"])
+        )
+    else:
+        assert fits(answer["text"], params), answer["text"]
+
+
+def test_the_page_has_an_example_of_every_field_and_one_that_is_not_all_enforced():
+    shown = {name for body in COMMANDS for name in body["sampling_params"]}
+    assert shown >= {"json_schema", "regex", "ebnf", "choice", "dtype", "grammar_after"}
+    assert sum("uniqueItems" in json.dumps(body) for body in COMMANDS) == 1
+    assert len(COMMANDS) == 7
+
+
+@pytest.mark.parametrize(("tag", "arguments"), zip(TAGS_OF_THE_PAGE, (["city"], []), strict=True))
+def test_the_page_s_tags_hold_what_they_say(server, tag, arguments):
+    shown = "".join(
+        f'Weather in {city}: <function=weather>{{"city": "{city}"}}</function>\n' for city in ("Rome", "Oslo", "Bern")
+    )
+    params = {"temperature": 0, "structural_tag": tag, "max_new_tokens": 100, "stop": ["\n"]}
+    text = generate(server, {"text": f"{shown}Weather in Paris:", "sampling_params": params})["text"]
+    calls = WEATHER_CALL.findall(text)
+    assert len(calls) == text.count("<function=") > 0
+    for call in calls:
+        jsonschema.validate(json.loads(call), {"type": "object", "required": arguments})
+
+
+def test_the_page_s_sentence_about_keys_is_true(server):
+    def keys(schema: dict) -> set[str]:
+        params = {"temperature": 0, "json_schema": schema, "max_new_tokens": 200}
+        asked = {"text": 'JSON: {"a": 1, "b": 2}\nJSON: {"a": 1, "b": 2}\nJSON: ', "sampling_params": params}
+        return set(json.loads(generate(server, asked)["text"]))
+
+    named = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    count = {"maxProperties": 2}
+    assert keys(named) == {"a"}
+    assert keys(named | count | {"additionalProperties": {"enum": [1, 2]}}) == {"a", "b"}
+    assert keys({"type": "object", "additionalProperties": {"enum": [1, 2]}} | count) == {"a", "b"}
+    assert keys({"type": "object"} | count)
+
+
+def test_the_page_s_mistakes_are_answered_as_it_says(server):
     mistakes = re.findall(r"^\| `(\{.*\})` \| `(.*)` \|$", PAGE, re.MULTILINE)
     assert len(mistakes) == 3
     for params, message in mistakes:

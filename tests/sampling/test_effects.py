@@ -45,6 +45,7 @@ ACTED_ON_IN = {
     "n": ("requests",),
     "custom_params": ("sampling",),
     "dtype": ("requests",),
+    "strict_schema": ("requests",),
     "grammar_after": ("requests",),
     "sampling_seed": ("requests",),
     "stream_interval": ("requests",),
@@ -78,9 +79,10 @@ def test_every_parameter_has_an_effect_that_is_tested():
 @pytest.mark.parametrize("name", BECOMES_GRAMMAR)
 def test_the_parameter_constrains_the_output(name):
     value, spec = BECOMES_GRAMMAR[name]
-    params = SamplingParams(**{name: value}, grammar_after="</think>")
-    made = constrained(params, lambda field: f"p.{field}", Config())
-    assert made.grammar == msgspec.structs.replace(spec, after="</think>")
+    for strict in (False, True):
+        params = SamplingParams(**{name: value}, grammar_after="</think>", strict_schema=strict)
+        made = constrained(params, lambda field: f"p.{field}", Config())
+        assert made.grammar == msgspec.structs.replace(spec, after="</think>", strict=strict)
     assert made.field == f"p.{name}"
     with pytest.raises(InvalidRequest, match="--grammar-backend none"):
         constrained(params, str, Config(grammar_backend="none"))

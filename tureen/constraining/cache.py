@@ -7,13 +7,21 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from tureen.constraining.messages import Failure
-from tureen.grammar import GrammarSpec
+from tureen.grammar import GrammarSpec, Unenforced
 from tureen.grammar.closing import ClosingGrammar
 
 OVERHEAD_BYTES = 1024
 """Bytes of an entry beside its texts and the size that the backend tells."""
 
-Result = ClosingGrammar | Failure
+
+class Ready(NamedTuple):
+    """A compiled constraint, with what it says and the grammar does not enforce."""
+
+    grammar: ClosingGrammar
+    unenforced: tuple[Unenforced, ...] = ()
+
+
+Result = Ready | Failure
 
 
 class CacheEntry(NamedTuple):

@@ -70,10 +70,13 @@ class Unverified(Exception):
 
 
 class CheckVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """The verdict of the judging process."""
+    """The verdict on an output. Where it is not verified, the complaint is the reason."""
 
     complaint: str | None
     is_verified: bool = True
+
+
+BUSY = CheckVerdict("others are judged", is_verified=False)
 
 
 def check(spec: GrammarSpec, text: str) -> str | None:
@@ -216,33 +219,31 @@ class Checker:
         self.supervisor = Supervisor("the workers that check outputs", PROGRAM, LIMITS)
         self.supervisor.start()
 
-    def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """Returns what does not fit; None when all does, and also, but counted, when that could not be told in time."""
+    def check(self, spec: GrammarSpec, text: str) -> CheckVerdict:
+        """Returns what does not fit. Where that cannot be told in time, it is counted."""
         if not self._lock.acquire(timeout=MAX_WAIT_S):
             self.unverified += 1
-            return None
+            return BUSY
         try:
             verdict = self._ask(spec, text)
-            if verdict.is_verified:
-                return verdict.complaint
-            self.unverified += 1
-            return None
+            self.unverified += not verdict.is_verified
+            return verdict
         finally:
             self._lock.release()
 
-    async def check_in_turn(self, spec: GrammarSpec, text: str) -> str | None:
+    async def check_in_turn(self, spec: GrammarSpec, text: str) -> CheckVerdict:
         """The same for an event loop, which goes on, and for at most so long that nobody's answer is held up by others'
         constraints."""
         try:
             turn = self._turns.submit(self.check, spec, text)
         except RuntimeError:  # it is closed, or the system starts no thread
             self.unverified += 1
-            return None
+            return CheckVerdict("there is no thread for it", is_verified=False)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(turn), MAX_WAIT_S + CHECK_TIMEOUT_S)
         except TimeoutError:
             self.unverified += turn.cancel()  # one that has begun counts itself
-            return None
+            return BUSY
 
     def close(self) -> None:
         """End the processes."""

@@ -13,10 +13,10 @@ from typing import Literal
 import msgspec
 
 from tureen.constraining import messages
-from tureen.constraining.cache import Cache, Result
+from tureen.constraining.cache import Cache, Ready, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
 from tureen.constraining.messages import CompileReply, Failure
-from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Vocabulary, find_backend
+from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
 from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
 from tureen.grammar.guard.guarded import guarded
@@ -38,11 +38,12 @@ log = get_logger("grammar")
 class Compilation:
     """The compilation that one request waits for."""
 
-    __slots__ = ("compiled", "error", "spec")
+    __slots__ = ("compiled", "error", "spec", "unenforced")
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
         self.compiled: ClosingGrammar | None = None
+        self.unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
         self.error: Failure | None = None
 
     @property
@@ -56,7 +57,7 @@ class Compilation:
         if isinstance(result, Failure):
             self.error = result
         else:
-            self.compiled = result
+            self.compiled, self.unenforced = result
 
 
 class CompilerStats(msgspec.Struct):
@@ -83,6 +84,7 @@ class CompileJob:
         "spec",
         "started_s",
         "task",
+        "unenforced",
         "waiters",
     )
 
@@ -96,6 +98,7 @@ class CompileJob:
         self.num_replaced = num_replaced  # of fork servers, when it came
         self.source_bytes = 0
         self.task: Task | None = None
+        self.unenforced: tuple[Unenforced, ...] = ()
         self.load: Future[ClosingGrammar] | None = None
 
 
@@ -250,7 +253,7 @@ class Compiler:
             self._fail(job, reply.failure, keep_s)
             return
         self._end_task(job)
-        job.source_bytes = len(reply.source)
+        job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
         job.load = self._loader.submit(self._load, reply)
 
     def _load(self, reply: CompileReply) -> ClosingGrammar:
@@ -267,7 +270,8 @@ class Compiler:
         error = load.exception()
         if error is None:
             compiled = load.result()
-            self._settle(job, compiled, job.source_bytes + compiled.num_bytes, math.inf)
+            num_bytes = job.source_bytes + compiled.num_bytes
+            self._settle(job, Ready(compiled, job.unenforced), num_bytes, math.inf)
         elif isinstance(error, GrammarError):
             self._fail(job, messages.invalid(job.spec, error), math.inf)
         else:

@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary
+from tureen.grammar import GrammarError, GrammarSpec, Unenforced, Vocabulary
 from tureen.grammar.guard.facts import GuardFacts
 from tureen.sandbox.limits import WorkerLimits
 
@@ -38,6 +38,7 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     closing: bytes = b""
     failure: Failure | None = None
     guard: GuardFacts | None = None  # what no grammar can enforce
+    unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
 
 
 def invalid(spec: GrammarSpec, error: GrammarError) -> Failure:

@@ -36,6 +36,8 @@ VLLM_CONSTRAINTS = {
 }
 """The names that vLLM has for the constraints."""
 
+SCHEMAS = frozenset(("json_schema", "structural_tag"))
+"""The constraints in which there are JSON schemas."""
 COUNTS, NUMBERS = re.compile(r"\{([^{}]*)\}"), re.compile("[0-9]+")
 VERBOSE_FLAG = re.compile(r"\(\?[A-Za-z0-9-]*x")  # it would let spaces and comments hide in a count
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -144,6 +146,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["int", "float", "bool", "str"] | None,
         Meta(description="The output is a literal of this Python type; int and float end at a space or newline too."),
     ] = None
+    strict_schema: Annotated[
+        bool,
+        Meta(
+            description="What of a JSON schema cannot be enforced is refused. Otherwise the rest is enforced, and the "
+            "answer says what is not.",
+        ),
+    ] = False
     grammar_after: Annotated[
         str,
         Meta(
@@ -253,6 +262,8 @@ def _constraint_faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
         yield constraints[1], f"cannot go with {constraints[0]}: at most one of {', '.join(CONSTRAINTS)}"
     if params.grammar_after and not constraints:
         yield "grammar_after", f"needs what comes after it: one of {', '.join(CONSTRAINTS)}"
+    if params.strict_schema and not SCHEMAS.intersection(constraints):
+        yield "strict_schema", f"needs a schema: one of {', '.join(sorted(SCHEMAS))}"
     for name in constraints:
         value = getattr(params, name)
         if value == "":

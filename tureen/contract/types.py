@@ -124,6 +124,7 @@ class OutputDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # from prompt_start on; sent once, with the first delta
     finish: FinishReason | None = None
     hidden_states: tuple[bytes, ...] = ()  # float32 [hidden_size] per position, in order of positions, each sent once
+    unenforced: tuple[str, ...] = ()  # of what its constraint says, with the last delta: "uniqueItems at /tags"
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tureen.errors import InvalidRequest, RequestFailed
-from tureen.grammar import Grammar, GrammarError, Mask
+from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
 from tureen.grammar.closing import ClosingPlace
 from tureen.log import get_logger
 
@@ -28,9 +28,11 @@ class Constraint:
         field: str = "grammar",
         place: ClosingPlace | None = None,
         reserve: int = 0,
+        unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
         """`field`: what the client calls it; `place`: what brings the output to an end in time; `reserve`: so many
-        tokens more than it counts an end may take."""
+        tokens more than it counts an end may take; `unenforced`: what it says, and the grammar does not keep."""
+        self.unenforced = unenforced
         self._reserve = reserve
         self.num_forced = 0  # output tokens that nobody drew
         self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise

@@ -130,6 +130,7 @@ class Grammars:
             field=field,
             place=place,
             reserve=compilation.compiled.reserve,
+            unenforced=compilation.unenforced,
         )
         return None
 

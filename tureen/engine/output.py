@@ -48,8 +48,11 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
     text_end = None if sequence.terms.is_plain else sequence.text_end
     detokenizer = sequence.detokenizer
     text = detokenizer.take(text_end) if reason is None else detokenizer.close(text_end)
+    is_last, constraint = reason is not None, sequence.constraint
+    unenforced = tuple(map(str, constraint.unenforced)) if is_last and constraint is not None else ()
     if sequence.terms.is_plain:
-        return OutputDelta(sequence.request.id, token_ids, text, sequence.usage, finish=reason)
+        usage = sequence.usage
+        return OutputDelta(sequence.request.id, token_ids, text, usage, finish=reason, unenforced=unenforced)
     return OutputDelta(
         id=sequence.request.id,
         token_ids=token_ids,
@@ -58,5 +61,6 @@ def delta(sequence: Sequence, reason: FinishReason | None) -> OutputDelta | None
         output_logprobs=logprobs,
         prompt_logprobs=sequence.scores.take_prompt(),
         finish=reason,
-        hidden_states=sequence.hidden.take(is_last=reason is not None),
+        hidden_states=sequence.hidden.take(is_last=is_last),
+        unenforced=unenforced,
     )

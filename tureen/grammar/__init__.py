@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tureen.grammar.backends.registry import find_backend
 from tureen.grammar.base import Backend, CompiledGrammar, Encode, Grammar, GrammarSpec, Mask, Vocabulary
-from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.expression import GrammarError, Language, Unenforced
 
 if TYPE_CHECKING:
     from tureen.grammar.frontends import compile_grammar, language_of
@@ -28,6 +28,7 @@ __all__ = [
     "GrammarSpec",
     "Language",
     "Mask",
+    "Unenforced",
     "Vocabulary",
     "compile_grammar",
     "find_backend",

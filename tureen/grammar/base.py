@@ -24,6 +24,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     text: str  # JSON for json_schema, structural_tag and choice (a list of strings)
     after: str = ""  # free text comes first, until this marker has occurred; "" = the constraint starts at once
+    strict: bool = False  # what of its schemas cannot be enforced is refused, not left out
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

@@ -25,7 +25,8 @@ MAX_CHOICES = 10_000
 
 
 def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
-    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept exactly.
+    """Compiles a constraint for the backend's vocabulary. Raises GrammarError where it cannot be kept; see
+    `language_of`.
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
@@ -34,7 +35,10 @@ def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
 
 
 def language_of(spec: GrammarSpec) -> Language:
-    """Reads a constraint. Raises GrammarError, whose message tells the client what is wrong with it."""
+    """Reads a constraint. What of a schema cannot be enforced is left out, and listed, unless the constraint is strict.
+
+    Raises GrammarError, whose message tells the client what is wrong with it.
+    """
     _check_text(spec.text, spec.kind, MAX_CHARACTERS)
     _check_text(spec.after, "the marker that the constraint comes after", MAX_MARKER_CHARACTERS)
     try:
@@ -61,9 +65,9 @@ def _check_text(text: str, name: str, most: int) -> None:
 def _language(spec: GrammarSpec) -> Language:
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text, strict=True, guards=True)
+            return json_schema(spec.text, strict=spec.strict, guards=True)
         case "structural_tag":
-            return structural_tag(spec.text)
+            return structural_tag(spec.text, strict=spec.strict)
         case "regex":
             return Language(_whole(_regex(spec.text)))
         case "ebnf":

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
-from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal
+from tureen.grammar.expression import EMPTY, Expression, GrammarError, Language, Repeat, RuleCall, Terminal, Unenforced
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.notations import grammar
@@ -74,17 +74,21 @@ class Tag:
         return fixed(self.begin[length:], self.rest)
 
 
-def structural_tag(text: str) -> Language:
-    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`."""
+def structural_tag(text: str, *, strict: bool = False) -> Language:
+    """Raises GrammarError, which names the place: `structural_tag.format.tags[0].begin`. `strict`: see
+    `json_schema`."""
     value = decoded(text, "structural_tag")
-    builder = _Builder()
+    builder = _Builder(strict)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
-    return Language(start.expression, reachable(start.expression, builder.assembly.rules))
+    rules = reachable(start.expression, builder.assembly.rules)
+    return Language(start.expression, rules, tuple(builder.unenforced))
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, strict: bool) -> None:
         self.assembly = Assembly()
+        self.unenforced: list[Unenforced] = []
+        self._strict = strict
         self._languages = 0
         self._formats = 0
         self._makers: dict[str, Callable[[dict[str, Any], FormatPlace], TerminalPiece]] = {
@@ -161,8 +165,9 @@ class _Builder:
         return self._ended(self._schema(json.dumps(schema), f"{place.path}.json_schema"), place)
 
     def _schema(self, schema: str, path: str) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=True))
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict))
         self.assembly.rules.update(language.rules)
+        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
         return TerminalPiece(language.start, JSON_STARTS, NUMBER_GOES_ON)
 
     def _grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:

@@ -135,7 +135,9 @@ def _calling(chat: Chat, context: Context) -> Calling:
         )
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     places = schema_places(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
-    return Calling(chat.tools, form, sampling | {"structural_tag": tag}, names, places)
+    called = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
+    strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in called)
+    return Calling(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, places)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:

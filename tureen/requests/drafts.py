@@ -249,4 +249,4 @@ def _spec(name: str, params: SamplingParams) -> GrammarSpec:
     if name == "dtype":
         return GrammarSpec("regex", DTYPES[value], params.grammar_after)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return GrammarSpec(name, text, params.grammar_after)  # type: ignore[arg-type]
+    return GrammarSpec(name, text, params.grammar_after, params.strict_schema)  # type: ignore[arg-type]

@@ -29,7 +29,8 @@ log = get_logger("api")
 
 
 async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
-    """A second opinion on an output that is complete by its grammar. Raises RequestFailed when they differ."""
+    """A second opinion on an output that is complete by its grammar. Where that does not keep all of the constraint,
+    the output may be wrong, and says so. Raises RequestFailed when they differ otherwise."""
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
         return  # what a stop string cut need not match
@@ -38,8 +39,14 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
         return
     kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
     text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
-    complaint = await state.helpers.check(spec, text)
-    if complaint is not None:
+    verdict = await state.helpers.check(spec, text)
+    if verdict is None or not verdict.is_verified:
+        return
+    complaint = verdict.complaint
+    if last.unenforced:
+        is_valid = None if spec.kind == "structural_tag" else complaint is None  # nobody judges tags
+        output.conformity = Conformity(is_valid=is_valid)
+    elif complaint is not None:
         state.metrics.add("num_grammar_mismatch")
         log.error("request %s: its output does not match its %s", output.rid, spec.kind)
         field = output.request.grammar_field
@@ -67,6 +74,27 @@ def _prompt_tokens(request: GenerateRequest, index: int) -> int:
     return 0 if index % request.params.n else len(request.token_ids)
 
 
+class Sent(NamedTuple):
+    """How much of an output was sent."""
+
+    tokens: int = 0
+    chars: int = 0
+
+
+class Conformity(NamedTuple):
+    """Whether an output that has ended fits its constraint."""
+
+    unenforced: tuple[str, ...] = ()  # of what the constraint says: "uniqueItems at /tags"
+    is_valid: bool | None = None  # where something is not enforced; None: it was cut, or nobody could tell
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Returns what an answer says of it: nothing where all was enforced."""
+        if not self.unenforced:
+            return {}
+        return {"unenforced": list(self.unenforced)} | ({} if self.is_valid is None else {"valid": self.is_valid})
+
+
 class Output:
     """What has come of one request so far. Also remembers how much of it was sent."""
 
@@ -80,11 +108,11 @@ class Output:
         self.output_logprobs: list[PositionLogprobs] = []
         self.prompt_logprobs: list[PositionLogprobs] = []
         self.hidden_states: list[bytes] = []
+        self.conformity = Conformity()
         self.finish: FinishReason | None = None
         self.started_s = time.monotonic() if arrived_s is None else arrived_s
         self.elapsed_s = 0.0
-        self.sent_tokens = 0
-        self.sent_chars = 0
+        self.sent = Sent()
         self.weight_versions: list[str] = []  # of the weights that computed it; several where it was paused meanwhile
 
     def note_weights(self, version: str) -> None:
@@ -99,6 +127,7 @@ class Output:
         self.prompt_logprobs += delta.prompt_logprobs
         self.hidden_states += delta.hidden_states
         self.usage = delta.usage or self.usage
+        self.conformity = self.conformity._replace(unenforced=delta.unenforced)
         self.elapsed_s = time.monotonic() - self.started_s
         if delta.finish is not None and delta.finish.reason == "shutdown":
             raise Unavailable("the server was shut down before the request ended", code="draining")

@@ -11,7 +11,7 @@ from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import helpers_down
 
 if TYPE_CHECKING:
-    from tureen.constraining.check import Checker
+    from tureen.constraining.check import Checker, CheckVerdict
     from tureen.grammar import GrammarSpec
 
 log = get_logger("http")
@@ -28,9 +28,8 @@ class Helpers:
         if media is not None:
             media.supervisor.share(budget)
 
-    async def check(self, spec: GrammarSpec, text: str) -> str | None:
-        """What in a constrained output does not fit; None when all does, and also, but counted, when that could not be
-        told: without a process that judges, or in time."""
+    async def check(self, spec: GrammarSpec, text: str) -> CheckVerdict | None:
+        """What in a constrained output does not fit; None, but counted, without a process that judges."""
         try:
             checker = self.checker
         except OSError as error:

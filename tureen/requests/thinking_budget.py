@@ -51,7 +51,7 @@ async def _updates_within(
     async with contextlib.aclosing(_updates(plan, going_on, state, interval)) as updates:
         async for more in updates:
             output.text, output.token_ids = whole_text + more.text, whole_ids + more.token_ids
-            output.elapsed_s, output.finish = more.elapsed_s, more.finish
+            output.elapsed_s, output.finish, output.conformity = more.elapsed_s, more.finish, more.conformity
             yield output
 
 

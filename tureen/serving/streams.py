@@ -365,6 +365,7 @@ def merge(deltas: Sequence[OutputDelta]) -> OutputDelta:
         prompt_logprobs=tuple(chain.from_iterable(delta.prompt_logprobs for delta in deltas)),
         finish=deltas[-1].finish,
         hidden_states=tuple(chain.from_iterable(delta.hidden_states for delta in deltas)),
+        unenforced=deltas[-1].unenforced,
     )
 
 

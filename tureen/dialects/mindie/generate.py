@@ -34,7 +34,7 @@ from tureen.requests.constraint_fields import (
     structured,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output, Run
+from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -284,7 +284,7 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
     async with contextlib.aclosing(run.events()) as events:
         async for event in events:
             _check_complete(event.output)
-            has_new = any(len(one.text) > one.sent_chars for one in run.outputs)
+            has_new = any(len(one.text) > one.sent.chars for one in run.outputs)
             if has_new or (is_first and all(one.finish is not None for one in run.outputs)):
                 yield _json.encode({"text": [_piece(one, front, is_whole=is_whole) for one in run.outputs]}) + NUL
                 is_first = False
@@ -292,6 +292,6 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
 
 def _piece(output: Output, front: str, *, is_whole: bool) -> str:
     """What a piece of the stream says of one text; it counts as sent."""
-    text = front + output.text if is_whole else output.text[output.sent_chars :]
-    output.sent_tokens, output.sent_chars = len(output.token_ids), len(output.text)
+    text = front + output.text if is_whole else output.text[output.sent.chars :]
+    output.sent = Sent(len(output.token_ids), len(output.text))
     return text

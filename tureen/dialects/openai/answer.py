@@ -61,9 +61,10 @@ def metadata(body: OpenAIBody, context: Context, **more: str) -> Answer:
 
 
 def ending(output: Output) -> Answer:
-    """What a choice says more than OpenAI's, once it has ended: what stopped it, and how to get it again."""
+    """What a choice says more than OpenAI's, once it has ended: what stopped it, how to get it again, what of its
+    constraint was not enforced."""
     matched = None if output.finish is None else output.finish.matched
-    ending = {"matched_stop": matched, "sampling_seed": output.request.seed}
+    ending = {"matched_stop": matched, "sampling_seed": output.request.seed, **output.conformity.metadata}
     return ending | {"closed_early": True} if output.finish is not None and output.finish.closed_early else ending
 
 

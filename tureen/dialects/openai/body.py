@@ -201,6 +201,9 @@ def _constraints(body: OpenAIBody) -> Iterator[SaidConstraint]:
         said = formatted(body.response_format)
         if said is not None:
             yield said
+        schema = body.response_format.json_schema
+        if schema is not None and schema.strict is not None:
+            yield SaidConstraint("strict_schema", "response_format.json_schema.strict", schema.strict)
     if body.structured_outputs is not None:
         yield from structured(body.structured_outputs)
 

@@ -33,7 +33,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: Annotated[str | None, Meta(description="A name for it, for you.")] = None
     description: Annotated[str | None, Meta(description="What it is for, for you.")] = None
     schema: Annotated[JsonObject | None, Meta(description="The schema.")] = None
-    strict: Annotated[bool | None, Meta(description="The schema is kept in any case.")] = None
+    strict: Annotated[bool | None, Meta(description="true: what cannot be enforced is refused.")] = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -57,7 +57,7 @@ def routes(state: ServerState) -> list[Entry]:
             items.feed(part)
         items.close(_status(last.output))
         ending = _end(items, plan, last.output, last.parts, state)
-        return Response(_json.encode(head | ending), media_type="application/json")
+        return Response(_json.encode(head | ending | _told(head, last.output)), media_type="application/json")
 
     docs = Docs("OpenAI", "Answer a conversation of items.", (ResponsesBody,), EXAMPLE, stream="text/event-stream")
     return [Entry("/v1/responses", responses, access="user", methods=["POST"], docs=docs)]
@@ -127,6 +127,15 @@ def _end(items: Items, plan: Plan, output: Output, parts: Sequence[Part], state:
         "output": items.output,
         "usage": _usage(output, num_reasoning),
     }
+
+
+def _told(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Says in the metadata, whose values are strings, what of the constraint was not enforced."""
+    told = output.conformity.metadata
+    if not told:
+        return {}
+    valid = {"valid": "true" if told["valid"] else "false"} if "valid" in told else {}
+    return {"metadata": head["metadata"] | {"unenforced": ", ".join(told["unenforced"]), **valid}}
 
 
 def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
@@ -273,4 +282,5 @@ async def _events(plan: Plan, writer: EventWriter, state: ServerState) -> AsyncG
             if event.output.finish is not None:
                 for told in items.close(_status(event.output)):
                     yield writer.write(told)
-                yield writer.response(_status(event.output), **_end(items, plan, event.output, seen, state))
+                fields = _end(items, plan, event.output, seen, state) | _told(writer.head, event.output)
+                yield writer.response(_status(event.output), **fields)

@@ -45,7 +45,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the text must be. `strict`: a schema is kept in any case."""
+    """What the text must be. `strict`: what of a schema cannot be enforced is refused."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -123,8 +123,11 @@ def chat_of(body: ResponsesBody, given: Mapping[str, Any], name: str, state: Ser
         if schema is not None:
             if "json_schema" in fields:
                 raise InvalidRequest(f"{field} cannot go with {names.path('json_schema')}; send one", field=field)
-            fields["json_schema"] = schema
+            fields["json_schema"], strict = schema, body.text.format.strict
             names = Names("", {**names.renamed, "json_schema": field})
+            if strict is not None and body.text.format.type == "json_schema":
+                fields["strict_schema"] = strict
+                names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
     tools = tools_of(body)
     tools, choice = _chosen(body.tool_choice, tools)
     talk = conversation_of(body.input, body.instructions)

@@ -25,7 +25,7 @@ from tureen.http.sse import DONE, EventStream, event
 from tureen.requests import embedding, planning
 from tureen.requests.body import read_json, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE
-from tureen.requests.generation import Output, Run
+from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
 from tureen.requests.prompts import Prompt, Texts
@@ -170,15 +170,15 @@ async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Ans
     """The event of a stream that tells what there is; it counts as sent."""
     only_new, size = context.config.incremental_streaming_output, output.num_logprobs
     now = output.snapshot() if size > INLINE_CHARS else output
-    output.sent_tokens, output.sent_chars, sent = len(now.token_ids), len(now.text), (now.sent_tokens, now.sent_chars)
+    output.sent, sent = Sent(len(now.token_ids), len(now.text)), now.sent
     return await offload.run(size, lambda: render(now, plan, context, sent if only_new else (0, 0)))
 
 
 def _is_due(output: Output, stream_interval: int) -> bool:
     """Whether there is enough for an event: the first and the last are always sent."""
     interval = output.request.params.stream_interval or stream_interval
-    num_new = len(output.token_ids) - output.sent_tokens
-    return output.finish is not None or output.sent_tokens == 0 or num_new >= interval
+    num_new = len(output.token_ids) - output.sent.tokens
+    return output.finish is not None or output.sent.tokens == 0 or num_new >= interval
 
 
 @contextlib.contextmanager
@@ -298,6 +298,7 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         if output.finish.closed_early:
             meta["closed_early"] = True
         meta["e2e_latency"] = output.elapsed_s
+        meta |= output.conformity.metadata
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
     return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}

@@ -12,13 +12,14 @@ import numpy as np
 from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
+from tureen.grammar.guard.guarded import guarded
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
 Compile = Callable[[GrammarSpec], CompileReply]
-"""Compiles a constraint into the bytes that the engine loads: for its backend, and for coming to an end in time. Raises
+"""Compiles a constraint into what the engine loads: for its backend, and for coming to an end in time. Raises
 GrammarError."""
 
 _decoder = msgspec.msgpack.Decoder(GrammarSpec)
@@ -50,12 +51,13 @@ def compile_with(setup: CompilerSetup) -> Compile:
     def compile_(spec: GrammarSpec) -> CompileReply:
         language = language_of(spec)
         source = backend.translate(language)
-        grammar = backend.load(source).start()  # what cannot be loaded, or has no first step, is known now
+        compiled = guarded(backend.load(source), language.guard, backend)
+        grammar = compiled.start()  # what cannot be loaded, or has no first step, is known now
         grammar.fill_mask(mask)
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return CompileReply(source, closings.translate(language), unenforced=language.unenforced)
+        return CompileReply(source, closings.translate(language), guard=language.guard, unenforced=language.unenforced)
 
     return compile_
 

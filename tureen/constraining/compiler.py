@@ -19,6 +19,7 @@ from tureen.constraining.messages import CompileReply, Failure
 from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
 from tureen.grammar.closing import ClosingCompiler, ClosingGrammar
+from tureen.grammar.guard.guarded import guarded
 from tureen.log import RateLimit, get_logger
 from tureen.sandbox.budget import MemoryBudget
 from tureen.sandbox.supervisor import Supervisor
@@ -268,12 +269,14 @@ class Compiler:
             return
         self._end_task(job)
         job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
-        job.load = self._loader.submit(self._load, reply.source, reply.closing)
+        job.load = self._loader.submit(self._load, reply)
 
-    def _load(self, source: bytes, closing: bytes) -> ClosingGrammar:
+    def _load(self, reply: CompileReply) -> ClosingGrammar:
         assert self._backend is not None
         assert self._closings is not None
-        return ClosingGrammar(self._backend.result().load(source), self._closings.result().load(closing))
+        backend = self._backend.result()
+        compiled = guarded(backend.load(reply.source), reply.guard, backend)
+        return ClosingGrammar(compiled, self._closings.result().load(reply.closing))
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:
         if not load.done():
@@ -354,8 +357,8 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
     return Failure(
         400,
         "grammar_compile_timeout",
-        f"this {spec.kind} was not compiled within {timeout_s:g} s of processor time; make it simpler: shorter lists of alternatives, "
-        "smaller bounds on lengths and repeats, fewer optional parts, less nesting",
+        f"this {spec.kind} was not compiled within {timeout_s:g} s of processor time; make it simpler: "
+        "shorter lists of alternatives, smaller bounds on lengths and repeats, fewer optional parts, less nesting",
     )
 
 

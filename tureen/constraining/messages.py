@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from tureen.grammar import GrammarError, GrammarSpec, Unenforced, Vocabulary
+from tureen.grammar.guard.facts import GuardFacts
 from tureen.sandbox.limits import WorkerLimits
 
 LIMITS = WorkerLimits(memory_bytes=1 << 30, cpu_s=600)
@@ -37,6 +38,7 @@ class CompileReply(msgspec.Struct, frozen=True, array_like=True):
     source: bytes = b""
     closing: bytes = b""
     failure: Failure | None = None
+    guard: GuardFacts | None = None  # what no grammar can enforce
     unenforced: tuple[Unenforced, ...] = ()  # of what the constraint says
 
 

@@ -31,11 +31,14 @@ class Constraint:
         avoids_end: bool,
         field: str = "grammar",
         place: ClosingPlace | None = None,
+        reserve: int = 0,
         unenforced: tuple[Unenforced, ...] = (),
     ) -> None:
-        """`field`: the client's name of the constraint. `place`: what brings the output to an end in time.
-        `unenforced`: what the constraint says and the grammar does not keep."""
+        """`field`: the client's name of the constraint. `place`: what brings the output to an end in time. `reserve`:
+        so many tokens more than it counts an end may take. `unenforced`: what the constraint says and the grammar does
+        not keep."""
         self.unenforced = unenforced
+        self._reserve = reserve
         self.num_forced = 0  # output tokens that nobody drew
         self.is_closed_early = False  # near its limit the output could not go on as it could have otherwise
         self._place = place
@@ -66,9 +69,7 @@ class Constraint:
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
         """Writes which tokens may come next, where so many may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        nearness = AWAY
-        if self._place is not None:
-            nearness = self._place.restrict(mask, left, gently=not self._avoids_end)
+        nearness = AWAY if self._place is None else self._restrict(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
@@ -77,8 +78,21 @@ class Constraint:
                 mask[:] = before
         return nearness
 
+    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
+        """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
+        all that it allows are left."""
+        if not self._reserve:
+            return place.restrict(mask, left, gently=not self._avoids_end)
+        for most in (left - self._reserve, left):
+            kept = mask.copy()
+            nearness = place.restrict(kept, most, gently=not self._avoids_end) if most > 0 else AWAY
+            if most > 0 and kept.any():
+                mask[:] = kept
+                return nearness
+        return Nearness(True)
+
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:
-        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Returns
+        """Fills a mask for the next token, and one for the token after each guess, which the grammar follows. Returns
         what belongs to each. Raises GrammarError."""
         places = [self.fill_mask(masks[0], left)]
         for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):

@@ -128,6 +128,7 @@ class Grammars:
             avoids_end=params.ignore_eos,
             field=field,
             place=place,
+            reserve=compilation.compiled.reserve,
             unenforced=compilation.unenforced,
         )
         return None

@@ -30,6 +30,7 @@ from tureen.grammar.expression import (
     Terminal,
     Text,
 )
+from tureen.grammar.guard.guarded import GuardedCompiled
 from tureen.grammar.rules import SOMETHING, can_be_empty, chain, choice, parts, repeat
 from tureen.kernels.cpu import native
 
@@ -165,6 +166,11 @@ class ClosingGrammar:
     @property
     def num_bytes(self) -> int:
         return self.compiled.num_bytes + (0 if self.closing is None else self.closing.num_bytes)
+
+    @property
+    def reserve(self) -> int:
+        """Returns how many tokens more than `closing` counts an end may take: what a guard asks for is not counted."""
+        return self.compiled.reserve if isinstance(self.compiled, GuardedCompiled) else 0
 
     def start(self) -> Grammar:
         """Returns a grammar at the beginning of an output."""

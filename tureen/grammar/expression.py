@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from tureen.grammar.guard.facts import GuardFacts
+
 MAX_CODE_POINT = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 
@@ -118,3 +120,4 @@ class Language:
     start: Expression
     rules: Mapping[str, Expression] = field(default_factory=dict)
     unenforced: tuple[Unenforced, ...] = ()
+    guard: GuardFacts | None = None  # what outputs must be held to besides

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_field
+
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
 from tureen.grammar.expression import Chain, Choice, Expression, GrammarError, Language, Text
 from tureen.grammar.free_text import to_the_end, up_to
+from tureen.grammar.guard.guarded import guarded
 from tureen.grammar.json_text import check_characters, decoded, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.regular import is_empty
@@ -27,7 +30,8 @@ def compile_grammar(spec: GrammarSpec, backend: Backend) -> CompiledGrammar:
 
     It takes as much time and memory as the constraint asks for: a stranger's is compiled in a process with limits.
     """
-    return backend.load(backend.translate(language_of(spec)))
+    language = language_of(spec)
+    return guarded(backend.load(backend.translate(language)), language.guard, backend)
 
 
 def language_of(spec: GrammarSpec) -> Language:
@@ -44,7 +48,9 @@ def language_of(spec: GrammarSpec) -> Language:
     except MemoryError:
         raise GrammarError(f"{spec.kind} is too large; make it smaller") from None
     if spec.after:
-        language = replace(language, start=Chain((up_to((spec.after,), (spec.after,)), language.start)))
+        guard = None if language.guard is None else replace_field(language.guard, after=spec.after)
+        start = Chain((up_to((spec.after,), (spec.after,)), language.start))
+        language = replace(language, start=start, guard=guard)
     return language
 
 
@@ -59,7 +65,7 @@ def _check_text(text: str, name: str, most: int) -> None:
 def _language(spec: GrammarSpec) -> Language:
     match spec.kind:
         case "json_schema":
-            return json_schema(spec.text, strict=spec.strict)
+            return json_schema(spec.text, strict=spec.strict, guards=True)
         case "structural_tag":
             return structural_tag(spec.text, strict=spec.strict)
         case "regex":

@@ -348,7 +348,7 @@ class _LarkParser:
             raise self._fault("%json stands in a terminal", token, "write it in a rule")
         prefix = f"%json{self._at}-"
         try:
-            language = json_schema(token.text, prefix)
+            language = json_schema(token.text, prefix, strict=True)
         except GrammarError as error:
             raise self._fault(f"%json: {error}", token) from None
         rules = self._grammar.rules

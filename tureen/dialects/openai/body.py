@@ -204,6 +204,9 @@ def _constraints(body: OpenAIBody) -> Iterator[RequestedConstraint]:
         constraint = format_constraint(body.response_format)
         if constraint is not None:
             yield constraint
+        schema = body.response_format.json_schema
+        if schema is not None and schema.strict is not None:
+            yield RequestedConstraint("strict_schema", "response_format.json_schema.strict", schema.strict)
     if body.structured_outputs is not None:
         yield from structured_constraints(body.structured_outputs)
 

@@ -52,6 +52,7 @@ class LlguidanceBackend:
     """llguidance for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)
         self._forced_text = ForcedText(vocabulary, encode)
         self._tokenizer = llguidance.LLTokenizer(_Tokenizer(vocabulary, encode))  # type: ignore[arg-type]  # by shape

@@ -52,6 +52,7 @@ class OutlinesBackend:
     """outlines_core for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)
         self._forced_text = ForcedText(vocabulary, encode)
         ids: dict[bytes, list[int]] = {}

@@ -29,6 +29,7 @@ class XgrammarBackend:
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self._library = compiled_part()
+        self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)
         self._forced_text = ForcedText(vocabulary, encode)
         texts = [token if self._tokens.is_text(index) else b"" for index, token in enumerate(vocabulary.tokens)]

@@ -1,0 +1,82 @@
+"""Answers to schemas that no grammar can enforce are valid all the same, whatever the model wishes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from app_under_test import App
+
+LETTERS = {"type": "string", "maxLength": 1}
+SCHEMAS: dict[str, Any] = {
+    "tags": {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "items": LETTERS, "uniqueItems": True, "minItems": 2, "maxItems": 6}},
+        "required": ["tags"],
+    },
+    "pairs": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
+            "required": ["a", "b"],
+        },
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 4,
+    },
+    "sevens": {"type": "array", "items": {"type": "integer", "multipleOf": 1001}, "minItems": 1, "maxItems": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def app():
+    with App() as running:
+        yield running
+
+
+def is_valid(name: str, text: str) -> bool:
+    return jsonschema.Draft202012Validator(SCHEMAS[name]).is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_an_answer_is_valid_and_comes_to_its_end(app: App, name, temperature):
+    for seed in range(6):
+        params = {"json_schema": SCHEMAS[name], "max_new_tokens": 400, "temperature": temperature, "seed": seed}
+        answer = app.generate(text=f"p{seed}", sampling_params=params)
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        assert is_valid(name, answer["text"]), answer["text"]
+        assert not answer["meta_info"].get("unenforced")
+    app.check_idle()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("limit", [50, 60, 75, 90, 120])
+def test_with_little_left_it_is_brought_to_a_valid_end(app: App, name, limit):
+    for seed in range(4):
+        params = {"json_schema": SCHEMAS[name], "max_new_tokens": limit, "temperature": 1, "seed": seed}
+        answer = app.generate(text=f"p{seed}", sampling_params=params)
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["text"]
+        assert is_valid(name, answer["text"]), answer["text"]
+
+
+def test_answers_in_company_are_those_that_come_alone(app: App):
+    bodies = [
+        {"text": f"p{number}", "sampling_params": {"json_schema": schema, "max_new_tokens": 400, "seed": number}}
+        for number, schema in enumerate([*SCHEMAS.values()] * 3)
+    ]
+    alone = [app.generate(**body)["output_ids"] for body in bodies]
+
+    async def together() -> Any:
+        return await asyncio.gather(*(app.http.post("/generate", json=body) for body in bodies))
+
+    assert [response.json()["output_ids"] for response in app.run(together())] == alone
+
+
+def test_a_stream_says_the_same(app: App):
+    body = {"text": "a", "sampling_params": {"json_schema": SCHEMAS["pairs"], "max_new_tokens": 400, "seed": 8}}
+    assert app.events(**body)[-1]["output_ids"] == app.generate(**body)["output_ids"]

@@ -1,0 +1,263 @@
+"""What no grammar can enforce is enforced by a guard: judged by jsonschema, and by brute force over small languages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from fractions import Fraction
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tureen.grammar import GrammarSpec, Vocabulary, compile_grammar, find_backend
+from tureen.grammar.frontends import language_of
+from tureen.grammar.guard.guarded import GuardedCompiled, guarded
+from tureen.grammar.guard.reader import can_be_multiple, comparable
+from tureen.grammar.schema.language import json_schema
+
+BYTES = tuple(bytes([byte]) for byte in range(256))
+LONG = (
+    b'"a"', b'"b"', b'", "', b'"]', b'"a", "a"', b'"a", "b"', b"1, 1", b", 1", b"12", b'"a": ', b'{"a": 1}, {"a": 1}',
+    b'", "a', b"], [", b"0.7", b"1.4", b"true", b"e, ", b'": 1, "', b"[]", b"1]", b"}",
+)  # fmt: skip
+VOCABULARIES = {
+    "bytes": Vocabulary(BYTES, (256,), 257),
+    "long": Vocabulary((*BYTES, *LONG), (256 + len(LONG),), 257 + len(LONG)),
+}
+LIKELY = (*(bytes([byte]) for byte in b'ab",]}12 :07.t-'), *LONG)
+MAX_TOKENS = 600
+
+
+def strings(**keywords: Any) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "string", "maxLength": 1}, "uniqueItems": True, **keywords}
+
+
+def integers(**keywords: Any) -> dict[str, Any]:
+    return {"type": "integer", "minimum": 0, "maximum": 20, **keywords}
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+SCHEMAS: dict[str, Any] = {
+    "strings": strings(minItems=3, maxItems=6),
+    "escapes": strings(items={"enum": [*'\\"\n\x01', "é", "a", "b", "c", "d", "aa", "ab"]}, minItems=6, maxItems=9),
+    "integers": {"type": "array", "items": integers(), "uniqueItems": True, "minItems": 4, "maxItems": 8},
+    "decimals": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 9}, "uniqueItems": True,
+                 "minItems": 2, "maxItems": 6},
+    "objects": {"type": "array", "items": an_object(a=integers()), "uniqueItems": True, "minItems": 3, "maxItems": 5},
+    "arrays": {"type": "array", "items": strings(maxItems=2), "uniqueItems": True, "minItems": 2, "maxItems": 4},
+    "mixed": {"type": "array", "uniqueItems": True, "minItems": 1, "maxItems": 6,
+              "items": {"type": ["string", "integer", "boolean", "null"], "maxLength": 1, "minimum": 0, "maximum": 9}},
+    "nullable": an_object(tags={"anyOf": [strings(maxItems=4), {"type": "null"}]}),
+    "several": {"allOf": [{"type": "array", "maxItems": 5}, {"items": {"type": "string", "maxLength": 1}},
+                          {"uniqueItems": True}]},
+    "recursive": {"$defs": {"node": an_object(t=strings(maxItems=3), n={"$ref": "#/$defs/leaf"}),
+                            "leaf": {"type": ["object", "null"], "properties": {"t": strings(maxItems=3)},
+                                     "required": ["t"]}}, "$ref": "#/$defs/node"},
+    "tuple": {"type": "array", "prefixItems": [strings(maxItems=3), {"type": "boolean"}], "items": strings(maxItems=2),
+              "minItems": 2, "maxItems": 4},
+    "members": {"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": strings(maxItems=3),
+                "minProperties": 1, "maxProperties": 2},
+    "enough for most": strings(items={"enum": list("abcdefghijkl")}, minItems=10),
+    "all of ten": strings(items={"enum": [f"a{letter}" for letter in "abcdefghij"]}, minItems=10),
+    "multiples of 97": {"type": "array", "items": {"type": "integer", "multipleOf": 97}, "minItems": 2, "maxItems": 3},
+    "multiples of 0.37": {"type": "array", "items": {"type": "number", "multipleOf": 0.37}, "minItems": 2,
+                          "maxItems": 3},
+    "multiples with bounds": {"type": "number", "multipleOf": 0.0013, "minimum": -500, "maximum": 90000},
+    "integers of decimals": {"type": "integer", "multipleOf": 1.7},
+    "keys": {"type": "object", "propertyNames": {"maxLength": 2}, "additionalProperties": {"const": 1},
+             "minProperties": 30, "maxProperties": 32},
+}  # fmt: skip
+
+
+def spec(schema: Any, after: str = "") -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema), after)
+
+
+def compiled(schema: Any, vocabulary: Vocabulary, after: str = "") -> Any:
+    backend = find_backend("llguidance")(vocabulary, lambda text: list(text.encode()))
+    return compile_grammar(spec(schema, after), backend)
+
+
+def allowed(grammar: Any, vocabulary: Vocabulary) -> list[int]:
+    mask = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
+    grammar.fill_mask(mask)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def written(grammar: Any, vocabulary: Vocabulary, dice: random.Random) -> str:
+    """A text that a model with random wishes writes."""
+    text = b""
+    [end] = vocabulary.eos_token_ids
+    for _ in range(MAX_TOKENS):
+        tokens = allowed(grammar, vocabulary)
+        assert tokens, f"nothing can follow {text!r}"
+        if end in tokens and (tokens == [end] or dice.random() < 0.3):
+            return text.decode()
+        likely = [token for token in tokens if token != end and vocabulary.tokens[token] in LIKELY]
+        token = dice.choice(likely or [token for token in tokens if token != end])
+        assert grammar.accept(token)
+        text += vocabulary.tokens[token]
+        for forced in grammar.forced() if dice.random() < 0.5 else ():
+            assert grammar.accept(forced), (text, vocabulary.tokens[forced])
+            text += vocabulary.tokens[forced]
+        if grammar.is_done:
+            return text.decode()
+    raise AssertionError(f"it does not come to an end: {text!r}")
+
+
+def is_valid(schema: Any, text: str) -> bool:
+    exact = json.loads(json.dumps(schema), parse_float=Fraction)  # floats would make multiples wrong
+    return jsonschema.Draft202012Validator(exact).is_valid(json.loads(text, parse_float=Fraction))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_guard_leaves_nothing_unenforced(name):
+    language = language_of(spec(SCHEMAS[name]))
+    assert language.guard is not None
+    assert language.unenforced == ()
+    assert json_schema(json.dumps(SCHEMAS[name])).unenforced != ()
+
+
+@pytest.mark.parametrize("size", VOCABULARIES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whatever_the_model_wishes_the_value_is_valid_and_there_is_always_a_way_on(name, size):
+    vocabulary = VOCABULARIES[size]
+    grammar = compiled(SCHEMAS[name], vocabulary)
+    assert isinstance(grammar, GuardedCompiled)
+    for seed in range(12):
+        text = written(grammar.start(), vocabulary, random.Random(seed))
+        assert is_valid(SCHEMAS[name], text), text
+
+
+LETTERS = "abcdefghi"
+SMALL = {
+    "letters": (strings(items={"enum": list(LETTERS)}, maxItems=3), [f'"{one}"' for one in LETTERS]),
+    "beginnings": (
+        strings(items={"enum": ["a", "aa", "aaa", "ab", "aba", "b", "ba", "bb", "bbb"]}, minItems=1, maxItems=3),
+        [f'"{one}"' for one in ("a", "aa", "aaa", "ab", "aba", "b", "ba", "bb", "bbb")],
+    ),
+    "numbers": (
+        {"type": "array", "items": {"enum": [1, 12, 123, 2, 21, 3, 31, 311, 4]}, "uniqueItems": True, "maxItems": 3},
+        [str(one) for one in (1, 12, 123, 2, 21, 3, 31, 311, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", VOCABULARIES)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_token_is_allowed_exactly_where_a_valid_text_goes_on_with_it(name, size):
+    schema, items = SMALL[name]
+    vocabulary = VOCABULARIES[size]
+    least = schema.get("minItems", 0)
+    texts = [
+        f"[{', '.join(chosen)}]".encode()
+        for count in range(least, schema["maxItems"] + 1)
+        for chosen in itertools.permutations(items, count)
+    ]
+    grammar, dice = compiled(schema, vocabulary), random.Random(name)
+    [end] = vocabulary.eos_token_ids
+    for _ in range(6):
+        place, text, rest = grammar.start(), b"", texts
+        while True:
+            expected = {
+                token
+                for token, piece in enumerate(vocabulary.tokens)
+                if piece and any(one.startswith(text + piece) for one in rest)
+            } | ({end} if text in rest else set())
+            assert set(allowed(place, vocabulary)) == expected, text
+            token = dice.choice(sorted(expected))
+            if token == end:
+                break
+            assert place.accept(token)
+            text += vocabulary.tokens[token]
+            rest = [one for one in rest if one.startswith(text)]
+
+
+@pytest.mark.parametrize("name", ["objects", "keys", "multiples of 0.37", "escapes"])
+def test_going_back_leads_to_the_same_masks(name):
+    vocabulary, dice = VOCABULARIES["long"], random.Random(name)
+    grammar = compiled(SCHEMAS[name], vocabulary)
+    place, path, masks = grammar.start(), [], []
+    for _ in range(120):
+        tokens = [token for token in allowed(place, vocabulary) if token not in vocabulary.eos_token_ids]
+        masks.append(tokens)
+        if not tokens or dice.random() < 0.3:
+            count = dice.randint(0, len(path))
+            place.rollback(count)
+            del path[len(path) - count :], masks[len(masks) - count - 1 :]
+            assert [t for t in allowed(place, vocabulary) if t not in vocabulary.eos_token_ids] == tokens or count
+            continue
+        refused = next((token for token in range(len(vocabulary.tokens)) if token not in tokens), None)
+        assert refused is None or not place.accept(refused)
+        path.append(dice.choice(tokens))
+        assert place.accept(path[-1])
+        fresh = grammar.start()
+        assert all(map(fresh.accept, path))
+        assert allowed(fresh, vocabulary) == allowed(place, vocabulary)
+
+
+def test_the_value_may_come_after_a_marker():
+    vocabulary = VOCABULARIES["bytes"]
+    place = compiled(strings(minItems=2, maxItems=2), vocabulary, after="]:").start()
+    for byte in b'["a", "a"] is wrong]:["a", "':
+        assert place.accept(byte), chr(byte)
+    assert place.accept(ord("b"))
+    place.rollback(1)
+    assert place.accept(ord("a")) is False or ord('"') not in allowed(place, vocabulary)
+
+
+@pytest.mark.parametrize("schema", [True, an_object(a=integers()), strings(items={"enum": ["a", "b"]})])
+def test_where_a_grammar_is_enough_there_is_no_guard(schema):
+    assert not isinstance(compiled(schema, VOCABULARIES["bytes"]), GuardedCompiled)
+    marker: Any = object()
+    assert guarded(marker, None, marker) is marker
+
+
+UNSURE = {
+    "one of two arrays": {"anyOf": [strings(maxItems=3), {"type": "array", "items": {"type": "integer"}}]},
+    "a condition": {"if": {"type": "object"}, "then": {"additionalProperties": strings()}},
+    "a pattern of keys": {"type": "object", "patternProperties": {"^a": strings()}},
+}
+
+
+@pytest.mark.parametrize("name", UNSURE)
+def test_what_may_not_be_about_a_value_is_left_to_the_list(name):
+    language = json_schema(json.dumps(UNSURE[name]), guards=True)
+    assert [item.keyword for item in language.unenforced] == ["uniqueItems"]
+
+
+@pytest.mark.parametrize("bounds", [(None, None), ("0", "1000"), ("-77/10", "123/10"), ("50", None)])
+@pytest.mark.parametrize("step", [(37, 2), (97, 0), (17, 1), (5, 1)])
+def test_a_number_can_be_gone_on_with_exactly_where_a_multiple_begins_so(step, bounds):
+    low, high = (None if bound is None else Fraction(bound) for bound in bounds)
+    unit = 10 ** step[1]
+    texts = set()
+    for number in range(-3000, 3000):
+        value = Fraction(number * step[0], unit)
+        if (low is None or value >= low) and (high is None or value <= high):
+            whole, rest = divmod(abs(number * step[0]), unit)
+            sign = "-" if number < 0 else ""
+            texts |= {f"{sign}{whole}.{rest:0{step[1]}}" if step[1] else f"{sign}{whole}"}
+    beginnings = {text[:size] for text in texts for size in range(1, len(text) + 1)}
+    for text in sorted(beginnings):
+        assert can_be_multiple(text.encode(), step, bounds), text
+    if all(bounds):
+        for text in ("".join(digits) for size in (1, 2, 3) for digits in itertools.product("0123456789", repeat=size)):
+            starts = any(one.startswith(text) for one in texts)
+            if text == "0" or not text.startswith("0"):
+                assert can_be_multiple(text.encode(), step, bounds) == starts, text
+
+
+def test_values_are_compared_as_json_schema_does():
+    equal = [("1", "1.0"), ("[1, 2]", "[1.0, 2]"), ('{"a": 1, "b": 2}', '{"b": 2.0, "a": 1}'), ("10", "1e1")]
+    different = [("1", "true"), ("0", "false"), ("null", '"null"'), ("[1, 2]", "[2, 1]"), ("[]", "{}")]
+    for pairs, expected in ((equal, True), (different, False)):
+        for pair in pairs:
+            first, second = (comparable(json.loads(text, parse_int=Fraction, parse_float=Fraction)) for text in pair)
+            assert (first == second) is expected, pair

@@ -1,0 +1,204 @@
+"""Grammars with a guard: of the tokens that the grammar allows, those that would break a fact are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
+from tureen.grammar.guard.facts import GuardFacts
+from tureen.grammar.guard.reader import Broken, JsonReader, Mode, Place
+
+MAX_LOOKS = 256
+"""The most places that one mask is looked ahead from; beyond, a way out is taken for granted."""
+
+RESERVE, RESERVE_OF_KEY = 8, 12
+IN_STRINGS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE)
+
+
+def guarded(compiled: CompiledGrammar, facts: GuardFacts | None, backend: Backend) -> CompiledGrammar:
+    """Returns a grammar of this backend with a guard; itself where there is nothing to guard."""
+    return compiled if facts is None else GuardedCompiled(compiled, facts, _tokens(backend.vocabulary))
+
+
+class GuardedTokens:
+    """The tokens of a vocabulary as guards look for them."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.texts = vocabulary.tokens
+        self.num_words = -(-vocabulary.size // 32)
+        self.ends = self._bits(vocabulary.eos_token_ids)
+        self.quoting = self._bits(index for index, text in enumerate(vocabulary.tokens) if b'"' in text)
+        self.ids: dict[bytes, list[int]] = {}
+        for index, text in enumerate(vocabulary.tokens):
+            if text:
+                self.ids.setdefault(text, []).append(index)
+        self.longest = max(map(len, vocabulary.tokens), default=0)
+
+    def _bits(self, ids: Iterable[int]) -> NDArray[np.uint32]:
+        bits = np.zeros(self.num_words, dtype=np.uint32)
+        for index in ids:
+            bits[index // 32] |= np.uint32(1 << (index % 32))
+        return bits
+
+    def beginning(self, text: bytes) -> list[int]:
+        """Returns the tokens that a text begins with."""
+        sizes = range(1, min(self.longest, len(text)) + 1)
+        return [index for size in sizes for index in self.ids.get(text[:size], ())]
+
+
+@lru_cache(2)
+def _tokens(vocabulary: Vocabulary) -> GuardedTokens:
+    return GuardedTokens(vocabulary)
+
+
+class GuardedCompiled:
+    """A compiled grammar, all of whose outputs are guarded."""
+
+    def __init__(self, inner: CompiledGrammar, facts: GuardFacts, tokens: GuardedTokens) -> None:
+        self._inner = inner
+        self._facts = facts
+        self._tokens = tokens
+
+    @property
+    def num_bytes(self) -> int:
+        return self._inner.num_bytes + 500 * len(self._facts.nodes)
+
+    @property
+    def reserve(self) -> int:
+        """Returns how many tokens an end may take because of the guard: an item must differ, keys must come."""
+        return RESERVE + RESERVE_OF_KEY * sum(node.least_keys for node in self._facts.nodes)
+
+    def start(self) -> GuardedGrammar:
+        return GuardedGrammar(self._inner.start(), JsonReader(self._facts), self._tokens)
+
+
+class GuardedGrammar:
+    """A grammar somewhere in an output, and the reader of what was written."""
+
+    def __init__(self, inner: Grammar, reader: JsonReader, tokens: GuardedTokens) -> None:
+        self._inner = inner
+        self._reader = reader
+        self._tokens = tokens
+        self._data = bytearray()
+        self._places = [reader.start]
+        self._sizes = [0]  # of the text at each place
+        self._looks_left = 0
+
+    def fill_mask(self, mask: Mask) -> None:
+        self._looks_left = MAX_LOOKS
+        near = self._fill(mask)
+        for token_id in near:
+            if not self._has_way_out(token_id):
+                _clear(mask, token_id)
+
+    def accept(self, token_id: int) -> bool:
+        place = self._behind(self._text(token_id))
+        if place is None or not self._inner.accept(token_id):
+            return False
+        self._places.append(place)
+        self._data += self._text(token_id)
+        self._sizes.append(len(self._data))
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        self._inner.rollback(num_tokens)
+        if num_tokens:
+            del self._places[-num_tokens:], self._sizes[-num_tokens:]
+            del self._data[self._sizes[-1] :]
+
+    def forced(self) -> list[int]:
+        forced, text = [], b""
+        for token_id in self._inner.forced():
+            text += self._text(token_id)
+            if self._behind(text) is None:
+                break
+            forced.append(token_id)
+        return forced
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._inner.is_accepting and self._reader.ends(self._places[-1], self._data)
+
+    @property
+    def is_done(self) -> bool:
+        return self._inner.is_done
+
+    def _text(self, token_id: int) -> bytes:
+        return self._tokens.texts[token_id] if token_id < len(self._tokens.texts) else b""
+
+    def _behind(self, text: bytes) -> Place | None:
+        """Returns the place behind a text that may come next; None where it breaks a fact."""
+        place, start = self._places[-1], len(self._data)
+        self._data += text
+        try:
+            for at in range(start, len(self._data)):
+                place = self._reader.read(place, self._data, at)
+        except Broken:
+            return None
+        finally:
+            del self._data[start:]
+        return place
+
+    def _fill(self, mask: Mask) -> list[int]:
+        """Writes the tokens that break nothing; returns those after which an item may still become one that was."""
+        self._inner.fill_mask(mask)
+        place = self._places[-1]
+        if not self._reader.ends(place, self._data):
+            mask &= ~self._tokens.ends
+        if place.mode is Mode.MARKER:
+            return []
+        looked_at = mask & self._tokens.quoting if place.mode in IN_STRINGS else mask & ~self._tokens.ends
+        near: set[int] = set()
+        for token_id in np.flatnonzero(np.unpackbits(looked_at.view(np.uint8), bitorder="little")).tolist():
+            behind = self._behind(self._text(token_id))
+            if behind is None:
+                _clear(mask, token_id)
+            elif self._is_near(behind, token_id):
+                near.add(token_id)
+        if place.mode in IN_STRINGS:
+            near.update(token_id for token_id in self._going_on(place) if _is_set(mask, token_id))
+        return sorted(near)
+
+    def _is_near(self, behind: Place, token_id: int) -> bool:
+        start = len(self._data)
+        self._data += self._text(token_id)
+        is_near = self._reader.is_near(behind, self._data)
+        del self._data[start:]
+        return is_near
+
+    def _going_on(self, place: Place) -> set[int]:
+        """Returns the tokens that go on as an item went on that is there."""
+        rest = {
+            other[len(text) :]
+            for text, others in self._reader.written(place, self._data)
+            for other in others
+            if other.startswith(text)
+        }
+        return {token_id for text in rest for token_id in self._tokens.beginning(text)}
+
+    def _has_way_out(self, token_id: int) -> bool:
+        """Returns whether something can follow a token that breaks nothing then and later."""
+        if self._looks_left <= 0:
+            return True
+        self._looks_left -= 1
+        if not self.accept(token_id):
+            return False
+        try:
+            mask = np.zeros(self._tokens.num_words, dtype=np.uint32)
+            near = self._fill(mask)
+            num_allowed = int(np.unpackbits(mask.view(np.uint8)).sum())
+            return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
+        finally:
+            self.rollback(1)
+
+
+def _clear(mask: Mask, token_id: int) -> None:
+    mask[token_id // 32] &= np.uint32(~(1 << (token_id % 32)) & 0xFFFFFFFF)
+
+
+def _is_set(mask: Mask, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> np.uint32(token_id % 32) & 1)

@@ -1,0 +1,258 @@
+"""Follows the JSON that is being written, byte by byte, and finds what breaks a fact as soon as it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from enum import IntEnum, auto
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode
+from tureen.grammar.schema.ranges import EXACT_DIGITS, MAX_DIGITS
+
+QUOTE, BACKSLASH, COMMA, OPEN, CLOSE, OPEN_KEYS, CLOSE_KEYS = b'"\\,[]{}'
+NUMBER_BYTES = frozenset(b"0123456789+-.eE")
+NUMBER_STARTS = frozenset(b"-0123456789")
+SPACE = frozenset(b" \n\r\t")
+WORDS = (b"true", b"false", b"null")
+NO_NODE = GuardNode()
+
+
+class Mode(IntEnum):
+    """What comes next."""
+
+    MARKER = auto()  # free text, until the marker has occurred
+    VALUE = auto()
+    ITEM_OR_END = auto()
+    KEY_OR_END = auto()
+    COLON = auto()
+    AFTER = auto()  # a comma, or the end of what holds the value
+    STRING = auto()
+    ESCAPE = auto()
+    KEY = auto()
+    KEY_ESCAPE = auto()
+    NUMBER = auto()
+    WORD = auto()
+    END = auto()
+
+
+SCALARS = (Mode.STRING, Mode.ESCAPE, Mode.KEY, Mode.KEY_ESCAPE, Mode.NUMBER, Mode.WORD)
+KEYS = (Mode.KEY, Mode.KEY_ESCAPE, Mode.KEY_OR_END)
+
+
+class Frame(NamedTuple):
+    """An array or object that is open."""
+
+    is_array: bool
+    node: int
+    start: int  # where its text begins
+    parent: Frame | None
+    num_done: int = 0  # of its items or members that are complete
+    seen: frozenset[Hashable] = frozenset()  # the values of its items, or its keys, where no two may be equal
+    texts: tuple[bytes, ...] = ()  # and how they were written
+    inner: int = NOWHERE  # the node of the member that is being written
+
+
+class Place(NamedTuple):
+    """A place in the text. It can be kept, and gone back to."""
+
+    mode: Mode
+    frame: Frame | None = None
+    start: int = 0  # of the scalar or key that is being written
+    node: int = 0  # of the value that comes or is being written
+
+
+class Broken(Exception):
+    """The text breaks a fact."""
+
+
+class JsonReader:
+    """Steps from place to place over a text, of which it is given all up to the byte that it reads."""
+
+    def __init__(self, facts: GuardFacts) -> None:
+        self._nodes = facts.nodes
+        self._marker = facts.after.encode()
+        self.start = Place(Mode.MARKER if self._marker else Mode.VALUE)
+
+    def read(self, place: Place, data: bytearray, at: int) -> Place:
+        """Returns the place behind the byte. Raises Broken."""
+        byte, mode = data[at], place.mode
+        if mode in (Mode.STRING, Mode.KEY):
+            return self._inside(place, data, at)
+        if mode in (Mode.ESCAPE, Mode.KEY_ESCAPE):
+            return place._replace(mode=Mode.STRING if mode is Mode.ESCAPE else Mode.KEY)
+        if mode is Mode.MARKER:
+            return Place(Mode.VALUE) if data.endswith(self._marker, 0, at + 1) else place
+        if mode is Mode.NUMBER:
+            if byte in NUMBER_BYTES:
+                self._check_beginning(place, data, at + 1)
+                return place
+            place = self._completed(place, data, at)
+        elif mode is Mode.WORD:
+            is_whole = bytes(data[place.start : at + 1]) in WORDS
+            return self._completed(place, data, at + 1) if is_whole else place
+        if byte in SPACE:
+            return place
+        return self._between(place, data, at)
+
+    def ends(self, place: Place, data: bytearray) -> bool:
+        """Returns whether no fact is broken by the text's end."""
+        try:
+            if place.mode is Mode.NUMBER and place.frame is None:
+                self._completed(place, data, len(data))
+        except Broken:
+            return False
+        return True
+
+    def is_near(self, place: Place, data: bytearray) -> bool:
+        """Returns whether what is being written may still become equal to what was written before it."""
+        return any(other.startswith(text) for text, others in self.written(place, data) for other in others)
+
+    def written(self, place: Place, data: bytearray) -> list[tuple[bytes, tuple[bytes, ...]]]:
+        """Returns what there is of each item or key that is being written, and what it must not be equal to."""
+        texts = []
+        frame = place.frame
+        start = place.start if place.mode in SCALARS else len(data)
+        has_part = frame is not None and (place.mode in KEYS if not frame.is_array else place.mode is not Mode.AFTER)
+        while frame is not None:
+            if has_part and frame.texts:
+                texts.append((bytes(data[start:]), frame.texts))
+            start, frame = frame.start, frame.parent
+            has_part = frame is not None and frame.is_array
+        return texts
+
+    def _inside(self, place: Place, data: bytearray, at: int) -> Place:
+        if data[at] == BACKSLASH:
+            return place._replace(mode=Mode.ESCAPE if place.mode is Mode.STRING else Mode.KEY_ESCAPE)
+        if data[at] != QUOTE:
+            return place
+        return self._completed(place, data, at + 1) if place.mode is Mode.STRING else self._key(place, data, at + 1)
+
+    def _between(self, place: Place, data: bytearray, at: int) -> Place:
+        """Reads a byte outside of scalars and keys."""
+        byte, frame = data[at], place.frame
+        if byte in (CLOSE, CLOSE_KEYS) and frame is not None:
+            return self._closed(frame, data, at + 1)
+        if place.mode is Mode.COLON:
+            return Place(Mode.VALUE, frame, at, NOWHERE if frame is None else frame.inner)
+        if place.mode is Mode.AFTER and frame is not None:
+            if not frame.is_array:
+                return Place(Mode.KEY_OR_END, frame, at)
+            return Place(Mode.VALUE, frame, at, self._item(frame))
+        if place.mode is Mode.KEY_OR_END:
+            return Place(Mode.KEY, frame, at)
+        if byte in (OPEN, OPEN_KEYS):
+            opened = Frame(byte == OPEN, place.node, at, frame)
+            if byte == OPEN:
+                return Place(Mode.ITEM_OR_END, opened, at, self._item(opened))
+            return Place(Mode.KEY_OR_END, opened, at)
+        mode = Mode.STRING if byte == QUOTE else Mode.NUMBER if byte in NUMBER_STARTS else Mode.WORD
+        begun = place._replace(mode=mode, start=at)
+        if mode is Mode.NUMBER:
+            self._check_beginning(begun, data, at + 1)
+        return begun
+
+    def _item(self, frame: Frame) -> int:
+        node = self._node(frame.node)
+        return node.first_items[frame.num_done] if frame.num_done < len(node.first_items) else node.items
+
+    def _node(self, index: int) -> GuardNode:
+        return NO_NODE if index == NOWHERE else self._nodes[index]
+
+    def _key(self, place: Place, data: bytearray, end: int) -> Place:
+        frame = place.frame
+        if frame is None:
+            return place
+        text = bytes(data[place.start : end])
+        node = self._node(frame.node)
+        if node.says_something or node.keys or node.others != NOWHERE:
+            key = json.loads(text)
+            if node.least_keys:
+                if key in frame.seen:
+                    raise Broken
+                frame = frame._replace(seen=frame.seen | {key}, texts=(*frame.texts, text))
+            frame = frame._replace(inner=node.keys.get(key, node.others))
+        return Place(Mode.COLON, frame, end)
+
+    def _closed(self, frame: Frame, data: bytearray, end: int) -> Place:
+        if not frame.is_array and frame.num_done < self._node(frame.node).least_keys:
+            raise Broken
+        return self._completed(Place(Mode.AFTER, frame.parent, frame.start, frame.node), data, end)
+
+    def _completed(self, place: Place, data: bytearray, end: int) -> Place:
+        """Returns the place behind a value. Raises Broken."""
+        node, frame = self._node(place.node), place.frame
+        if node.step is not None and place.mode is Mode.NUMBER and not is_multiple(data[place.start : end], node.step):
+            raise Broken
+        if frame is None:
+            return Place(Mode.END)
+        if frame.is_array and self._node(frame.node).is_unique:
+            text = bytes(data[place.start : end])
+            value = comparable(json.loads(text, parse_int=Fraction, parse_float=Fraction))
+            if value in frame.seen:
+                raise Broken
+            frame = frame._replace(seen=frame.seen | {value}, texts=(*frame.texts, text))
+        return Place(Mode.AFTER, frame._replace(num_done=frame.num_done + 1), end)
+
+    def _check_beginning(self, place: Place, data: bytearray, end: int) -> None:
+        node = self._node(place.node)
+        if node.step is not None and not can_be_multiple(bytes(data[place.start : end]), node.step, node.bounds):
+            raise Broken
+
+
+def comparable(value: Any) -> Hashable:
+    """Returns what is equal for equal JSON values, and only for these. Numbers are Fractions."""
+    if isinstance(value, dict):
+        return ("object", frozenset((key, comparable(item)) for key, item in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(comparable, value)))
+    return (type(value).__name__, value)
+
+
+def is_multiple(text: bytes | bytearray, step: tuple[int, int]) -> bool:
+    """Returns whether a whole number is a multiple of step[0] / 10 ** step[1]."""
+    try:
+        number = Fraction(bytes(text).decode())
+    except ValueError:
+        return False
+    return bool((number * 10 ** step[1]) % step[0] == 0)
+
+
+def can_be_multiple(text: bytes, step: tuple[int, int], bounds: tuple[str | None, str | None]) -> bool:
+    """Returns whether a number that begins so can become a multiple, without an exponent or more decimals than one has.
+
+    Decimals and exponents that would be right by chance are given up: so a number can always be ended.
+    """
+    factor, scale = step
+    sign, digits = (-1, text[1:]) if text.startswith(b"-") else (1, text)
+    whole, point, decimals = digits.partition(b".")
+    if len(decimals) > scale or (point and not scale) or not (whole + decimals).replace(b"-", b"x").isdigit():
+        return not digits
+    value = int(whole + decimals)
+    if point:
+        reaches = [(value * 10 ** (scale - len(decimals)), 10 ** (scale - len(decimals)))]
+    elif not value:
+        reaches = [(0, 10**scale)]
+    else:
+        sizes = range(scale, scale + max(1, _most_digits(scale, bounds) - len(whole) + 1))
+        reaches = [(value * 10**size, 10**size) for size in sizes]
+    if sign < 0 and not value:
+        reaches = [(1, size - 1) for _, size in reaches]  # there is no -0
+    low, high = (None if bound is None else Fraction(bound) * 10**scale * sign for bound in bounds)
+    if sign < 0:
+        low, high = high, low
+    return any(_has_multiple(first, first + size - 1, factor, low, high) for first, size in reaches)
+
+
+def _most_digits(scale: int, bounds: tuple[str | None, str | None]) -> int:
+    """Returns how many digits a number surely may have before the point: the grammar does not know longer ones."""
+    sizes = [len(str(abs(int(Fraction(bound))))) for bound in bounds if bound is not None]
+    return max([EXACT_DIGITS - scale if scale else MAX_DIGITS, *sizes])
+
+
+def _has_multiple(first: int, last: int, factor: int, low: Fraction | None, high: Fraction | None) -> bool:
+    """Returns whether a multiple lies from the first to the last number, and within the bounds."""
+    least = first if low is None else max(Fraction(first), low)
+    most = last if high is None else min(Fraction(last), high)
+    return not least > int(most // factor) * factor

@@ -136,8 +136,7 @@ class Compiler:
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
         self._seconds_each = 0.0
-        self._backend: Future[Backend] | None = None
-        self._closings: Future[ClosingCompiler] | None = None
+        self._loaders: tuple[Future[Backend], Future[ClosingCompiler]] | None = None
         self._pool: CompilePool | None = None
         self._complaints = RateLimit(count=1, interval_s=10.0)
 
@@ -272,11 +271,10 @@ class Compiler:
         job.load = self._loader.submit(self._load, reply)
 
     def _load(self, reply: CompileReply) -> ClosingGrammar:
-        assert self._backend is not None
-        assert self._closings is not None
-        backend = self._backend.result()
+        assert self._loaders is not None
+        backend, closings = self._loaders[0].result(), self._loaders[1].result()
         compiled = guarded(backend.load(reply.source), reply.guard, backend)
-        return ClosingGrammar(compiled, self._closings.result().load(reply.closing))
+        return ClosingGrammar(compiled, closings.load(reply.closing))
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:
         if not load.done():
@@ -339,8 +337,10 @@ class Compiler:
             vocabulary = self._make_vocabulary()
             setup = msgspec.msgpack.encode(messages.CompilerSetup(self._backend_name, vocabulary))
             # nobody waits for it before the first load
-            self._backend = self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode))
-            self._closings = self._loader.submit(ClosingCompiler, vocabulary)
+            self._loaders = (
+                self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode)),
+                self._loader.submit(ClosingCompiler, vocabulary),
+            )
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
             if self._budget is not None:
                 self._pool.supervisor.share(self._budget)

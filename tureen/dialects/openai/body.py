@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.contract.types import LogprobSpec
-from tureen.dialects.openai.response_format import ResponseFormat, format_constraint
+from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
@@ -201,12 +201,7 @@ def requested_sampling(payload: Mapping[str, Any], body: OpenAIBody, limit_name:
 def _constraints(body: OpenAIBody) -> Iterator[RequestedConstraint]:
     """Yields the constraints in response_format and structured_outputs. Raises InvalidRequest."""
     if body.response_format is not None:
-        constraint = format_constraint(body.response_format)
-        if constraint is not None:
-            yield constraint
-        schema = body.response_format.json_schema
-        if schema is not None and schema.strict is not None:
-            yield RequestedConstraint("strict_schema", "response_format.json_schema.strict", schema.strict)
+        yield from format_constraints(body.response_format)
     if body.structured_outputs is not None:
         yield from structured_constraints(body.structured_outputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -55,8 +56,16 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
 
 
-def format_constraint(form: ResponseFormat) -> RequestedConstraint | None:
-    """Returns the constraint that response_format asks for; None = any text. Raises InvalidRequest."""
+def format_constraints(form: ResponseFormat) -> Iterator[RequestedConstraint]:
+    """Yields the constraint that response_format asks for, and how strict it is. Raises InvalidRequest."""
+    constraint = _constraint(form)
+    if constraint is not None:
+        yield constraint
+    if form.json_schema is not None and form.json_schema.strict is not None:
+        yield RequestedConstraint("strict_schema", f"{WHERE}.json_schema.strict", form.json_schema.strict)
+
+
+def _constraint(form: ResponseFormat) -> RequestedConstraint | None:
     sent = [name for name in TYPES_OF_FIELD if getattr(form, name) is not None]
     for name in sent:
         if form.type not in TYPES_OF_FIELD[name]:

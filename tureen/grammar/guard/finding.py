@@ -26,7 +26,7 @@ Noted = frozenset[tuple[str, int]]
 
 
 class Guarding(NamedTuple):
-    """What of a schema a guard can do."""
+    """The part of a schema that a guard can enforce."""
 
     facts: GuardFacts | None  # None: nothing
     enforced: frozenset[tuple[str, str]]  # keywords, and where their schemas stand, that are enforced everywhere

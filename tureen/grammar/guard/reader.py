@@ -20,7 +20,7 @@ NO_NODE = GuardNode()
 
 
 class Mode(IntEnum):
-    """What comes next."""
+    """The kind of text that comes next."""
 
     MARKER = auto()  # free text, until the marker has occurred
     VALUE = auto()

@@ -11,7 +11,7 @@ class NamedParser(CallParser):
     """Reads what stands between the mark and the object, and what ends a call."""
 
     NAMED: re.Pattern[str]
-    """What comes before the arguments, up to their first brace; its first group is the name."""
+    """The text that comes before the arguments, up to their first brace; its first group is the name."""
 
     ENDS: tuple[str, ...] = ()  # what may follow a call and is no text
     NEXT = ""  # where another call begins behind one

@@ -68,7 +68,7 @@ class HarmonyParser(CallParser):
             self._text(text)
 
     def _header(self, is_end: bool) -> None:
-        """From `<|start|>` or `<|channel|>` up to `<|message|>`."""
+        """Reads from `<|start|>` or `<|channel|>` up to `<|message|>`."""
         end = self._rest.find(MESSAGE, self._at, self._at + MAX_HEADER_CHARS)
         if end < 0:
             if is_end or len(self._rest) - self._at >= MAX_HEADER_CHARS:

@@ -1,6 +1,7 @@
 """The constraints that make tool choices hold: what they allow, and how what was written under them is read."""
 
 import functools
+import itertools
 import json
 import random
 
@@ -34,6 +35,7 @@ NAMES = ("hermes", "llama3", "mistral", "pythonic", *TAGGED, "deepseek_v3", "dee
 WITH_AUTO = ("hermes", "llama3", "pythonic", *TAGGED)
 ONE_CALL = ("gpt-oss",)  # it ends the answer
 MAX_CHARS = 400
+MARKS = ("｜".encode()[0], "▁".encode()[0])  # which stand in those of DeepSeek
 
 ANY, REQUIRED = ToolChoice("auto"), ToolChoice("required")
 
@@ -47,7 +49,26 @@ def compiled(tag):
     return waiting.compiled
 
 
-def drawn(tag, seed, starts=("",)):
+CLOSERS = {
+    "qwen3_coder": ("</parameter>", "\n</parameter>"),
+    "glm45": ("</arg_value>",),
+    "minimax_m2": ("</parameter>",),
+    "deepseek_v32": ("</｜DSML｜parameter>",),
+}
+"""What ends a value in tags, which random bytes would never write."""
+
+
+def closed(grammar, closers):
+    """The first of these texts that may follow, which then has; empty if none may."""
+    for text in (*closers, '"', "}", "]"):
+        accepted = list(itertools.takewhile(grammar.accept, text.encode()))
+        if bytes(accepted) == text.encode():
+            return accepted
+        grammar.rollback(len(accepted))
+    return []
+
+
+def drawn(tag, seed, starts=("",), closers=()):
     """An output of random bytes that the constraint allows; it ends early where it may."""
     source = random.Random(seed)
     grammar = compiled(json.dumps(tag)).start()
@@ -59,9 +80,15 @@ def drawn(tag, seed, starts=("",)):
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0].tolist()
         if EOS in allowed and (source.random() < 0.3 or len(made) > MAX_CHARS):
             break
-        plain = [byte for byte in allowed if byte != EOS and (byte in b'"\\}]{[(),;=<>:\n' or 32 <= byte < 127)]
+        plain = [
+            byte
+            for byte in allowed
+            if byte != EOS and (byte in b'"\\}]{[(),;=<>:\n' or 32 <= byte < 127 or byte in MARKS)
+        ]
         closing = [byte for byte in plain if byte in b'"}'] if len(made) > MAX_CHARS // 2 else []
-        closing = closing or ([byte for byte in plain if byte in b"<"] if source.random() < 0.5 else [])
+        if closers and len(made) > MAX_CHARS // 2 and (text := closed(grammar, closers)):
+            made += text
+            continue
         token_id = source.choice(closing or plain or [byte for byte in allowed if byte != EOS])
         assert grammar.accept(token_id)
         made.append(token_id)
@@ -132,7 +159,7 @@ def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, pa
     tag = constraint(PARSERS[name], STRICT, ANY, parallel=parallel)
     counts = []
     for seed in range(60):
-        _, calls = read(name, drawn(tag, seed, BEGINNINGS[name]), STRICT)
+        _, calls = read(name, drawn(tag, seed, BEGINNINGS[name], CLOSERS.get(name, ())), STRICT)
         check([call for call in calls if call[0] == "weather"], STRICT)
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
         counts.append(len(calls))

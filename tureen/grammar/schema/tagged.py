@@ -35,7 +35,8 @@ from tureen.grammar.schema.writer import SchemaWriter
 BREAK = Text("\n")
 GAP = Repeat(BREAK, 0, 1)
 LETTER, LETTER_OR_DIGIT = Chars(((65, 90), (95, 95), (97, 122))), Chars(((48, 57), (65, 90), (95, 95), (97, 122)))
-NAME = Chain((LETTER, Repeat(LETTER_OR_DIGIT)))
+NAME = Chain((LETTER, Repeat(LETTER_OR_DIGIT, 0, 63)))
+MAX_KEY = 200
 IN_NUMBERS = Chars(((43, 43), (45, 46), (48, 57), (69, 69), (101, 101)))
 SPACES = Repeat(Chars(((9, 10), (13, 13), (32, 32))))
 NUMBER = Chain((Repeat(Text("-"), 0, 1), Chars(((48, 57),)), Repeat(IN_NUMBERS)))
@@ -157,7 +158,7 @@ class _TaggedObjects:
                 yield choice(self._written(key, node))
 
     def _member(self, key: str, node: ValueSet) -> Expression:
-        if not key or any(char in FORBIDDEN for char in key):
+        if not key or len(key) > MAX_KEY or any(char in FORBIDDEN for char in key):
             raise GrammarError(f"the property {echo(key)} cannot be written in a tag; rename it")
         return choice(self._written(Text(key), node))
 

@@ -57,9 +57,7 @@ def compile_with(setup: CompilerSetup) -> Compile:
         if not mask.any():
             raise GrammarError(f"no text at all fits this {spec.kind}: its parts contradict each other")
         grammar.forced()
-        return CompileReply(
-            source, closings.translate(language), guard=language.guard, unenforced=language.unenforced
-        )
+        return CompileReply(source, closings.translate(language), guard=language.guard, unenforced=language.unenforced)
 
     return compile_
 

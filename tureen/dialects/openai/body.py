@@ -198,12 +198,7 @@ def asked_of(given: Mapping[str, Any], body: OpenAIBody, limit_name: str) -> Ask
 def _constraints(body: OpenAIBody) -> Iterator[SaidConstraint]:
     """Yields what the body says of the output otherwise than by a parameter."""
     if body.response_format is not None:
-        said = formatted(body.response_format)
-        if said is not None:
-            yield said
-        schema = body.response_format.json_schema
-        if schema is not None and schema.strict is not None:
-            yield SaidConstraint("strict_schema", "response_format.json_schema.strict", schema.strict)
+        yield from formatted(body.response_format)
     if body.structured_outputs is not None:
         yield from structured(body.structured_outputs)
 

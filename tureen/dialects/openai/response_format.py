@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -9,7 +10,7 @@ from msgspec import Meta
 
 from tureen.contract.params import MAX_KEYS, JsonObject
 from tureen.errors import InvalidRequest
-from tureen.requests.constraint_fields import SaidConstraint, named_schema
+from tureen.requests.constraint_fields import JSON, SaidConstraint, named_schema
 
 Entry = TypeVar("Entry")
 
@@ -55,29 +56,27 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     format: Annotated[JsonObject | None, Meta(description="With type structural_tag.")] = None
 
 
-def formatted(asked: ResponseFormat) -> SaidConstraint | None:
-    """Returns the constraint; None = any text. Raises InvalidRequest."""
+def formatted(asked: ResponseFormat) -> Iterator[SaidConstraint]:
+    """Yields what the output must be, and whether all of that must be enforced. Raises InvalidRequest."""
     sent = [name for name in BELONGS if getattr(asked, name) is not None]
     for name in sent:
         if asked.type not in BELONGS[name]:
             kinds = " or ".join(BELONGS[name])
             raise InvalidRequest(f"{WHERE}.{name} needs {WHERE}.type {kinds}", field=f"{WHERE}.{name}")
-    if asked.type == "text":
-        return None
     if asked.type == "structural_tag":
-        return SaidConstraint(
-            "structural_tag", WHERE, {"type": asked.type} | {name: getattr(asked, name) for name in sent}
-        )
-    if len(sent) > 1:
-        raise InvalidRequest(
-            f"{WHERE}.{sent[1]} cannot go with {WHERE}.{sent[0]}; send one", field=f"{WHERE}.{sent[1]}"
-        )
-    if not sent:
-        if asked.type == "json_object":
-            return SaidConstraint("json_schema", WHERE, {"type": "object"})
-        field = f"{WHERE}.json_schema" if asked.type == "json_schema" else f"{WHERE}.value"
+        yield SaidConstraint(asked.type, WHERE, {"type": asked.type} | {name: getattr(asked, name) for name in sent})
+    elif len(sent) > 1:
+        field = f"{WHERE}.{sent[1]}"
+        raise InvalidRequest(f"{field} cannot go with {WHERE}.{sent[0]}; send one", field=field)
+    elif sent:
+        yield _said(asked, sent[0])
+    elif asked.type == "json_object":
+        yield SaidConstraint(JSON, WHERE, {"type": "object"})
+    elif asked.type != "text":
+        field = f"{WHERE}.{asked.type if asked.type == JSON else 'value'}"
         raise InvalidRequest(f"{field} is missing", field=field)
-    return _said(asked, sent[0])
+    if asked.json_schema is not None and asked.json_schema.strict is not None:
+        yield SaidConstraint("strict_schema", f"{WHERE}.{JSON}.strict", asked.json_schema.strict)
 
 
 def _said(asked: ResponseFormat, name: str) -> SaidConstraint:
@@ -93,4 +92,4 @@ def _said(asked: ResponseFormat, name: str) -> SaidConstraint:
         return SaidConstraint("regex", field, value)
     if name == "value" and asked.type == "json_schema":
         value = named_schema(value)
-    return SaidConstraint("json_schema", field, value)
+    return SaidConstraint(JSON, field, value)

@@ -126,9 +126,30 @@ def test_samples_of_one_prompt_each_match_and_differ(app: App):
     assert len({answer["text"] for answer in answers}) > 1
 
 
-def test_the_length_cuts_and_says_so(app: App):
-    for most in (1, 5, 12):
+def test_an_answer_is_whole_within_any_limit_or_refused_with_the_least_that_will_do(app: App):
+    response = app.post(text="a", sampling_params=constrained("json_schema") | {"max_new_tokens": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (
+        400,
+        "max_new_tokens_too_small",
+        "sampling_params.max_new_tokens",
+    )
+    least = int(re.search(r"send at least (\d+)", error["message"])[1])
+    for most in (least, least + 1, least + 4):
         answer = app.generate(text="a", sampling_params=constrained("json_schema") | {"max_new_tokens": most})
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        assert FITS.fullmatch(answer["text"])
+        assert answer["meta_info"]["completion_tokens"] <= most
+    answer = app.generate(text="a", sampling_params={"regex": "a{9,}", "max_new_tokens": 12, "ignore_eos": True})
+    assert (len(answer["text"]), answer["meta_info"]["closed_early"]) == (12, True)
+    answer = app.generate(text="a", sampling_params={"regex": "a{200,}"})  # the usual limit is 128
+    assert answer["meta_info"]["completion_tokens"] == 200
+
+
+def test_the_length_cuts_where_it_is_asked_to_and_says_so(app: App):
+    for most in (1, 5, 12):
+        params = constrained("json_schema") | {"max_new_tokens": most, "close_early": False}
+        answer = app.generate(text="a", sampling_params=params)
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": most}
         assert len(answer["output_ids"]) == most
 
@@ -206,7 +227,8 @@ def test_an_output_that_does_not_match_after_all_is_an_error_that_is_counted():
         assert '"code":"grammar_mismatch"' in streamed.text  # an event, or the answer where nothing was sent before
 
 
-TAGS = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}
+UNSURE = {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "array", "maxItems": 0}]}
+TAGS = {"type": "object", "properties": {"tags": UNSURE}, "required": ["tags"]}
 
 
 def test_what_is_not_enforced_is_told_and_the_answer_is_judged(app):
@@ -221,7 +243,8 @@ def test_what_is_not_enforced_is_told_and_the_answer_is_judged(app):
     assert app.metrics()["num_grammar_mismatch_total"] == before
     plain = app.generate(text="say:x", sampling_params={"json_schema": {"type": "null"}})
     assert not {"unenforced", "valid"} & plain["meta_info"].keys()
-    cut = app.generate(text="say:x", sampling_params={"json_schema": TAGS, "max_new_tokens": 3})
+    params = {"json_schema": TAGS, "max_new_tokens": 3, "close_early": False}
+    cut = app.generate(text="say:x", sampling_params=params)
     assert cut["meta_info"]["unenforced"] == ["uniqueItems at /tags"]
     assert "valid" not in cut["meta_info"]
 
@@ -248,7 +271,7 @@ def test_an_answer_that_breaks_what_is_not_enforced_says_so():
 def test_what_a_stop_string_or_the_length_cut_is_not_checked():
     with App() as app:
         app.state.helpers.checker.check = lambda spec, text: CheckVerdict("wrong")
-        for params in ({"stop": ["b"]}, {"max_new_tokens": 1}, {"stop_token_ids": [ord("b")]}):
+        for params in ({"stop": ["b"]}, {"max_new_tokens": 1, "close_early": False}, {"stop_token_ids": [ord("b")]}):
             assert app.post(text="a", sampling_params={"regex": "ab+", **params}).status_code == 200
 
 

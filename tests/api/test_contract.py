@@ -61,6 +61,7 @@ PARAMS = {
     "dtype": Case("bool", "integer", "test_a_dtype_is_a_pattern_and_its_stops"),
     "strict_schema": Case(False, 1, "test_strict_refuses_by_name_what_cannot_be_enforced"),
     "grammar_after": Case("", 5, "test_free_text_comes_first_until_the_marker"),
+    "close_early": Case(False, "no", "test_the_length_cuts_where_it_is_asked_to_and_says_so"),
     "logit_bias": Case({"5": 1}, {"5": 101}, CHANGES),
     "custom_params": Case({}, [1], "test_a_custom_logit_processor_decides_every_token"),
     "sampling_seed": Case(7, 2**63, "test_a_seed_is_reported_and_repeats_the_output"),

@@ -377,7 +377,7 @@ def test_the_page_has_an_example_of_every_field_and_one_that_is_not_all_enforced
     assert shown >= {"json_schema", "regex", "ebnf", "choice", "dtype", "grammar_after"}
     assert sum("[A-Z]{2}" in json.dumps(body) for body in COMMANDS) == 1
     assert sum("uniqueItems" in json.dumps(body) for body in COMMANDS) == 1
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
 
 
 @pytest.mark.parametrize(("tag", "arguments"), zip(TAGS_OF_THE_PAGE, (["city"], []), strict=True))

@@ -16,7 +16,7 @@ from world import going_on
 
 from tureen.contract.runner import Capacity
 from tureen.engine.engine import Engine
-from tureen.grammar import GrammarSpec, language_of
+from tureen.grammar import GrammarSpec
 from tureen.runner.fake import FakeRunner
 from tureen.serving.streams import merge
 
@@ -227,17 +227,28 @@ def test_an_output_ends_the_same_alone_among_others_in_small_pieces_and_preempte
     assert squeezed.stats().total_preemptions > 0
 
 
-def test_right_and_wrong_guesses_change_no_end():
-    text = (
-        '{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a", "b"]}'
-    )
-    for most in range(least_of("json_schema", text), 60, 3):
-        request = limited("a", "json_schema", text, most, seed=most)
+TWO_TEXTS = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "required": ["a", "b"],
+    }
+)
+
+
+def guesser(tokens, *, wrong):
+    def guess(sequence, count):
+        coming = tokens[sequence.num_output :][:count]
+        return tuple((token + (wrong and at % 2)) % 256 for at, token in enumerate(coming))
+
+    return guess
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_right_and_wrong_guesses_change_no_end(wrong):
+    for most in range(least_of("json_schema", TWO_TEXTS), 60, 3):
+        request = limited("a", "json_schema", TWO_TEXTS, most, seed=most)
         plain = run(make_engine(), request)
-        tokens = plain["a"][1]
-        for wrong in (False, True):
-            engine = make_engine()
-            engine.scheduler.drafter = lambda sequence, count, wrong=wrong: tuple(
-                (token + (wrong and at % 2)) % 256 for at, token in enumerate(tokens[sequence.num_output :][:count])
-            )
-            assert run(engine, request) == plain
+        engine = make_engine()
+        engine.scheduler.drafter = guesser(plain["a"][1], wrong=wrong)
+        assert run(engine, request) == plain

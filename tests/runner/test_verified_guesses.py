@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import typing
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.contract.runner import Batch, Row
 from tureen.contract.types import LogprobSpec
+from tureen.grammar.closing import Ending
 from tureen.kernels.cpu import native
 from tureen.runner.load import load_runner
 
@@ -112,6 +114,8 @@ def test_a_mask_for_each_place_says_what_may_be_drawn_there(runner):
         mask[token // 32] |= 1 << token % 32
 
     class Masks:
+        endings: typing.ClassVar = {}
+
         def wait(self):
             return {0: tuple(masks)}
 
@@ -119,3 +123,39 @@ def test_a_mask_for_each_place_says_what_may_be_drawn_there(runner):
     row = Row(0, (*PROMPT, *plain.output[:2]), 0, sequence.pages, True, num_drafts=2)
     [output] = runner.run(Batch((row,), (sequence.state,)), Masks()).rows
     assert output.token_ids == allowed
+
+
+def mask_of(*token_ids):
+    mask = np.zeros(8, dtype=np.uint32)
+    for token in token_ids:
+        mask[token // 32] |= 1 << token % 32
+    return mask
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_near_the_end_a_word_is_ended_where_the_model_itself_would_begin_another(runner, place):
+    plain = make("greedy")
+    run(runner, [plain], random.Random(0))
+    best = plain.output[place]
+    goes_on, end = sorted({1, 2, 3} - {best})[:2]
+    everything = mask_of(*range(256))
+
+    class Masks:
+        def __init__(self, mask, ending):
+            self.masks = {0: (everything, mask)[1 - place :]}
+            self.endings = {0: (None, ending)[1 - place :]}
+
+        def wait(self):
+            return self.masks
+
+    def drawn(mask, ending):
+        sequence = make("greedy")
+        guesses = plain.output[:place]
+        row = Row(0, (*PROMPT, *guesses), 0, sequence.pages, True, num_drafts=len(guesses))
+        [output] = runner.run(Batch((row,), (sequence.state,)), Masks(mask, ending)).rows
+        return output.token_ids[-1]
+
+    ending = Ending(open=everything, nearer=mask_of(end))
+    assert drawn(mask_of(goes_on, end), ending) == end
+    assert drawn(mask_of(best, end), ending) == best
+    assert drawn(mask_of(goes_on), None) == goes_on

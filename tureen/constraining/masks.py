@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
 from tureen.grammar import GrammarError, Mask
+from tureen.grammar.closing import Ending
 
-Fill = Callable[[Sequence[Mask]], None]
-"""Writes all words of each mask. Raises GrammarError."""
+Fill = Callable[[Sequence[Mask]], Sequence[Ending | None]]
+"""Writes all words of each mask, and returns what belongs to each. Raises GrammarError."""
+
+
+class Filled(NamedTuple):
+    """The results of filling the masks of a step, by slot."""
+
+    endings: dict[int, Sequence[Ending | None]]  # where the end of an output is near
+    failures: dict[int, str]
 
 
 class MaskThread:
@@ -27,7 +36,7 @@ class MaskThread:
             return PendingMasks(masks, self._executor.submit(_fill, masks, fills))
         except RuntimeError:  # the system starts no thread; the executor keeps what it could not begin
             self._executor = ThreadPoolExecutor(1, "masks")
-            filled: Future[dict[int, str]] = Future()
+            filled: Future[Filled] = Future()
             filled.set_result(_fill(masks, fills))
             return PendingMasks(masks, filled)
 
@@ -41,28 +50,36 @@ class MaskThread:
 class PendingMasks:
     """Masks that are being filled."""
 
-    def __init__(self, masks: Mapping[int, Sequence[Mask]], failures: Future[dict[int, str]]) -> None:
+    def __init__(self, masks: Mapping[int, Sequence[Mask]], filled: Future[Filled]) -> None:
         self._masks = masks
-        self._failures = failures
+        self._filled = filled
 
     def wait(self) -> Mapping[int, Sequence[Mask]]:
         """Returns, by slot, a mask for each token that may be drawn. One that could not be computed allows nothing."""
-        self._failures.result()
+        self._filled.result()
         return self._masks
+
+    @property
+    def endings(self) -> Mapping[int, Sequence[Ending | None]]:
+        """Returns, for the slots whose outputs are near their end, what belongs to each of their masks. Waits."""
+        return self._filled.result().endings
 
     @property
     def failures(self) -> Mapping[int, str]:
         """Returns, for each slot whose mask could not be computed, the reason. Waits."""
-        return self._failures.result()
+        return self._filled.result().failures
 
 
-def _fill(masks: Mapping[int, Sequence[Mask]], fills: Mapping[int, Fill]) -> dict[int, str]:
+def _fill(masks: Mapping[int, Sequence[Mask]], fills: Mapping[int, Fill]) -> Filled:
+    endings: dict[int, Sequence[Ending | None]] = {}
     failures: dict[int, str] = {}
     for slot, fill in fills.items():
         try:
-            fill(masks[slot])
+            of_slot = fill(masks[slot])
+            if any(of_slot):
+                endings[slot] = of_slot
         except GrammarError as error:
             for mask in masks[slot]:
                 mask[:] = 0
             failures[slot] = str(error)
-    return failures
+    return Filled(endings, failures)

@@ -11,6 +11,7 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.types import LogprobSpec, MediaItem, PositionLogprobs
 from tureen.errors import TureenError
 from tureen.grammar import Mask
+from tureen.grammar.closing import Ending
 
 
 class SlotState(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +55,10 @@ class Masks(Protocol):
     def wait(self) -> Mapping[int, Sequence[Mask]]:
         """Wait for the masks of the rows that sample and have a grammar: by slot, one for each token that may be drawn.
         They hold until the next step."""
+
+    @property
+    def endings(self) -> Mapping[int, Sequence[Ending | None]]:
+        """Returns, for rows whose outputs are near their end, what belongs to each of their masks. Waits."""
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):

@@ -9,8 +9,10 @@ import numpy as np
 
 from tureen.errors import InvalidRequest, RequestFailed
 from tureen.grammar import Grammar, GrammarError, Mask, Unenforced
-from tureen.grammar.closing import ClosingPlace
+from tureen.grammar.closing import ClosingPlace, Ending, Nearness
 from tureen.log import get_logger
+
+AWAY = Nearness(False)
 
 log = get_logger("engine")
 
@@ -60,45 +62,48 @@ class Constraint:
         """The output can end, wherever it is, within what is left of its limit."""
         return self._place is not None
 
-    def fill_mask(self, mask: Mask, left: int) -> bool:
-        """Writes which tokens may come next, where so many may come. Whether the end is near, and others might have
-        come else. Raises GrammarError."""
+    def fill_mask(self, mask: Mask, left: int) -> Nearness:
+        """Writes which tokens may come next, where so many may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        is_near = self._place is not None and self._restrict(self._place, mask, left)
+        nearness = AWAY
+        if self._place is not None:
+            nearness = self._restrict(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
                 mask[token_id // 32] &= ~(1 << token_id % 32) & 0xFFFFFFFF
             if not mask.any():
                 mask[:] = before
-        return is_near
+        return nearness
 
-    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> bool:
+    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
         """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
         all that it allows are left."""
         if not self._reserve:
             return place.restrict(mask, left, gently=not self._avoids_end)
         for most in (left - self._reserve, left):
             kept = mask.copy()
-            is_near = most > 0 and place.restrict(kept, most, gently=not self._avoids_end)
-            if most > 0 and kept.any():
+            nearness = place.restrict(kept, max(most, 0), gently=not self._avoids_end)
+            if kept.any():
                 mask[:] = kept
-                return is_near
-        return True
+                return Nearness(nearness.is_near)
+        return Nearness(is_near=True)
 
-    def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> None:
-        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Raises
-        GrammarError."""
-        self._is_near = [self.fill_mask(masks[0], left)]
+    def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:
+        """Fill a mask for the next token, and one for the token after each guess, which the grammar follows. Returns
+        what belongs to each. Raises GrammarError."""
+        places = [self.fill_mask(masks[0], left)]
         for number, (mask, token_id) in enumerate(zip(masks[1:], guesses, strict=True), 1):
             self._grammar.accept(token_id)
             if self._place is not None:
                 self._place.accept(token_id)
-            self._is_near.append(self.fill_mask(mask, left - number))
+            places.append(self.fill_mask(mask, left - number))
         if guesses:
             self._grammar.rollback(len(guesses))
             if self._place is not None:
                 self._place.rollback(len(guesses))
+        self._is_near = [place.is_near for place in places]
+        return [place.ending for place in places]
 
     def look_ahead(self, left: int) -> None:
         """Do what filling a mask does besides, for a token that was drawn in another engine. Raises InvalidRequest,
@@ -107,7 +112,7 @@ class Constraint:
         if self._place is None or self.is_closed_early:
             return
         with following(self._field):
-            self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left)]
+            self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left).is_near]
 
     def note_drawn(self) -> None:
         """The next token was drawn, under the first of the masks that were filled and not noted yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,27 @@ are ..."""
 WORD_SHARE, SENTENCE_SHARE = 8, 4  # ... no more than these parts: an eighth, a quarter
 
 TEXT, CHARS, CHAIN, CHOICE, REPEAT, BOTH, NOT, CALL = range(8)
+
+
+AT_A_WORD = 2  # of what the native code says of a mask
+
+
+class Ending(NamedTuple):
+    """The masks that belong to one under which a word may be gone on with or ended, but none begun.
+
+    Only the model knows whether the word is complete: it is if the token that the model finds likeliest among those of
+    `open` is not in the mask. Then `nearer` takes the mask's place.
+    """
+
+    open: Mask  # all tokens behind which there is time to end
+    nearer: Mask  # those that lead nearer to the end
+
+
+class Nearness(NamedTuple):
+    """How the limit bears on the next token."""
+
+    is_near: bool  # tokens were taken from its mask because the end is near
+    ending: Ending | None = None
 
 
 class ClosingCompiler:
@@ -83,8 +104,14 @@ class Closing:
         self._place = place
         self._ends = ends
 
+    @property
+    def num_walked(self) -> int:
+        """Returns how many places of the vocabulary's trie were looked at for all outputs."""
+        count: int = self._follower.num_walked
+        return count
+
     def start(self, most: int) -> ClosingPlace:
-        """The beginning of an output of at most so many tokens."""
+        """Returns the beginning of an output of at most so many tokens."""
         zones = min(WORD_ZONE, most // WORD_SHARE), min(SENTENCE_ZONE, most // SENTENCE_SHARE)
         return ClosingPlace(self._place(self._follower), self._ends, zones)
 
@@ -106,16 +133,20 @@ class ClosingPlace:
             cost: int = self._place.cost()
         return cost
 
-    def restrict(self, mask: Mask, left: int, *, gently: bool) -> bool:
+    def restrict(self, mask: Mask, left: int, *, gently: bool) -> Nearness:
         """Takes from a mask the tokens behind which the output could not end within `left` tokens; `gently`: and near
-        the end, those that begin another word, or another sentence. Returns whether the end is near and it took some.
+        the end, those that begin another word, or another sentence.
 
         Raises GrammarError where the language is too complex to follow.
         """
         words, sentences = self._zones if gently else (0, 0)
         with _following():
-            took: bool = self._place.restrict(mask, self.ends, left, words, sentences)
-        return took
+            nearness: int = self._place.restrict(mask, self.ends, left, words, sentences)
+        if nearness < AT_A_WORD:
+            return Nearness(bool(nearness))
+        ending = Ending(np.empty_like(mask), np.empty_like(mask))
+        self._place.endings(ending.open, ending.nearer)
+        return Nearness(True, ending)
 
     def num_closing(self, token_ids: Sequence[int], left: int) -> int:
         """Returns how many of these tokens may follow so that the output can still end within `left` tokens; raises

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from tureen.contract.runner import Row, RowOutput
 from tureen.grammar import Mask
+from tureen.grammar.closing import Ending
 from tureen.runner.forward import ForwardOutput
+from tureen.sampling.arithmetic import Logits
 from tureen.sampling.sampler import FAILURES, Draw, Sampler
 
 Masks = Mapping[int, Sequence[Mask]]
 """A mask for each token that may be drawn, by slot."""
+
+Endings = Mapping[int, Sequence[Ending | None]]
+NO_ENDINGS: Endings = {}
 
 
 def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
@@ -18,21 +23,41 @@ def best_outputs(token_ids: Sequence[int]) -> list[RowOutput]:
     return [RowOutput((token,)) if token >= 0 else RowOutput(error=FAILURES[token]) for token in token_ids]
 
 
-def draw(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
+def draw(
+    sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks, endings: Endings = NO_ENDINGS
+) -> list[RowOutput]:
     """Draw the tokens of the rows that sample from the logits of `output`, which are overwritten.
 
     A guess is verified by drawing as if it were not there. Random numbers belong to the token's position, so the tokens
     are those that steps without guesses would draw, one a step.
     """
     if any(row.num_drafts for row in rows):
-        return _verify(sampler, rows, output, masks)
+        return _verify(sampler, rows, output, masks, endings)
     first_masks = {slot: of_slot[0] for slot, of_slot in masks.items()}
+    if endings:
+        _end_words(sampler, output.logits, [row.slot for row in rows], first_masks, endings, 0)
     positions = [row.start + len(row.token_ids) for row in rows]
     slots = [row.slot for row in rows]
     return [_output((drawn,)) for drawn in sampler.sample(output.logits, slots, positions, first_masks, output.peaks)]
 
 
-def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks) -> list[RowOutput]:
+def _end_words(
+    sampler: Sampler, logits: Logits, slots: Sequence[int], masks: dict[int, Mask], endings: Endings, place: int
+) -> None:
+    """Put the mask of what ends an output in the place of its other one, where the model has come to the end of a word
+    behind which none may be begun."""
+    for row, slot in enumerate(slots):
+        ending = endings[slot][place] if slot in endings else None
+        if ending is None:
+            continue
+        best = sampler.best(logits, row, ending.open)
+        if best >= 0 and not masks[slot][best // 32] >> best % 32 & 1:
+            masks[slot] = ending.nearer
+
+
+def _verify(
+    sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks: Masks, endings: Endings
+) -> list[RowOutput]:
     """All rows draw their first token; those that drew what was guessed draw the next one; and so on."""
     assert output.logits is not None
     firsts, num_draws = [], 0
@@ -46,6 +71,7 @@ def _verify(sampler: Sampler, rows: Sequence[Row], output: ForwardOutput, masks:
         positions = [rows[index].start + rows[index].num_known + place for index in going]
         masks_here = {slot: masks[slot][place] for slot in slots if slot in masks}
         logits = output.logits[[firsts[index] + place for index in going]]
+        _end_words(sampler, logits, slots, masks_here, endings, place)
         for index, drawn in zip(going, sampler.sample(logits, slots, positions, masks_here), strict=True):
             draws[index].append(drawn)
         going = [index for index in going if _is_right(rows[index], place, draws[index][place])]

@@ -147,7 +147,9 @@ class ModelRunner:
             return []
         if output.logits is None:
             return drawing.best_outputs(output.best)
-        return drawing.draw(self._sampler, rows, output, masks.wait() if masks else {})
+        if masks is None:
+            return drawing.draw(self._sampler, rows, output, {})
+        return drawing.draw(self._sampler, rows, output, masks.wait(), masks.endings)
 
     def _extras(self, batch: Batch, output: ForwardOutput) -> Iterator[tuple[Scores | None, tuple[bytes, ...] | None]]:
         """Each row's log-probabilities and hidden states, as far as it asks; None where they are not numbers."""

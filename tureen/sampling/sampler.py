@@ -107,6 +107,10 @@ class Sampler:
             for row in range(len(batch))
         ]
 
+    def best(self, logits: Logits, row: int, mask: Mask) -> int:
+        """Returns the token of a mask that has the largest logit, of the model's own; negative where there is none."""
+        return self._arithmetic.greedy(self._arithmetic.copy(self._arithmetic.prepare(logits), [row]), [mask])[0]
+
     @property
     def processors(self) -> ProcessorPool | None:
         """The workers of client processors."""

@@ -3,6 +3,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,11 +76,23 @@ void bind_closing(nb::module_& m) {
             [](Place& self, Mask mask, Ends ends, int32_t left, int32_t words, int32_t sentences) {
                 if (mask.size() != ends.size()) throw std::invalid_argument("masks of different sizes");
                 nb::gil_scoped_release released;
-                return self.restrict(mask.data(), ends.data(), mask.size(), left, {words, sentences});
+                return int(self.restrict(mask.data(), ends.data(), mask.size(), left, {words, sentences}));
             },
             "mask"_a, "ends"_a, "left"_a, "words"_a, "sentences"_a,
-            "Takes the tokens behind which the output could not end within `left` tokens. True where the end is near "
-            "and some were taken.");
+            "Takes the tokens behind which the output could not end within `left` tokens. 1 where it took some because "
+            "the end is near; 2 where the word that is being written may be ended, and no other one begun.")
+        .def(
+            "endings",
+            [](const Place& self, Mask open, Mask nearer) {
+                if (open.size() != self.open().size() || nearer.size() != self.nearer().size()) {
+                    throw std::invalid_argument("masks of another size");
+                }
+                std::copy(self.open().begin(), self.open().end(), open.data());
+                std::copy(self.nearer().begin(), self.nearer().end(), nearer.data());
+            },
+            "open"_a, "nearer"_a,
+            "Where `restrict` took some: writes all tokens that could be closed in time, and those that lead nearer to "
+            "the end.");
     m.attr("NEVER") = NEVER;
 }
 

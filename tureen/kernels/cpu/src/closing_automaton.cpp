@@ -60,7 +60,7 @@ private:
                 seen_set[i.x] = true;
                 waiting.push_back(i.y);
             } else if (i.op == SPLIT) {
-                waiting.insert(waiting.end(), &program_.targets[0] + i.x, &program_.targets[0] + i.x + i.y);
+                waiting.insert(waiting.end(), program_.targets.data() + i.x, program_.targets.data() + i.x + i.y);
             }
         }
         return sets;
@@ -78,7 +78,7 @@ private:
             seen_[pc] = round_;
             const Instruction& i = program_.code[pc];
             if (i.op == SPLIT) {
-                waiting.insert(waiting.end(), &program_.targets[0] + i.x, &program_.targets[0] + i.x + i.y);
+                waiting.insert(waiting.end(), program_.targets.data() + i.x, program_.targets.data() + i.x + i.y);
             } else {
                 key.push_back(pc);
             }

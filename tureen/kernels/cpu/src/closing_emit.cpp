@@ -428,7 +428,7 @@ void Emitter::compact() {
         if (i.op == CALL) use_rule(i.x);
         if (i.op == LOOP || i.op == NEXT) use_rule(i.x);
         if (i.op == BYTES || i.op == CALL) use(i.y);
-        if (i.op == SPLIT) std::for_each(&targets[0] + i.x, &targets[0] + i.x + i.y, use);
+        if (i.op == SPLIT) std::for_each(targets.data() + i.x, targets.data() + i.x + i.y, use);
     }
     std::sort(order.begin(), order.end());
     for (size_t at = 0; at < order.size(); at++) place[order[at]] = int32_t(at);

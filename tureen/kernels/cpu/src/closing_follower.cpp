@@ -11,6 +11,7 @@ constexpr size_t MAX_STATES = 20000, MAX_STATES_OF_A_WALK = 200000;
 constexpr int64_t MAX_CONFIGURATIONS = 4000000;
 constexpr size_t MAX_TAKERS = 100000;
 constexpr int MAX_OPENED = 4000;
+constexpr int32_t FAR = 32;  // tokens to spare from which on only those few are looked at that lead far away
 
 }  // namespace
 
@@ -292,55 +293,59 @@ bool ends_sentence(const std::string& text) {
     return last == '.' || last == '!' || last == '?' || last == '\n';
 }
 
+bool is_in(int32_t token, const std::vector<std::string>& texts) { return token >= 0 && size_t(token) < texts.size(); }
+
 void keep(std::vector<uint32_t>& mask, int32_t token) {
     if (size_t(token) / 32 < mask.size()) mask[size_t(token) / 32] |= uint32_t(1) << (token % 32);
 }
 
-// Leaves in a mask what is in the other, or among the ends. False, and nothing changes, where nothing would be left.
-bool intersect(uint32_t* mask, const std::vector<uint32_t>& other, const uint32_t* ends, bool& took) {
-    uint32_t left = 0;
-    for (size_t word = 0; word < other.size(); word++) left |= mask[word] & (other[word] | ends[word]);
-    if (left == 0) return false;
-    for (size_t word = 0; word < other.size(); word++) {
-        uint32_t kept = mask[word] & (other[word] | ends[word]);
-        took = took || kept != mask[word];
-        mask[word] = kept;
-    }
-    return true;
+// What of a mask is in the other one, or among the ends.
+std::vector<uint32_t> common(const uint32_t* mask, const std::vector<uint32_t>& other, const uint32_t* ends) {
+    std::vector<uint32_t> both(other.size());
+    for (size_t word = 0; word < other.size(); word++) both[word] = mask[word] & (other[word] | ends[word]);
+    return both;
+}
+
+bool is_any(const std::vector<uint32_t>& mask) {
+    return std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
 }
 
 }  // namespace
 
-bool Place::restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones) {
+Nearness Place::restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones) {
     std::lock_guard<std::mutex> held(follower_->lock);
     Follower& follower = *follower_;
     int32_t here = state();
-    if (here < 0 || follower.cost(here) >= NEVER) return false;
+    if (here < 0 || follower.cost(here) >= NEVER) return AWAY;
     const int32_t cost = follower.cost(here), spare = left - cost;
-    constexpr int32_t FAR = 32;
     if (spare > std::max({FAR, zones.words, zones.sentences})) {
         for (auto [token, target] : follower.far_tokens(here, FAR)) {
             if (target > left - 1 && size_t(token) / 32 < num_words) {
                 mask[size_t(token) / 32] &= ~(uint32_t(1) << (token % 32));
             }
         }
-        return false;
+        return AWAY;
     }
-    const bool is_sentence = !tokens_.empty() && size_t(tokens_.back()) < follower.trie().texts.size() &&
-                             ends_sentence(follower.trie().texts[size_t(tokens_.back())]);
-    const bool ends_soon = spare <= zones.words, ends_here = spare <= zones.sentences && is_sentence;
-    std::vector<uint32_t> closing(num_words, 0), gentle(num_words, 0);
+    const std::vector<std::string>& texts = follower.trie().texts;
+    const bool is_sentence = !tokens_.empty() && is_in(tokens_.back(), texts) && ends_sentence(texts[tokens_.back()]);
+    std::vector<uint32_t> closing(num_words, 0), word(num_words, 0), nearer(num_words, 0);
     follower.each_token(here, [&](int32_t token, int32_t target) {
         int32_t then = follower.cost(target);
         if (then > left - 1) return;
         keep(closing, token);
-        bool goes_on = ends_here ? false : !ends_soon || is_in_word(uint8_t(follower.trie().texts[size_t(token)][0]));
-        if (goes_on || then < cost) keep(gentle, token);
+        if (then < cost) keep(nearer, token);
+        if (then < cost || is_in_word(uint8_t(texts[token][0]))) keep(word, token);
     });
-    bool took = false;
-    if ((ends_soon || ends_here) && intersect(mask, gentle, ends, took)) return took;
-    intersect(mask, closing, ends, took);
-    return took;
+    open_ = common(mask, closing, ends);
+    nearer_ = common(mask, nearer, ends);
+    const bool ends_here = is_sentence && spare <= zones.sentences, ends_soon = spare <= zones.words;
+    std::vector<uint32_t> kept = !is_any(nearer_) ? open_
+                                 : ends_here      ? nearer_
+                                 : ends_soon      ? common(mask, word, ends)
+                                                  : open_;
+    if (!is_any(kept) || std::equal(kept.begin(), kept.end(), mask)) return AWAY;
+    std::copy(kept.begin(), kept.end(), mask);
+    return ends_soon && !ends_here && is_any(nearer_) ? AT_A_WORD : NEAR;
 }
 
 }  // namespace tureen

@@ -114,6 +114,12 @@ struct Zones {
     int32_t words, sentences;  // tokens to spare from which on no word, no sentence is begun
 };
 
+enum Nearness {
+    AWAY,       // nothing was taken because the end is near
+    NEAR,       // something was
+    AT_A_WORD,  // the word that is being written may be ended, no other one may be begun
+};
+
 // One output's place.
 class Place {
 public:
@@ -125,14 +131,18 @@ public:
     // How many of these tokens may follow so that the output still ends within `left` tokens.
     size_t num_closing(const std::vector<int32_t>& tokens, int32_t left);
     // Takes from a mask the tokens behind which the output could not end within `left`. `ends`: the mask of those that
-    // end it. Whether it took some because the end is near.
-    bool restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones);
+    // end it.
+    Nearness restrict(uint32_t* mask, const uint32_t* ends, size_t num_words, int32_t left, Zones zones);
+    // Of the last mask that was taken from near the end: all that could be ended in time, and what leads nearer to it.
+    const std::vector<uint32_t>& open() const { return open_; }
+    const std::vector<uint32_t>& nearer() const { return nearer_; }
 
 private:
     int32_t state();  // with the lock
 
     const std::shared_ptr<Follower> follower_;
     std::vector<int32_t> tokens_, states_;
+    std::vector<uint32_t> open_, nearer_;
     int64_t generation_ = -1;
 };
 

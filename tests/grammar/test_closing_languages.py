@@ -196,3 +196,84 @@ def test_the_backend_and_the_ends_agree_on_other_constraints(kind, text, backend
     for seed in range(3):
         follow_both(GrammarSpec(kind, text), backend, compiler, random.Random(seed))
     follow_both(GrammarSpec(kind, text, "</t>"), backend, compiler, random.Random(7))
+
+
+def allowed_behind(text, tokens, pattern, left, most=400, ends=()):
+    """The tokens that are left of all, behind a text written letter by letter, and what the limit has to do with it."""
+    words = [*letters("".join(sorted({*text, *"abc .x"}))), *(token.encode() for token in tokens)]
+    compiler = ClosingCompiler(vocabulary(words))
+    place = compiler.load(compiler.translate(ab(pattern))).start(most)
+    for char in text:
+        place.accept(words.index(char.encode()))
+    mask = np.full(-(-(len(words) + 1) // 32), 0xFFFFFFFF, dtype=np.uint32)
+    nearness = place.restrict(mask, left, gently=True)
+    return {word.decode() for at, word in enumerate(words) if mask[at // 32] >> at % 32 & 1}, nearness
+
+
+TEXT = "[abc .]*x"
+
+
+def test_far_from_the_limit_nothing_is_taken():
+    allowed, nearness = allowed_behind("abc", [" ab", "ab"], TEXT, 100)
+    assert {" ab", "ab", "x", "."} <= allowed
+    assert nearness == (False, None)
+
+
+def test_with_few_tokens_to_spare_no_further_sentence_is_begun():
+    assert " ab" in allowed_behind("abc", [" ab"], TEXT, 30)[0]
+    allowed, nearness = allowed_behind("abc.", [" ab"], TEXT, 30)
+    assert allowed == {"x"}
+    assert nearness == (True, None)
+
+
+def test_with_fewer_tokens_to_spare_no_further_word_is_begun_but_the_last_one_is_finished():
+    allowed, nearness = allowed_behind("abc", [" ab", "ab"], TEXT, 9)
+    assert allowed == {"a", "b", "c", "ab", "x"}
+    assert nearness.is_near
+    assert nearness.ending is not None
+
+
+def test_with_nothing_to_spare_it_ends():
+    assert allowed_behind("abc", [" ab", "ab"], TEXT, 1)[0] == {"x"}
+    assert allowed_behind("abc", [" ab", "ab"], "[abc ]*xx", 2)[0] == {"x"}
+
+
+def test_the_room_for_words_and_sentences_is_a_part_of_a_short_limit():
+    assert " ab" in allowed_behind("abc.", [" ab"], TEXT, 12, most=40)[0]
+    assert " ab" not in allowed_behind("abc.", [" ab"], TEXT, 11, most=40)[0]
+    assert " ab" in allowed_behind("abc", [" ab"], TEXT, 7, most=40)[0]
+    assert " ab" not in allowed_behind("abc", [" ab"], TEXT, 6, most=40)[0]
+
+
+def test_what_opens_more_than_there_is_room_for_is_taken_long_before_the_end():
+    pattern = "[abc ]*(x|[.](abc){90}x)"
+    assert "." in allowed_behind("ab", [], pattern, 272)[0]
+    assert "." not in allowed_behind("ab", [], pattern, 271)[0]
+
+
+def test_far_from_the_limit_the_vocabulary_is_looked_through_once_for_all_places_in_a_counted_text():
+    words = [*letters("abc ()"), *(f" {word}".encode() for word in ("ab", "cab", "bab"))]
+    compiler = ClosingCompiler(vocabulary(words))
+    closing = compiler.load(compiler.translate(ab("[(][abc ]{0,900}[)]")))
+    place = place_behind(closing, [words.index(b"(")])
+    walked = []
+    for char in "abc abc ab":
+        place.accept(words.index(char.encode()))
+        place.restrict(np.full(1, 0xFFFFFFFF, dtype=np.uint32), 500, gently=True)
+        walked.append(closing.num_walked)
+    assert walked[0] > 0
+    assert set(walked) == {walked[0]}
+
+
+def test_a_token_over_the_end_of_a_part_that_calls_itself_is_not_counted_on():
+    """There the least is an upper bound: a shorter end may exist, and the one that is counted on always does."""
+    tokens = letters("ab()", "))", ")))")
+    assert closing_of(NESTED, letters("ab()")).least == 1
+    place = place_behind(closing_of(NESTED, tokens), [2, 2, 2, 1])
+    assert place.cost == 3
+    assert place.num_closing([5], 1) == 1
+
+
+def test_what_cannot_be_written_with_these_tokens_is_not_closed():
+    assert closing_of(ab("a|bc"), letters("bc")).least == 2
+    assert closing_of(ab("abc"), letters("bc")) is None

@@ -1,0 +1,95 @@
+"""The native half of ends in time: what comes from another process or from a client's grammar breaks nothing."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tureen.grammar.closing import encoded
+from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
+from tureen.kernels.cpu import native
+
+kernels = native.load()
+if kernels is None:
+    pytest.skip("no native kernels", allow_module_level=True)
+
+TOKENS = [*(bytes([byte]) for byte in range(256)), b"ab", b"((", b"))", b"a,", b"", b"ab"]
+TRIE = kernels.Trie.of(TOKENS)
+DIGITS = Chars(((48, 57), (233, 0x10FFFF)))
+LANGUAGES = {
+    "rules": Language(RuleCall("r"), {"r": Choice((Text("a"), Chain((Text("("), RuleCall("r"), Text(")")))))}),
+    "counts": Language(Chain((Repeat(Chain((DIGITS, Text(","))), 200, 900), Repeat(Text("a"), 3, 5)))),
+    "complement": Language(Both(Repeat(DIGITS, 1, 9), Not(Chain((ANYTHING, Text("42"), ANYTHING))))),
+    "nothing": Language(Choice(())),
+    "the empty text": Language(Text("")),
+}
+
+
+def tree_of(name):
+    return np.frombuffer(encoded(LANGUAGES[name]), dtype=np.int32)
+
+
+def follow(program, dice, steps=40):
+    """Draws random tokens with random limits; each stays within what is left."""
+    place = kernels.Place(kernels.Follower(program, TRIE))
+    mask, ends = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.uint32)
+    for _ in range(steps):
+        cost = place.cost()
+        left = min(cost + dice.randrange(60), 1 << 20)
+        mask[:] = 0xFFFFFFFF
+        place.restrict(mask, ends, left, 8, 32)
+        allowed = [i for i in range(len(TOKENS)) if mask[i // 32] >> i % 32 & 1 and place.num_closing([i], left) == 1]
+        if not allowed:
+            return cost
+        place.accept(dice.choice(allowed))
+        if dice.random() < 0.2:
+            place.accept(dice.choice(allowed))
+            place.cost()
+            place.rollback(1)
+        assert place.cost() < left
+    return 0
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_random_outputs_stay_within_what_is_left_and_stop_only_where_they_are_whole(name):
+    program = kernels.closing_program(tree_of(name), TRIE)
+    for seed in range(8):
+        assert follow(program, random.Random(seed)) == (kernels.NEVER if name == "nothing" else 0)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_programs_and_trees_with_a_wrong_bit_are_refused_or_are_others(name):
+    dice = random.Random(2)
+    program, tree = kernels.closing_program(tree_of(name), TRIE), tree_of(name).tobytes()
+    num_refused = 0
+    for _ in range(150):
+        broken = bytearray(program)
+        broken[dice.randrange(len(broken))] ^= 1 << dice.randrange(8)
+        try:
+            kernels.Place(kernels.Follower(bytes(broken), TRIE)).cost()
+        except (ValueError, RuntimeError):
+            num_refused += 1
+        broken = bytearray(tree)
+        broken[dice.randrange(len(broken))] ^= 1 << dice.randrange(8)
+        try:
+            kernels.closing_program(np.frombuffer(broken, dtype=np.int32), TRIE)
+        except (ValueError, RuntimeError):
+            num_refused += 1
+    assert num_refused > 50
+
+
+LETTERS = Chars(((97, 99),))
+LARGE = {
+    "a long repeat": Language(Not(Repeat(Choice((Text("ab"), Text("c"))), 0, 60_000))),
+    "many states": Language(
+        Both(Repeat(LETTERS), Not(Chain((ANYTHING, Text("a"), Repeat(LETTERS, 30, 30)))))  # each of 30 letters counts
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_grows_too_large_is_refused(name):
+    with pytest.raises(RuntimeError, match="too"):
+        kernels.closing_program(np.frombuffer(encoded(LARGE[name]), dtype=np.int32), TRIE)

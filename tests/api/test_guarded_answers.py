@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import jsonschema
@@ -80,3 +81,48 @@ def test_answers_in_company_are_those_that_come_alone(app: App):
 def test_a_stream_says_the_same(app: App):
     body = {"text": "a", "sampling_params": {"json_schema": SCHEMAS["pairs"], "max_new_tokens": 400, "seed": 8}}
     assert app.events(**body)[-1]["output_ids"] == app.generate(**body)["output_ids"]
+
+
+def value_schema(dice: random.Random, depth: int) -> dict[str, Any]:
+    """A schema of bounded values, of which some keywords are only for a guard."""
+    kinds = ["letters", "small", "multiple", *(["list", "list", "object", "reference"] if depth else [])]
+    match dice.choice(kinds):
+        case "letters":
+            return {"type": "string", "maxLength": dice.randint(1, 2)}
+        case "small":
+            return {"type": "integer", "minimum": 0, "maximum": dice.choice([9, 12, 40])}
+        case "multiple":
+            return {"type": "integer", "multipleOf": dice.choice([23, 97, 143]), "minimum": 0}
+        case "list":
+            least = dice.randint(0, 3)
+            items = value_schema(dice, depth - 1)
+            return {"type": "array", "items": items, "minItems": least, "maxItems": least + 2, "uniqueItems": True}
+        case "object":
+            parts = {key: value_schema(dice, depth - 1) for key in dice.sample("abc", dice.randint(1, 2))}
+            return {"type": "object", "properties": parts, "required": sorted(parts), "additionalProperties": False}
+    return dice.choice(
+        [
+            {"anyOf": [value_schema(dice, depth - 1), {"type": "null"}]},
+            {"allOf": [value_schema(dice, depth - 1), {"description": "the same"}]},
+            {"$ref": "#/$defs/shared"},
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answers_to_random_schemas_are_valid(app: App, seed):
+    dice = random.Random(seed)
+    root = {"type": "array", "items": value_schema(dice, 2), "minItems": 1, "maxItems": 3, "uniqueItems": True}
+    schema = {
+        "$defs": {"shared": value_schema(dice, 0)},
+        "type": "object",
+        "properties": {"v": root},
+        "required": ["v"],
+    }
+    validator = jsonschema.Draft202012Validator(schema)
+    for _ in range(3):
+        params = {"json_schema": schema, "temperature": 1, "seed": dice.randrange(1000), "max_new_tokens": None}
+        answer = app.generate(text="a", sampling_params=params)
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        value = json.loads(answer["text"])
+        assert validator.is_valid(value) or "unenforced" in answer["meta_info"], answer["text"]

@@ -334,6 +334,7 @@ def test_a_constraint_that_cannot_be_kept_is_refused_by_name(server, name):
 COMMANDS = [
     json.loads(shlex.split(command)[-1])
     for command in re.findall(r"^curl .*?'$(?=\n(?:curl|```))", PAGE, re.MULTILINE | re.DOTALL)
+    if "sampling_params" in command
 ]
 TAGS_OF_THE_PAGE = [json.loads(block) for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)]
 WEATHER_CALL = re.compile(r"<function=weather>(.*?)</function>", re.DOTALL)
@@ -374,8 +375,9 @@ def test_the_page_s_examples_give_what_they_ask_for(server, body):
 def test_the_page_has_an_example_of_every_field_and_one_that_is_not_all_enforced():
     shown = {name for body in COMMANDS for name in body["sampling_params"]}
     assert shown >= {"json_schema", "regex", "ebnf", "choice", "dtype", "grammar_after"}
+    assert sum("[A-Z]{2}" in json.dumps(body) for body in COMMANDS) == 1
     assert sum("uniqueItems" in json.dumps(body) for body in COMMANDS) == 1
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
 
 
 @pytest.mark.parametrize(("tag", "arguments"), zip(TAGS_OF_THE_PAGE, (["city"], []), strict=True))

@@ -85,11 +85,11 @@ class Constraint:
             return place.restrict(mask, left, gently=not self._avoids_end)
         for most in (left - self._reserve, left):
             kept = mask.copy()
-            nearness = place.restrict(kept, most, gently=not self._avoids_end) if most > 0 else AWAY
-            if most > 0 and kept.any():
+            nearness = place.restrict(kept, max(most, 0), gently=not self._avoids_end)
+            if kept.any():
                 mask[:] = kept
-                return nearness
-        return Nearness(True)
+                return Nearness(nearness.is_near)
+        return Nearness(is_near=True)
 
     def fill_masks(self, masks: Sequence[Mask], *, left: int, guesses: tuple[int, ...] = ()) -> Sequence[Ending | None]:
         """Fills a mask for the next token, and one for the token after each guess, which the grammar follows. Returns

@@ -11,7 +11,7 @@ NOWHERE = -1
 
 
 class GuardNode(msgspec.Struct, frozen=True, array_like=True):
-    """The facts that are enforced of the values at one place, and the nodes of what they hold."""
+    """The facts that values at one place are held to, and the nodes of what they hold."""
 
     is_unique: bool = False  # no two items are equal
     least_keys: int = 0  # of an object; where it is set, no key comes twice

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from math import floor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,8 @@ from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode
 from tureen.grammar.schema.document import Document
 
 MAX_NODES = 2_000
+MAX_KEYS = 1_000
+"""The largest number of keys that is waited for."""
 ARRAY, OBJECT, NUMBER = "array", "object", "number"
 GUARDED = ("uniqueItems", "minProperties", "multipleOf")
 KINDS = (ARRAY, OBJECT, NUMBER)
@@ -26,7 +29,7 @@ Noted = frozenset[tuple[str, int]]
 
 
 class Guarding(NamedTuple):
-    """The part of a schema that a guard can enforce."""
+    """The facts of a schema that a guard enforces, and the keywords that it enforces wholly."""
 
     facts: GuardFacts | None  # None: nothing
     enforced: frozenset[tuple[str, str]]  # keywords, and where their schemas stand, that are enforced everywhere
@@ -126,9 +129,7 @@ class _FactFinder:
         step, bounds = self._step(numbers)
         return GuardNode(
             is_unique=self._is_unique(arrays),
-            least_keys=max(
-                [schema["minProperties"] for schema in objects if self._keeps(schema, "minProperties")], default=0
-            ),
+            least_keys=self._least_keys(objects),
             step=step,
             bounds=bounds,
             first_items=tuple(self._number(_item(schema, index) for schema in arrays) for index in range(num_first)),
@@ -139,6 +140,10 @@ class _FactFinder:
 
     def _is_unique(self, schemas: Schemas) -> bool:
         return bool([schema for schema in schemas if self._keeps(schema, "uniqueItems")])
+
+    def _least_keys(self, schemas: Schemas) -> int:
+        few = [schema for schema in schemas if schema.get("minProperties", MAX_KEYS + 1) <= MAX_KEYS]
+        return max([int(schema["minProperties"]) for schema in few if self._keeps(schema, "minProperties")], default=0)
 
     def _keeps(self, schema: Mapping[str, Any], keyword: str) -> bool:
         fact = (keyword, id(schema))
@@ -151,18 +156,18 @@ class _FactFinder:
         if len(steps) != 1:
             self.kept -= {("multipleOf", id(schema)) for schema in schemas}
             return None, (None, None)
-        low = [
-            schema[name] for schema in schemas for name in ("minimum", "exclusiveMinimum") if _is_number(schema, name)
-        ]
-        high = [
-            schema[name] for schema in schemas for name in ("maximum", "exclusiveMaximum") if _is_number(schema, name)
-        ]
         [step] = steps
-        if any(schema.get("type") == "integer" for schema in schemas):
+        types = [schema["type"] for schema in schemas if "type" in schema]
+        if any(kind == "integer" or ("integer" in kind and NUMBER not in kind) for kind in types):
             step = Fraction(step.numerator)
-        exponent = Decimal(step.numerator) / Decimal(step.denominator)
-        scale = max(0, -int(exponent.normalize().as_tuple().exponent))
-        bounds = (str(Fraction(str(max(low)))) if low else None, str(Fraction(str(min(high)))) if high else None)
+        exact = Decimal(step.numerator) / Decimal(step.denominator)
+        scale = max(0, -int(exact.normalize().as_tuple().exponent))
+        low = [*_bounds(schemas, "minimum"), *(_over(bound, scale) for bound in _bounds(schemas, "exclusiveMinimum"))]
+        high = [
+            *_bounds(schemas, "maximum"),
+            *(-_over(-bound, scale) for bound in _bounds(schemas, "exclusiveMaximum")),
+        ]
+        bounds = (str(max(low)) if low else None, str(min(high)) if high else None)
         return (int(step * 10**scale), scale), bounds
 
     def _applied(self, schemas: Schemas, kind: str) -> Iterator[Mapping[str, Any]]:
@@ -237,8 +242,13 @@ def _kind(value: Any) -> str:
     return OBJECT if isinstance(value, dict) else ARRAY if isinstance(value, list) else ""
 
 
-def _is_number(schema: Mapping[str, Any], name: str) -> bool:
-    return _kind(schema.get(name)) == NUMBER
+def _bounds(schemas: Schemas, keyword: str) -> list[Fraction]:
+    return [Fraction(str(schema[keyword])) for schema in schemas if _kind(schema.get(keyword)) == NUMBER]
+
+
+def _over(bound: Fraction, scale: int) -> Fraction:
+    """Returns the next number above the bound that has so many decimals."""
+    return Fraction(floor(bound * 10**scale) + 1, 10**scale)
 
 
 def _map(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ NO_NODE = GuardNode()
 
 
 class Mode(IntEnum):
-    """The kind of text that comes next."""
+    """The kinds of places in JSON: what may come next."""
 
     MARKER = auto()  # free text, until the marker has occurred
     VALUE = auto()

@@ -215,16 +215,14 @@ const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t sta
     std::sort(takers.begin(), takers.end());
     takers.erase(std::unique(takers.begin(), takers.end()), takers.end());
     int32_t plain = state_of(std::move(takers), accepts(state));
-    auto [at, is_new] = far_.try_emplace(plain);
-    if (is_new) {
-        std::vector<std::pair<int32_t, int32_t>> tokens;
-        int32_t bound = cost(plain) + far;
-        each_token(plain, [&](int32_t token, int32_t target) {
-            if (cost(target) > bound) tokens.emplace_back(token, cost(target));
-        });
-        far_[plain] = std::move(tokens);
-    }
-    return far_[plain];
+    auto known = far_.find(plain);
+    if (known != far_.end()) return known->second;
+    std::vector<std::pair<int32_t, int32_t>> tokens;
+    int32_t bound = cost(plain) + far;
+    each_token(plain, [&](int32_t token, int32_t target) {
+        if (cost(target) > bound) tokens.emplace_back(token, cost(target));
+    });
+    return far_.emplace(plain, std::move(tokens)).first->second;
 }
 
 template <class Body>

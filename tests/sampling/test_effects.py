@@ -47,6 +47,7 @@ ACTED_ON_IN = {
     "dtype": ("requests",),
     "strict_schema": ("requests",),
     "grammar_after": ("requests",),
+    "close_early": ("engine",),
     "sampling_seed": ("requests",),
     "stream_interval": ("requests",),
 }

@@ -35,7 +35,8 @@ def draw_wish(rng: random.Random, sim: Simulation, name: str) -> Wish:
     params: dict[str, Any] = {"max_new_tokens": max_new, "sampling_seed": seed, "n": count}
     params |= {"temperature": 0} if is_greedy else {}
     params |= {"stop": list(stops)} if stops else {}
-    params |= {"regex": shape.regex} if shape is not None else {}
+    if shape is not None:
+        params |= {"regex": shape.regex, "close_early": max_new >= len(shape.places)}  # a limit that cuts it is refused else
     body: dict[str, Any] = {"text": prompts if len(prompts) > 1 else prompts[0], "sampling_params": params}
     codes = set(sim.codes)
     if rng.random() < 0.5:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import regex
+from typing import TYPE_CHECKING, Any
 
 from tureen.text.call_parser import CallParser, json_text
 from tureen.text.marks import overlap
 from tureen.text.messages import Tool
 from tureen.text.python_literals import keyword_arguments
+
+if TYPE_CHECKING:
+    import regex
 
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 EVERY_TYPE = frozenset((*TYPES.values(), "null"))
@@ -25,12 +28,10 @@ class TaggedParser(CallParser):
     A value that may be no string by the tool's schema is read as JSON, and is a string if it is none.
     """
 
-    CALL: regex.Pattern[str]  # the tag of a call; its first group is the name
+    CALL: str  # a pattern of the tag of a call; its first group is the name
     CALL_END = ""
     BLOCK_END = ""  # of the mark that calls stand behind
-    ARGUMENT: regex.Pattern[
-        str
-    ]  # an argument's tag: its key, and `true` or `false` where it says whether it is a string
+    ARGUMENT: str  # of an argument's tag: its key, and `true` or `false` where it says whether it is a string
     ARGUMENT_END = ""
     IS_WRAPPED = False  # a line break before and behind a value is none of it
 
@@ -57,9 +58,9 @@ class TaggedParser(CallParser):
         self._num_arguments = 0
         self._read = self._arguments_in_tags
 
-    def _tag(self, pattern: regex.Pattern[str], is_end: bool) -> regex.Match[str] | None:
+    def _tag(self, pattern: str, is_end: bool) -> regex.Match[str] | None:
         """Passes a tag; None where it is not complete, or is no such tag and was given up."""
-        match = pattern.match(self._rest, self._at, self._at + MAX_TAG_CHARS, partial=not is_end)
+        match = _compiled(pattern).match(self._rest, self._at, self._at + MAX_TAG_CHARS, partial=not is_end)
         if match is None:
             self._give_up()
         elif not match.partial:
@@ -193,3 +194,10 @@ def _type(value: Any) -> frozenset[str]:
     name = TYPES[type(value)]
     is_whole = isinstance(value, float) and value.is_integer()
     return frozenset((name, *(("number",) if name == "integer" else ("integer",) if is_whole else ())))
+
+
+@functools.cache
+def _compiled(pattern: str) -> regex.Pattern[str]:
+    """Compiles a pattern with the package that can match a part of a text. Only models with such tags need it."""
+    compiled: regex.Pattern[str] = importlib.import_module("regex").compile(pattern)
+    return compiled

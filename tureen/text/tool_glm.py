@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import regex
-
 from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 from tureen.text.tagged_parser import TaggedParser
@@ -29,7 +27,7 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 class GlmParser(TaggedParser):
     MARK = BEGIN
-    CALL = regex.compile(r"([^<>\s]{1,64})\s{0,16}(?=<arg_key>|</tool_call>)")
+    CALL = r"([^<>\s]{1,64})\s{0,16}(?=<arg_key>|</tool_call>)"
     CALL_END = END
-    ARGUMENT = regex.compile(r"<arg_key>([^<>\n]{1,200})</arg_key>\s{0,16}<arg_value>")
+    ARGUMENT = r"<arg_key>([^<>\n]{1,200})</arg_key>\s{0,16}<arg_value>"
     ARGUMENT_END = "</arg_value>"

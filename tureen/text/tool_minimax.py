@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import regex
-
 from tureen.text.call_tags import block_of_calls, call_tag
 from tureen.text.messages import Tool
 from tureen.text.tagged_parser import TaggedParser
@@ -29,8 +27,8 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 class MinimaxParser(TaggedParser):
     MARK = BEGIN
-    CALL = regex.compile(r'<invoke name="([^"<>\s]{1,64})">')
+    CALL = r'<invoke name="([^"<>\s]{1,64})">'
     CALL_END = "</invoke>"
     BLOCK_END = END
-    ARGUMENT = regex.compile(r'<parameter name="([^"<>\n]{1,200})">')
+    ARGUMENT = r'<parameter name="([^"<>\n]{1,200})">'
     ARGUMENT_END = "</parameter>"

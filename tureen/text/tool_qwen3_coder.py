@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import regex
-
 from tureen.text.call_tags import call_tag, listed_calls, triggered_calls
 from tureen.text.messages import Tool
 from tureen.text.tagged_parser import TaggedParser
@@ -29,9 +27,9 @@ def structural_tag(tools: Sequence[Tool], *, required: bool, parallel: bool) -> 
 
 class Qwen3CoderParser(TaggedParser):
     MARK = BEGIN
-    CALL = regex.compile(r"<function=([^<>\s]{1,64})>")
+    CALL = r"<function=([^<>\s]{1,64})>"
     CALL_END = "</function>"
     BLOCK_END = END
-    ARGUMENT = regex.compile(r"<parameter=([^<>\n]{1,200})>")
+    ARGUMENT = r"<parameter=([^<>\n]{1,200})>"
     ARGUMENT_END = "</parameter>"
     IS_WRAPPED = True

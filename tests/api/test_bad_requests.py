@@ -26,6 +26,7 @@ BAD_PARAMS = {
     "structural_tag": [5, "", "x", {}, {"type": "structural_tag"}],
     "choice": [[], "a", [1], [""], {}],
     "dtype": ["integer", 5, ""],
+    "strict_schema": [1, "true", True],
     "grammar_after": [5, "x"],
     "max_new_tokens": [-1, 1.5, "x", True, [], 2**31, 2**63, HUGE],
     "min_new_tokens": [-1, 1.5, "x", True, 129, 2**63, HUGE],

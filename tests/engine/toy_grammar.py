@@ -79,6 +79,8 @@ class ToyGrammar:
 
 
 class ToyCompilation:
+    unenforced = ()
+
     def __init__(self, make, text, num_polls):
         self.make, self.text, self.num_polls = make, text, num_polls
 

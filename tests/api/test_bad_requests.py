@@ -26,6 +26,7 @@ BAD_PARAMS = {
     "structural_tag": [5, "x", {}, {"type": "structural_tag"}],
     "choice": [[], "a", [1], [""], {}],
     "dtype": ["integer", 5, ""],
+    "strict_schema": [1, "true", True],
     "grammar_after": [5, "x"],
     "strict_schema": [0, "x", True],
     "close_early": [0, "x"],

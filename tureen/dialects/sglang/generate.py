@@ -308,7 +308,7 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
-        meta["forced_tokens"] = output.usage.forced_tokens
+        meta |= {"forced_tokens": output.usage.forced_tokens, **output.conformity.metadata}
     if plan.effective:
         meta["effective"] = plan.effective[output.index]
     if output.request.logprobs is not None:
@@ -317,7 +317,6 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
         if output.finish.closed_early:
             meta["closed_early"] = True
         meta["e2e_latency"] = output.elapsed_s
-        meta |= output.conformity.metadata
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)
     return {"text": output.text[first_char:], "output_ids": output.token_ids[first_token:], "meta_info": meta}

@@ -91,6 +91,8 @@ class Backend(Protocol):
     (vocabulary, encode); it raises StartupError with the exact line to type when the library is missing. No module
     imports torch."""
 
+    is_bounded: bool  # `load` takes little time and memory, whatever it is given
+
     def translate(self, language: Language) -> bytes:
         """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot
         enforce, naming the other backends that can."""

@@ -179,6 +179,8 @@ class Bundle:
 
     def _file(self, address: str, name: str) -> str:
         """The package's file that an address means: by its path from here, or the only one with its last part."""
+        if "json-schema.org" in address:
+            raise LookupError(address)  # a meta-schema is no file of theirs, whatever its name
         path = re.sub(r"/[^/]+/\.\./", "/", name.rsplit("/", 1)[0] + "/" + re.sub(r"^(\./)+", "", address))
         if path in self._files:
             return path

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tureen.attention.choice import AUTO, NATIVE
 from tureen.config import Config, cache_dir
 from tureen.constraining.compiler import Compiler
+from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.contract.types import EngineInfo
 from tureen.devices.base import may_have_cuda
 from tureen.devices.threads import wait_politely
@@ -232,7 +233,13 @@ def _compiler(config: Config, tokenizer: Tokenizer, eos_token_ids: tuple[int, ..
         return Vocabulary(tuple(tokens), eos_token_ids, vocab_size)
 
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    return Compiler(config.grammar_backend, make_vocabulary, encode, timeout_s=config.grammar_compile_timeout_s)
+    return Compiler(
+        config.grammar_backend,
+        make_vocabulary,
+        encode,
+        timeout_s=config.grammar_compile_timeout_s,
+        kept=KeptGrammars(cache_dir(config) / "grammars") if config.grammar_cache else None,
+    )
 
 
 def _describe(

@@ -225,6 +225,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["llguidance", "xgrammar", "outlines", "none"],
         _meta("sampling", "What constrains outputs to a schema, pattern or grammar."),
     ] = "llguidance"
+    grammar_cache: Annotated[
+        bool, _meta("sampling", "Keep grammars that took long to compile in --download-dir, for later.")
+    ] = True
     grammar_compile_timeout_s: Annotated[
         float, _meta("sampling", "A grammar that takes more processor time to compile is refused.", gt=0)
     ] = 10.0

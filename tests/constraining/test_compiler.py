@@ -17,6 +17,7 @@ from patience import PATIENCE_S, wait_until
 from tureen.constraining import cache, compile_pool, compiler
 from tureen.constraining.cache import Cache
 from tureen.constraining.compiler import Compiler
+from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.constraining.messages import Failure
 from tureen.grammar.base import GrammarSpec, Vocabulary
 from tureen.grammar.expression import GrammarError
@@ -267,6 +268,34 @@ def test_what_was_compiled_is_ready_at_once_until_the_cache_is_cleared(make, tmp
     assert settled(one, one.submit(spec(text))).state == "ready"
     assert len((tmp_path / "a").read_text().split()) == 2
     assert one.submit(GrammarSpec("regex", text, after="</think>")).state == "pending"
+
+
+def test_what_took_long_is_kept_for_the_next_start(make, clock, tmp_path):
+    spent_s = {"quick": compiler.WORTH_KEEPING_S / 2, "slow": compiler.WORTH_KEEPING_S * 2}
+    before = make(kept=KeptGrammars(tmp_path / "kept"))
+    for name, clock.cpu_s in spent_s.items():
+        settled(before, before.submit(spec(f"ok {tmp_path}/{name}")))
+    before.close()
+    before._loader.shutdown()  # all is written
+    after = make(kept=KeptGrammars(tmp_path / "kept"))
+    after._loader.submit(lambda: None).result()  # the folder has been looked at
+    for name in spent_s:
+        got = settled(after, after.submit(spec(f"ok {tmp_path}/{name}")))
+        assert got.compiled.source == f"double: ok {tmp_path}/{name}".encode()
+    assert [len((tmp_path / name).read_text().split()) for name in spent_s] == [2, 1]
+
+
+def test_what_is_not_kept_after_all_is_compiled(make, clock, tmp_path):
+    clock.cpu_s = compiler.WORTH_KEEPING_S * 2
+    one = make(kept=KeptGrammars(tmp_path / "kept"))
+    text = f"ok {tmp_path}/a"
+    settled(one, one.submit(spec(text)))
+    one._loader.submit(lambda: None).result()
+    (path,) = (tmp_path / "kept").iterdir()
+    path.write_bytes(b"something else")
+    one._cache.clear()
+    assert settled(one, one.submit(spec(text))).state == "ready"
+    assert len((tmp_path / "a").read_text().split()) == 2
 
 
 def test_a_refusal_is_remembered(make, tmp_path):

@@ -59,8 +59,8 @@ BOUNDS = {
     "choice": ([None, ["a"], ["a", "b"]], [[], "a", [1], [None], {}, ["x" * (256 << 10)]]),
     "dtype": ([None, "int", "float", "bool", "str"], ["", "integer", 1, ["int"]]),
     "strict_schema": ([False], [True, 1, 0, "true", None]),
-    "close_early": ([True, False], [1, 0, "true", None]),
     "grammar_after": ([""], ["</think>", "x" * 257, None, 1, ["x"]]),
+    "close_early": ([True, False], [1, 0, "true", None]),
     "logit_bias": (
         [{}, {0: 100}, {VOCAB - 1: -100.0}, {i % VOCAB: 0.5 for i in range(VOCAB)}],
         [

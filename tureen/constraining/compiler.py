@@ -15,6 +15,7 @@ import msgspec
 from tureen.constraining import messages
 from tureen.constraining.cache import Cache, Ready, Result
 from tureen.constraining.compile_pool import LOWER_AFTER_S, CompilePool, Task
+from tureen.constraining.kept_grammars import KeptGrammars
 from tureen.constraining.messages import CompileReply, Failure
 from tureen.grammar import Backend, Encode, GrammarError, GrammarSpec, Unenforced, Vocabulary, find_backend
 from tureen.grammar.backends.registry import check_backend
@@ -33,6 +34,7 @@ MAX_SLOW = 4
 """The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
 
 PACE_SHARE = 0.3  # that the last compile has in what is told about how long one takes
+WORTH_KEEPING_S = 0.02  # of processor time: what takes longer is kept on disk
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
 
@@ -103,7 +105,7 @@ class CompileJob:
         self.source_bytes = 0
         self.task: Task | None = None
         self.unenforced: tuple[Unenforced, ...] = ()
-        self.load: Future[ClosingGrammar] | None = None
+        self.load: Future[ClosingGrammar | None] | None = None
 
 
 class Compiler:
@@ -121,6 +123,7 @@ class Compiler:
         timeout_s: float = 10.0,
         max_parallel: int = 2,
         cache_bytes: int = 64 << 20,
+        kept: KeptGrammars | None = None,
     ) -> None:
         """`timeout_s`: of processor time. Raises StartupError when the backend's library is missing."""
         check_backend(backend_name)
@@ -130,6 +133,7 @@ class Compiler:
         self._timeout_s = timeout_s
         self._max_parallel = max_parallel
         self._cache = Cache(cache_bytes)
+        self._kept = kept
         self._budget: MemoryBudget | None = None
         self._jobs: dict[GrammarSpec, CompileJob] = {}
         self._queue: deque[CompileJob] = deque()
@@ -179,8 +183,11 @@ class Compiler:
             return compilation
         job.waiters.append(compilation)
         self._jobs[spec] = job
-        self._queue.append(job)
-        self._advance_queue()
+        if self._kept is not None and self._kept.has(job.encoded):
+            job.load = self._loader.submit(self._load_kept, job, self._kept)
+        else:
+            self._queue.append(job)
+            self._advance_queue()
         return compilation
 
     def poll(self) -> None:
@@ -194,9 +201,7 @@ class Compiler:
             elif job.task is not None:
                 self._follow_task(job, job.task)
             elif job.spec in self._jobs and now_s - job.queued_s > MAX_WAIT_S:
-                self._fail(
-                    job, self._too_busy(f"others were compiled first, and this one not begun in {MAX_WAIT_S:g} s")
-                )
+                self._fail(job, self._too_busy(f"others came first, and this one was not begun in {MAX_WAIT_S:g} s"))
             elif self._num_replaced - job.num_replaced >= MAX_ATTEMPTS:
                 self._fail(job, _lost())
         self._advance_queue()
@@ -218,6 +223,8 @@ class Compiler:
     def clear(self) -> None:
         """Forget what is compiled; what is under way goes on."""
         self._cache.clear()
+        if self._kept is not None:
+            self._loader.submit(self._kept.clear)
 
     def close(self) -> None:
         """End the processes that compile."""
@@ -266,6 +273,8 @@ class Compiler:
             keep_s = KEEP_S if reply.failure.status >= 500 else math.inf
             self._fail(job, reply.failure, keep_s)
             return
+        if self._kept is not None and job.task is not None and job.task.cpu_s > WORTH_KEEPING_S:
+            self._loader.submit(self._kept.write, job.encoded, reply)
         self._end_task(job)
         job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
         job.load = self._loader.submit(self._load, reply)
@@ -276,15 +285,25 @@ class Compiler:
         compiled = guarded(backend.load(reply.source), reply.guard, backend)
         return ClosingGrammar(compiled, closings.load(reply.closing))
 
-    def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar]) -> None:
+    def _load_kept(self, job: CompileJob, kept: KeptGrammars) -> ClosingGrammar | None:
+        reply = kept.read(job.encoded)
+        if reply is None:
+            return None
+        job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
+        return self._load(reply)
+
+    def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar | None]) -> None:
         if not load.done():
             self._check_deadline(job)
             return
         error = load.exception()
-        if error is None:
-            compiled = load.result()
+        compiled = load.result() if error is None else None
+        if compiled is not None:
             num_bytes = job.source_bytes + compiled.num_bytes
             self._settle(job, Ready(compiled, job.unenforced), num_bytes, math.inf)
+        elif error is None:  # it is not kept after all
+            job.load = None
+            self._queue.append(job)
         elif isinstance(error, GrammarError):
             self._fail(job, messages.invalid(job.spec, error), math.inf)
         else:
@@ -341,6 +360,8 @@ class Compiler:
                 self._loader.submit(lambda: find_backend(self._backend_name)(vocabulary, self._encode)),
                 self._loader.submit(ClosingCompiler, vocabulary),
             )
+            if self._kept is not None:
+                self._loader.submit(self._kept.open, self._backend_name, vocabulary)
             self._pool = CompilePool(setup, self._max_parallel + MAX_SLOW)
             if self._budget is not None:
                 self._pool.supervisor.share(self._budget)

@@ -92,6 +92,7 @@ class Backend(Protocol):
     imports torch."""
 
     vocabulary: Vocabulary
+    is_bounded: bool  # `load` takes little time and memory, whatever it is given
 
     def translate(self, language: Language) -> bytes:
         """Does what can be done ahead, in any process: the result is `load`ed. Raises GrammarError for what it cannot

@@ -51,6 +51,8 @@ END = b"</s>"
 class LlguidanceBackend:
     """llguidance for one vocabulary."""
 
+    is_bounded = True  # by LIMITS
+
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)

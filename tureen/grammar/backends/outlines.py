@@ -51,6 +51,8 @@ MAX_FORCED_WAYS = 64
 class OutlinesBackend:
     """outlines_core for one vocabulary."""
 
+    is_bounded = False
+
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self.vocabulary = vocabulary
         self._tokens = TokenSets(vocabulary)

@@ -27,6 +27,8 @@ THREADS = 1  # helper processes are forked, and threads would be missing in them
 class XgrammarBackend:
     """xgrammar for one vocabulary."""
 
+    is_bounded = False
+
     def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
         self._library = compiled_part()
         self.vocabulary = vocabulary

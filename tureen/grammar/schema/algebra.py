@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from tureen.grammar.expression import GrammarError, SchemaError
@@ -205,10 +205,10 @@ class Algebra:
         kept = Kept(self.unenforced)
         shape = ValueShape(
             first.plain & second.plain,
-            kept.of(NUMBERS, lambda: first.numbers.intersect(second.numbers), first.numbers),
-            kept.of(STRINGS, lambda: first.strings.intersect(second.strings), first.strings),
-            kept.of(ARRAYS, lambda: self.arrays.meet(first.arrays, second.arrays), first.arrays),
-            kept.of(OBJECTS, lambda: self.objects.meet(first.objects, second.objects), first.objects),
+            kept.of(NUMBERS, lambda: first.numbers.intersect(second.numbers), lambda: first.numbers),
+            kept.of(STRINGS, lambda: first.strings.intersect(second.strings), lambda: first.strings),
+            kept.of(ARRAYS, lambda: self.arrays.meet(first.arrays, second.arrays), lambda: first.arrays),
+            kept.of(OBJECTS, lambda: self.objects.meet(first.objects, second.objects), lambda: first.objects),
         )
         partial, loose = first.partial | second.partial, kept.loose | first.loose | second.loose
         if not (partial or loose):
@@ -224,12 +224,14 @@ class Algebra:
         return replace(
             scalars,
             arrays=kept.of(
-                ARRAYS, lambda: self.arrays.join(item for shape in shapes for item in shape.arrays), (self.any_array,)
+                ARRAYS,
+                lambda: self.arrays.join(item for shape in shapes for item in shape.arrays),
+                lambda: (self.any_array,),
             ),
             objects=kept.of(
                 OBJECTS,
                 lambda: self.objects.join(item for shape in shapes for item in shape.objects),
-                (self.any_object,),
+                lambda: (self.any_object,),
             ),
             partial=_flags(shape.partial for shape in shapes),
             loose=kept.loose | _flags(shape.loose for shape in shapes),
@@ -242,36 +244,41 @@ class Algebra:
         kept, every = Kept(self.unenforced, shape.loose), self.any_shape
         return ValueShape(
             shape.plain ^ PLAIN,
-            kept.of(NUMBERS, shape.numbers.complement, every.numbers),
-            kept.of(STRINGS, shape.strings.complement, every.strings),
-            kept.of(ARRAYS, lambda: self.arrays.complement(shape.arrays), every.arrays),
-            kept.of(OBJECTS, lambda: self.objects.complement(shape.objects), every.objects),
+            kept.of(NUMBERS, shape.numbers.complement, lambda: every.numbers),
+            kept.of(STRINGS, shape.strings.complement, lambda: every.strings),
+            kept.of(ARRAYS, lambda: self.arrays.complement(shape.arrays), lambda: every.arrays),
+            kept.of(OBJECTS, lambda: self.objects.complement(shape.objects), lambda: every.objects),
             loose=kept.loose | shape.partial,
         )
 
     def exactly_one(self, shapes: list[ValueShape]) -> ValueShape:
         """Returns the values that are in one of them and no other. Of a type where that cannot be told, those that are
         in any."""
-        several, vague = self.join(shapes), _vague(shapes)
+        vague = _vague(shapes)
+        partial_, loose = _flags(shape.partial for shape in shapes), _flags(shape.loose for shape in shapes)
         if vague:
-            is_partial = vague & several.partial
-            self.unenforced.note(_half_known(is_partial) if is_partial else NOT_EXACT)
+            self.unenforced.note(_half_known(vague & partial_) if vague & partial_ else NOT_EXACT)
         kept = Kept(self.unenforced, vague)
+        any_of = cache(lambda: self.join(shapes))
         return ValueShape(
             _once_plain(shapes),
-            kept.of(NUMBERS, lambda: _once([shape.numbers for shape in shapes]), several.numbers),
-            kept.of(STRINGS, lambda: _once([shape.strings for shape in shapes]), several.strings),
-            kept.of(ARRAYS, lambda: self.arrays.exactly_one([shape.arrays for shape in shapes]), several.arrays),
-            kept.of(OBJECTS, lambda: self.objects.exactly_one([shape.objects for shape in shapes]), several.objects),
-            several.partial,
-            several.loose | kept.loose,
+            kept.of(NUMBERS, lambda: _once([shape.numbers for shape in shapes]), lambda: any_of().numbers),
+            kept.of(STRINGS, lambda: _once([shape.strings for shape in shapes]), lambda: any_of().strings),
+            kept.of(
+                ARRAYS, lambda: self.arrays.exactly_one([shape.arrays for shape in shapes]), lambda: any_of().arrays
+            ),
+            kept.of(
+                OBJECTS, lambda: self.objects.exactly_one([shape.objects for shape in shapes]), lambda: any_of().objects
+            ),
+            partial_,
+            loose | kept.loose,
         )
 
     def _scalars_of_both(self, kept: Kept, first: ValueShape, second: ValueShape) -> ValueShape:
         return ValueShape(
             first.plain | second.plain,
-            kept.of(NUMBERS, lambda: first.numbers.union(second.numbers), self.any_shape.numbers),
-            kept.of(STRINGS, lambda: first.strings.union(second.strings), self.any_shape.strings),
+            kept.of(NUMBERS, lambda: first.numbers.union(second.numbers), lambda: self.any_shape.numbers),
+            kept.of(STRINGS, lambda: first.strings.union(second.strings), lambda: self.any_shape.strings),
         )
 
 
@@ -283,16 +290,16 @@ class Kept:
         self.loose = loose
         self._unenforced = unenforced
 
-    def of(self, kind: int, make: Callable[[], T], otherwise: T) -> T:
-        """Returns what `make` makes; `otherwise` where it cannot be made. Raises SchemaError."""
+    def of(self, kind: int, make: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """Returns what `make` makes; what `otherwise` does where it cannot be made. Raises SchemaError."""
         try:
-            return otherwise if self.loose & kind else make()
+            return otherwise() if self.loose & kind else make()
         except SchemaError:
             raise
         except GrammarError as error:
             self._unenforced.note(str(error))
             self.loose |= kind
-            return otherwise
+            return otherwise()
 
 
 def certainly_empty(strings: StringSet) -> bool:

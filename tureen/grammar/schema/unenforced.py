@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,8 +31,11 @@ class UnenforcedKeywords:
     as if it were.
     """
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, strict: bool, guarded: Collection[str] = ()) -> None:
+        """`strict`: none may be left out, but those that may be `guarded`."""
+        self._guarded = guarded
         self._document = document
+        self._strict = strict
         self._noted: dict[tuple[str, int], tuple[Origin, str]] = {}
         self.origin = Origin("", document.root)  # of what is being worked out
 
@@ -46,8 +49,13 @@ class UnenforcedKeywords:
             self.origin = before
 
     def note(self, why: str, origin: Origin | None = None) -> None:
-        """Notes that a keyword, without one that which is being worked out, is left out."""
+        """Notes that a keyword, without one that which is being worked out, is left out. Raises SchemaError if
+        strict."""
         origin = origin or self.origin
+        where = self._document.where(origin.schema)
+        why = why if where in why else f"{why} (at {where})"
+        if self._strict and origin.keyword not in self._guarded:
+            raise SchemaError(why)
         self._noted.setdefault((origin.keyword, id(origin.schema)), (origin, why))
 
     def attempt(self, make: Callable[[], T], otherwise: T, origin: Origin | None = None) -> T:
@@ -68,8 +76,7 @@ class UnenforcedKeywords:
         places = _places(self._document)
         listed = []
         for (keyword, schema), why in self._noted.values():
-            pointer, where = self._document.pointer(schema), self._document.where(schema)
-            why = why if where in why else f"{why} (at {where})"
+            pointer = self._document.pointer(schema)
             listed.append(Unenforced(keyword, places.get(id(schema), pointer), pointer, why))
         return tuple(listed)
 

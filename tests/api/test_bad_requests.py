@@ -28,7 +28,6 @@ BAD_PARAMS = {
     "dtype": ["integer", 5, ""],
     "strict_schema": [1, "true", True],
     "grammar_after": [5, "x"],
-    "strict_schema": [0, "x", True],
     "close_early": [0, "x"],
     "max_new_tokens": [-1, 1.5, "x", True, [], 2**31, 2**63, HUGE],
     "min_new_tokens": [-1, 1.5, "x", True, 129, 2**63, HUGE],

@@ -88,3 +88,11 @@ def test_what_the_language_has_is_valid_for_the_model_itself(name, kind):
         text = walk.text(language.start)
         assert name == "WithByteSize" or validator.is_valid(json.loads(text)), text
         assert is_model(name, text) or name in NOT_TOLD, text
+
+
+def test_the_longest_duration_is_one_that_pydantic_takes():
+    longest = "P999999Y999999M999999DT999999H999999M999999S"
+    assert is_model("WithDelta", dumped({"lasts": longest}))
+    language = json_schema('{"type": "string", "format": "duration"}')
+    assert matches(language, f'"{longest}"')
+    assert not matches(language, '"P1234567D"')

@@ -36,7 +36,7 @@ def draw_wish(rng: random.Random, sim: Simulation, name: str) -> Wish:
     params |= {"temperature": 0} if is_greedy else {}
     params |= {"stop": list(stops)} if stops else {}
     if shape is not None:
-        params |= {"regex": shape.regex, "close_early": max_new >= len(shape.places)}  # a limit that cuts it is refused else
+        params |= {"regex": shape.regex, "close_early": max_new >= len(shape.places)}  # else refused
     body: dict[str, Any] = {"text": prompts if len(prompts) > 1 else prompts[0], "sampling_params": params}
     codes = set(sim.codes)
     if rng.random() < 0.5:

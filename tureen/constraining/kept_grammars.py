@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
+import importlib
 import os
 import tempfile
 from pathlib import Path
@@ -121,11 +121,12 @@ class KeptGrammars:
 def _origin(backend: str, vocabulary: Vocabulary) -> bytes:
     """Returns a digest of what a grammar depends on beside its constraint: the code that compiles it, the library, the
     vocabulary."""
-    digest = hashlib.sha256(importlib.metadata.version("tureen").encode())
+    metadata = importlib.import_module("importlib.metadata")  # no start needs it
+    digest = hashlib.sha256(metadata.version("tureen").encode())
     for path in sorted(Path(str(tureen.grammar.__file__)).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     for module in BACKENDS[backend].needs if backend in BACKENDS else ():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a module of a package of another name
-            digest.update(f"{module} {importlib.metadata.version(module)}".encode())
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a module of a package of another name
+            digest.update(f"{module} {metadata.version(module)}".encode())
     digest.update(msgspec.msgpack.encode((backend, vocabulary)))
     return digest.digest()

@@ -85,8 +85,8 @@ class Constraint:
             return place.restrict(mask, left, gently=not self._avoids_end)
         for most in (left - self._reserve, left):
             kept = mask.copy()
-            nearness = place.restrict(kept, max(most, 0), gently=not self._avoids_end)
-            if kept.any():
+            nearness = place.restrict(kept, most, gently=not self._avoids_end) if most > 0 else AWAY
+            if most > 0 and kept.any():
                 mask[:] = kept
                 return Nearness(nearness.is_near)
         return Nearness(is_near=True)

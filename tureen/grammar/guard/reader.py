@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode
-from tureen.grammar.schema.ranges import EXACT_DIGITS, MAX_DIGITS
+from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
 QUOTE, BACKSLASH, COMMA, OPEN, CLOSE, OPEN_KEYS, CLOSE_KEYS = b'"\\,[]{}'
 NUMBER_BYTES = frozenset(b"0123456789+-.eE")

@@ -25,8 +25,8 @@ DATE = f"(?:{YEAR}-{DAYS}|{LEAP_YEAR}-02-29)"
 CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 TIME = rf"{CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{CLOCK})"
 
-# RFC 3339, appendix A; numbers of at most nine digits
-COUNT = "[0-9]{1,9}"
+# RFC 3339, appendix A; numbers of at most six digits: Python's timedelta holds them all
+COUNT = "[0-9]{1,6}"
 TIME_PART = f"T(?:{COUNT}H(?:{COUNT}M(?:{COUNT}S)?)?|{COUNT}M(?:{COUNT}S)?|{COUNT}S)"
 DATE_PART = f"(?:{COUNT}Y(?:{COUNT}M(?:{COUNT}D)?)?|{COUNT}M(?:{COUNT}D)?|{COUNT}D)"
 DURATION = f"P(?:{DATE_PART}(?:{TIME_PART})?|{TIME_PART}|{COUNT}W)"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tureen.grammar.expression import GrammarError, Language
-from tureen.grammar.guard.finding import guarding
+from tureen.grammar.guard.finding import GUARDED, guarding
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
@@ -34,7 +34,7 @@ def json_schema(
     model invent keys for ever.
     """
     document = Document(True if text == ANY_VALUE else parse(text))
-    unenforced = UnenforcedKeywords(document, strict=strict and not guards)
+    unenforced = UnenforcedKeywords(document, strict=strict, guarded=GUARDED if guards else ())
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())

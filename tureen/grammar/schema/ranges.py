@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 from tureen.grammar.expression import NOTHING, Both, Chars, Expression, GrammarError, Not, Text
+from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 from tureen.grammar.schema.digits import (
     DIGIT,
     POINT,
@@ -34,11 +35,6 @@ from tureen.grammar.schema.digits import (
     multiples,
     repeat,
 )
-
-MAX_DIGITS = 20
-MAX_BOUND_DIGITS = 40
-EXACT_DIGITS = 15
-"""Decimals of so many digits are told apart by doubles."""
 
 FREE_DIGITS = Digits(whole=MAX_DIGITS, before=MAX_DIGITS, after=EXACT_DIGITS)
 UNBOUNDED_BEFORE = 9  # digits before the point where a side has no bound

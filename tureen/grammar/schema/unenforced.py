@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,8 +31,9 @@ class UnenforcedKeywords:
     as if it were.
     """
 
-    def __init__(self, document: Document, *, strict: bool) -> None:
-        """`strict`: none may be left out."""
+    def __init__(self, document: Document, *, strict: bool, guarded: Collection[str] = ()) -> None:
+        """`strict`: none may be left out, but those that may be `guarded`."""
+        self._guarded = guarded
         self._document = document
         self._strict = strict
         self._noted: dict[tuple[str, int], tuple[Origin, str]] = {}
@@ -53,7 +54,7 @@ class UnenforcedKeywords:
         origin = origin or self.origin
         where = self._document.where(origin.schema)
         why = why if where in why else f"{why} (at {where})"
-        if self._strict:
+        if self._strict and origin.keyword not in self._guarded:
             raise SchemaError(why)
         self._noted.setdefault((origin.keyword, id(origin.schema)), (origin, why))
 

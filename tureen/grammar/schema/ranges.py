@@ -36,6 +36,8 @@ from tureen.grammar.schema.digits import (
     repeat,
 )
 
+MAX_BOUND_DIGITS = 40
+
 FREE_DIGITS = Digits(whole=MAX_DIGITS, before=MAX_DIGITS, after=EXACT_DIGITS)
 UNBOUNDED_BEFORE = 9  # digits before the point where a side has no bound
 MIN_AFTER, MAX_PLACES = 3, 12

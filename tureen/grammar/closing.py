@@ -221,7 +221,7 @@ class _Encoder:
         self._known: dict[int, int] = {}  # by id
         self._rewritten: dict[int, Expression] = {}
         self._texts: dict[str, int] = {}
-        self._count = 0
+        self._numbers: dict[tuple[int, ...], int] = {}  # of nodes as they are written
 
     def number(self, root: Expression) -> int:
         waiting = [root]
@@ -270,6 +270,9 @@ class _Encoder:
         return self._texts[text]
 
     def _add(self, kind: int, numbers: Sequence[int]) -> int:
-        self.numbers.extend((kind, len(numbers), *numbers))
-        self._count += 1
-        return self._count - 1
+        node = (kind, len(numbers), *numbers)
+        number = self._numbers.get(node)
+        if number is None:
+            number = self._numbers[node] = len(self._numbers)
+            self.numbers.extend(node)
+        return number

@@ -17,6 +17,7 @@ constexpr int64_t MAX_CODE = 400000;
 constexpr int64_t MAX_FLAT_CODE = 100000;
 constexpr int64_t MAX_UNROLLED_LEAST = 600, MAX_UNROLLED_MORE = 64;  // instructions of a repeat written out
 constexpr int64_t MAX_INLINED = 300;                                 // of a rule that is called more than once
+constexpr int64_t MAX_REPEATED = 64;  // of a part that is written out in more than one place
 constexpr int64_t MAX_ALL_INLINED = 100000;
 constexpr size_t MAX_SEARCHED_STATES = 100;  // of an automaton whose shortest text need not be that of fewest tokens
 constexpr int MAX_DEPTH = 4000;
@@ -76,6 +77,7 @@ void Emitter::set_targets(int32_t pc, const std::vector<int32_t>& targets) {
 // How many instructions each node takes, about, and which rules call themselves.
 void Emitter::measure() {
     size_.assign(tree_.nodes.size(), -1);
+    num_emitted_.assign(tree_.nodes.size(), 0);
     rule_size_.assign(tree_.rules.size(), -1);
     num_calls_.assign(tree_.rules.size(), 0);
     for (const TreeNode& node : tree_.nodes) {
@@ -152,6 +154,7 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
     if (depth_ > MAX_DEPTH) throw TooLarge("nested too deep");
     auto known = by_node_.find(both(id, next));
     if (known != by_node_.end()) return known->second;
+    if (!is_flat_ && next != ret_ && size_[id] > MAX_REPEATED && num_emitted_[id]++ > 0) return emit_shared(id, next);
     depth_++;
     const TreeNode& node = tree_.nodes[id];
     int32_t pc = -1;
@@ -173,6 +176,18 @@ int32_t Emitter::emit(int32_t id, int32_t next) {
     depth_--;
     by_node_[both(id, next)] = pc;
     return pc;
+}
+
+// A part that stands in several places becomes a rule.
+int32_t Emitter::emit_shared(int32_t id, int32_t next) {
+    auto [at, is_new] = shared_.try_emplace(id, int32_t(program_.rules.size()));
+    const int32_t rule = at->second;
+    if (is_new) {
+        program_.rules.push_back({-1, -1, 0, 0});
+        const int32_t entry = emit(id, ret_);
+        program_.rules[rule].entry = entry;
+    }
+    return by_node_[both(id, next)] = add({CALL, rule, next});
 }
 
 int32_t Emitter::byte(uint8_t value, int32_t next) {

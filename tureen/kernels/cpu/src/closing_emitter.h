@@ -31,6 +31,7 @@ private:
     int64_t measure(int32_t id, int depth);
     void find_recursive();
     int32_t emit(int32_t id, int32_t next);
+    int32_t emit_shared(int32_t id, int32_t next);
     int32_t emit_choice(const TreeNode& node, int32_t next);
     int32_t emit_texts(Texts from, Texts to, size_t at, int32_t next);
     int32_t emit_chars(const std::vector<int32_t>& ranges, int32_t next);
@@ -50,10 +51,10 @@ private:
     bool is_flat_ = false;  // without counters, for what is made deterministic
     int64_t flat_limit_ = 0;
     std::vector<int64_t> size_, rule_size_;
-    std::vector<int32_t> num_calls_;
+    std::vector<int32_t> num_calls_, num_emitted_;
     std::vector<bool> is_recursive_;
     std::vector<std::pair<int32_t, int32_t>> to_do_;  // rules, and where they begin
-    std::map<int32_t, int32_t> entries_, rule_ids_;
+    std::map<int32_t, int32_t> entries_, rule_ids_, shared_;
     std::map<ByteSet, int32_t> set_ids_;
     std::unordered_map<int64_t, int32_t> by_bytes_, by_node_;
     std::map<std::vector<int32_t>, int32_t> by_targets_, by_skipped_;

@@ -103,65 +103,75 @@ def lark(text: str) -> Language:
     return language_of_rules(WrittenRules(rules, grammar.lines, grammar.calls), START, ":")
 
 
+class TokenCursor:
+    """The tokens of a grammar, and how far they are read."""
+
+    def __init__(self, tokens: list[LarkToken]) -> None:
+        self.tokens = tokens
+        self.at = 0
+
+    def peek(self, ahead: int = 0) -> LarkToken:
+        """Returns the token that comes next, or one behind it."""
+        at = self.at + ahead
+        return self.tokens[at] if at < len(self.tokens) else END
+
+    def take(self) -> LarkToken:
+        """Returns the next token and passes it."""
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def takes(self, sign: str) -> bool:
+        """Passes this sign if it comes next, and says whether it did."""
+        if self.peek().kind != "sign" or self.peek().text != sign:
+            return False
+        self.at += 1
+        return True
+
+    def is_definition(self) -> bool:
+        """Returns whether `name:`, `?name:` or `name.1:` comes next, at the beginning of a line."""
+        if not self.peek().starts_line:
+            return False
+        ahead = 0
+        while self.peek(ahead).kind == "sign" and self.peek(ahead).text in "?!":
+            ahead += 1
+        if self.peek(ahead).kind != "name":
+            return False
+        after = self.peek(ahead + 1)
+        return after.kind == "sign" and (
+            after.text == ":" or (after.text == "." and self.peek(ahead + 2).kind == "number")
+        )
+
+
 class _LarkParser:
     def __init__(self, text: str) -> None:
-        self._tokens = _tokens(text)
-        self._at = 0
+        self._words = TokenCursor(_tokens(text))
         self._name = ""
         self._depth = 0
         self._grammar = WrittenRules()
         self.ignored: list[Expression] = []
 
     def read(self) -> WrittenRules:
-        while self._peek() is not END:
-            token = self._peek()
+        while self._words.peek() is not END:
+            token = self._words.peek()
             if token.kind == "directive":
                 self._directive()
-            elif self._is_definition():
+            elif self._words.is_definition():
                 self._definition()
             else:
                 hint = "write a rule as name: …, without attributes […]"
                 raise fault(f"{echo(token.text)} is not expected", token.line, hint)
         return self._grammar
 
-    def _peek(self, ahead: int = 0) -> LarkToken:
-        at = self._at + ahead
-        return self._tokens[at] if at < len(self._tokens) else END
-
-    def _take(self) -> LarkToken:
-        token = self._peek()
-        self._at += 1
-        return token
-
-    def _takes(self, sign: str) -> bool:
-        if self._peek().kind != "sign" or self._peek().text != sign:
-            return False
-        self._at += 1
-        return True
-
-    def _is_definition(self) -> bool:
-        """`name:`, `?name:` or `name.1:` comes next, at the beginning of a line."""
-        if not self._peek().starts_line:
-            return False
-        ahead = 0
-        while self._peek(ahead).kind == "sign" and self._peek(ahead).text in "?!":
-            ahead += 1
-        if self._peek(ahead).kind != "name":
-            return False
-        after = self._peek(ahead + 1)
-        return after.kind == "sign" and (
-            after.text == ":" or (after.text == "." and self._peek(ahead + 2).kind == "number")
-        )
-
     def _definition(self) -> None:
-        while self._peek().text in ("?", "!"):
-            self._at += 1
-        token = self._take()
-        if self._takes("."):
+        while self._words.peek().text in ("?", "!"):
+            self._words.at += 1
+        token = self._words.take()
+        if self._words.takes("."):
             raise fault(
                 f"{echo(token.text)} has a priority", token.line, "no text has one way to be read only; remove it"
             )
-        self._takes(":")
+        self._words.takes(":")
         self._begin(token)
         self._grammar.rules[self._name] = self._alternatives()
 
@@ -183,35 +193,35 @@ class _LarkParser:
         lines[token.text] = token.line
 
     def _directive(self) -> None:
-        token = self._take()
+        token = self._words.take()
         if token.text == "%ignore":
             self._name = SKIP
             self.ignored.append(self._alternatives())
         elif token.text == "%import":
             self._import(token)
-        elif token.text == "%llguidance" and self._peek().kind == "times" and self._peek().text == "{}":
-            self._at += 1
+        elif token.text == "%llguidance" and self._words.peek().kind == "times" and self._words.peek().text == "{}":
+            self._words.at += 1
         else:
             why = DIRECTIVES.get(token.text, "allowed are %ignore, %import common.… and %json {…}")
             raise fault(f"{echo(token.text)} is not supported", token.line, why)
 
     def _import(self, token: LarkToken) -> None:
-        library = self._take()
+        library = self._words.take()
         if library.text != "common":
             raise fault(f"%import of {echo(library.text)}", token.line, "only common is known: %import common.NUMBER")
-        if self._takes("."):
-            name = self._take().text
+        if self._words.takes("."):
+            name = self._words.take().text
             alias = self._take_alias()
             self._define_common(name, alias or name, token.line)
             return
-        if not self._takes("("):
+        if not self._words.takes("("):
             raise fault("%import common", token.line, "name the terminals: %import common.NUMBER")
-        while not self._takes(")"):
-            if self._peek() is END:
+        while not self._words.takes(")"):
+            if self._words.peek() is END:
                 raise fault("the list of %import is not closed", token.line, "add )")
-            name = self._take().text
+            name = self._words.take().text
             self._define_common(name, name, token.line)
-            self._takes(",")
+            self._words.takes(",")
 
     def _define_common(self, name: str, alias: str, line: int) -> None:
         if name not in COMMON:
@@ -220,15 +230,15 @@ class _LarkParser:
         self._grammar.rules[alias] = regex.parse(COMMON[name], flavour="python")
 
     def _take_alias(self) -> str:
-        if self._peek().kind != "arrow":
+        if self._words.peek().kind != "arrow":
             return ""
-        self._at += 1
-        return self._take().text
+        self._words.at += 1
+        return self._words.take().text
 
     def _alternatives(self) -> Expression:
         """Up to a sign that closes, a definition, a directive or the end."""
         alternatives = [self._sequence()]
-        while self._takes("|"):
+        while self._words.takes("|"):
             alternatives.append(self._sequence())
         return alternatives[0] if len(alternatives) == 1 else Choice(tuple(alternatives))
 
@@ -240,20 +250,20 @@ class _LarkParser:
         return chain(items)
 
     def _is_at_end(self) -> bool:
-        token = self._peek()
-        if token is END or token.kind in ("directive", "arrow") or self._is_definition():
+        token = self._words.peek()
+        if token is END or token.kind in ("directive", "arrow") or self._words.is_definition():
             return True
         return token.kind == "sign" and token.text in "|)]"
 
     def _repeated(self, item: Expression) -> Expression:
-        token = self._peek()
-        if token.kind == "sign" and token.text in "*+?" and not self._is_definition():
-            self._at += 1
+        token = self._words.peek()
+        if token.kind == "sign" and token.text in "*+?" and not self._words.is_definition():
+            self._words.at += 1
             least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[token.text]
         elif token.kind == "times":
-            self._at += 1
+            self._words.at += 1
             least, most = self._braces(token)
-        elif self._takes("~"):
+        elif self._words.takes("~"):
             least, most = self._count()
         else:
             return item
@@ -261,8 +271,8 @@ class _LarkParser:
             raise self._fault(f"{least} to {most} times is never possible", token, "write the smaller number first")
         if max(least, most or 0) > MAX_TIMES:
             raise self._fault(f"{max(least, most or 0)} times is too often", token, f"at most {MAX_TIMES}")
-        following = self._peek()
-        if following.text[:1] in ("*", "+", "?", "{", "~") and not self._is_definition():
+        following = self._words.peek()
+        if following.text[:1] in ("*", "+", "?", "{", "~") and not self._words.is_definition():
             raise self._fault(f"{echo(following.text)} follows another repetition", following, "use parentheses")
         return Repeat(item, least, most)
 
@@ -275,20 +285,20 @@ class _LarkParser:
 
     def _count(self) -> tuple[int, int]:
         """Reads the number that follows `~`, or the two."""
-        token = self._take()
+        token = self._words.take()
         if token.kind != "number":
             raise self._fault("no number follows ~", token, "write item~2 or item~1..3")
         least = int(token.text)
-        if self._peek().kind != "span":
+        if self._words.peek().kind != "span":
             return least, least
-        self._at += 1
-        last = self._take()
+        self._words.at += 1
+        last = self._words.take()
         if last.kind != "number":
             raise self._fault("no number follows ..", last, "write item~1..3")
         return least, int(last.text)
 
     def _item(self) -> Expression:
-        token = self._take()
+        token = self._words.take()
         if token.kind == "sign" and token.text in "([":
             return self._group(token)
         if token.kind == "literal":
@@ -312,7 +322,7 @@ class _LarkParser:
             )
         inner = self._alternatives()
         self._depth -= 1
-        if not self._takes(")" if token.text == "(" else "]"):
+        if not self._words.takes(")" if token.text == "(" else "]"):
             raise self._fault(f"{echo(token.text)} is not closed", token, "close it")
         return inner if token.text == "(" else Repeat(inner, 0, 1)
 
@@ -321,17 +331,17 @@ class _LarkParser:
         if not RULE.fullmatch(self._name):
             return expression
         name = token.text
-        if self._peek(-1) is not token:  # a range
-            name += f"..{self._peek(-1).text}"
+        if self._words.peek(-1) is not token:  # a range
+            name += f"..{self._words.peek(-1).text}"
         self._grammar.rules[name] = expression
         return RuleCall(name)
 
     def _literal(self, token: LarkToken) -> Expression:
         text = self._text(token)
-        if self._peek().kind != "span":
+        if self._words.peek().kind != "span":
             return regex.parse(f"(?i:{re.escape(text)})", flavour="python") if token.text.endswith("i") else Text(text)
-        self._at += 1
-        last = self._take()
+        self._words.at += 1
+        last = self._words.take()
         end = self._text(last) if last.kind == "literal" else ""
         if len(text) != 1 or len(end) != 1 or end < text or "i" in (token.text[-1], last.text[-1]):
             raise self._fault("a range goes from one character up to another", token, 'write it as "a".."z"')
@@ -367,7 +377,7 @@ class _LarkParser:
     def _json(self, token: LarkToken) -> Expression:
         if not RULE.fullmatch(self._name):
             raise self._fault("%json stands in a terminal", token, "write it in a rule")
-        prefix = f"%json{self._at}-"
+        prefix = f"%json{self._words.at}-"
         try:
             language = json_schema(token.text, prefix)
         except GrammarError as error:
@@ -379,7 +389,7 @@ class _LarkParser:
         return RuleCall(prefix)
 
     def _fault(self, what: str, token: LarkToken, fix: str = "") -> GrammarError:
-        line = token.line or (self._tokens[-1].line if self._tokens else 1)
+        line = token.line or (self._words.tokens[-1].line if self._words.tokens else 1)
         return fault(f"{echo(self._name)}: {what}", line, fix)
 
 

@@ -18,6 +18,7 @@ from tureen.grammar.regular import continuations, is_empty
 from tureen.grammar.rules import calls, can_be_empty, chain, choice, reachable, repeat, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.tagged import STYLES, without
+from tureen.grammar.tag_tokens import TOKEN_FORMATS, as_text, text_or_token
 
 T = TypeVar("T")
 
@@ -93,11 +94,6 @@ class _Builder:
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
             "dispatch": self._dispatch,
-            "token": self._token,
-            "exclude_token": self._exclude_token,
-            "any_tokens": self._any_tokens,
-            "token_triggered_tags": self._token_triggered_tags,
-            "token_dispatch": self._token_dispatch,
             "qwen_xml_parameter": self._qwen_xml_parameter,
         }
 
@@ -129,10 +125,13 @@ class _Builder:
         self._formats += 1
         if self._formats > MAX_FORMATS:
             raise GrammarError(f"{place.path} is too much: at most {MAX_FORMATS} formats in one structural tag")
+        value = as_text(value, place.path)
         name = value.get("type")
         if isinstance(name, str) and name in self._makers:
             return self._makers[name](value, place)
-        raise GrammarError(f"{place.path}.type must be one of {', '.join(self._makers)}, got {echo(name)}")
+        raise GrammarError(
+            f"{place.path}.type must be one of {', '.join((*self._makers, *TOKEN_FORMATS))}, got {echo(name)}"
+        )
 
     def _const_string(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "value"))
@@ -259,11 +258,11 @@ class _Builder:
         keys(value, place.path, ("begin", "content", "end"), ("type",))
         if value.get("type", "tag") != "tag":
             raise GrammarError(f"{place.path}.type must be 'tag', got {echo(value['type'])}")
-        begin = _text_or_token(value["begin"], f"{place.path}.begin")
+        begin = text_or_token(value["begin"], f"{place.path}.begin")
         if isinstance(value["end"], list):
             ends = strings(value["end"], f"{place.path}.end")
         else:
-            end = _text_or_token(value["end"], f"{place.path}.end")
+            end = text_or_token(value["end"], f"{place.path}.end")
             ends = (end,) if end else ()
         if not ends:
             return Tag(begin, self._format(value["content"], place.last("content")), place.path)
@@ -309,40 +308,6 @@ class _Builder:
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         loop = flag(value.get("loop", True), f"{place.path}.loop")
         return triggered(self.assembly, tags, patterns, excludes, {"stop_after_first": not loop}, place)
-
-    def _token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "token"))
-        return self._ended(fixed(_token_text(value["token"], f"{place.path}.token")), place)
-
-    def _exclude_token(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        raise GrammarError(
-            f"{place.path}.type 'exclude_token' is not supported: one token is no certain text; use regex"
-        )
-
-    def _any_tokens(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type",), ("exclude_tokens", "max_tokens"))
-        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
-        return self._any_text({"type": "any_text", "excludes": excludes, "max_tokens": value.get("max_tokens")}, place)
-
-    def _token_triggered_tags(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        optional = ("at_least_one", "stop_after_first", "exclude_tokens")
-        keys(value, place.path, ("type", "trigger_tokens", "tags"), optional)
-        triggers = _token_texts(value["trigger_tokens"], f"{place.path}.trigger_tokens")
-        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
-        return triggered(self.assembly, self._read_tags(value, place), triggers, excludes, value, place)
-
-    def _token_dispatch(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
-        keys(value, place.path, ("type", "rules"), ("loop", "exclude_tokens"))
-        rules = [
-            [_token_text(item[0], f"{place.path}.rules[{at}][0]"), *item[1:]]
-            if isinstance(item, list) and item
-            else item
-            for at, item in enumerate(listed(value["rules"], f"{place.path}.rules"))
-        ]
-        excludes = _token_texts(value.get("exclude_tokens", []), f"{place.path}.exclude_tokens")
-        return self._dispatch(
-            {"type": "dispatch", "rules": rules, "loop": value.get("loop", True), "excludes": excludes}, place
-        )
 
     def _ended(self, piece: TerminalPiece, place: FormatPlace) -> TerminalPiece:
         return self.assembly.ended(piece, place.stops or ())
@@ -440,27 +405,6 @@ def _can_go_on(expression: Expression) -> bool:
 def _bounds(value: dict[str, Any], path: str) -> tuple[bool, bool]:
     at_least_one = flag(value.get("at_least_one", False), f"{path}.at_least_one")
     return at_least_one, flag(value.get("stop_after_first", False), f"{path}.stop_after_first")
-
-
-def _text_or_token(value: Any, path: str) -> str:
-    if isinstance(value, dict):
-        keys(value, path, ("token",), ("type",))
-        return _token_text(value["token"], f"{path}.token")
-    return string(value, path)
-
-
-def _token_text(value: Any, path: str) -> str:
-    """The text of a token: no output holds special tokens, and what is written as their text reads the same."""
-    if isinstance(value, int):
-        raise GrammarError(f"{path} {echo(value)} is a number; write the token's text")
-    if not string(value, path):
-        raise GrammarError(f"{path} is empty; write the token's text")
-    return string(value, path)
-
-
-def _token_texts(value: Any, path: str) -> list[str]:
-    items = listed(value, path) if value != [] else []
-    return list(strings([_token_text(item, f"{path}[{at}]") for at, item in enumerate(items)], path, may_be_none=True))
 
 
 def _check_type(value: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tureen.constraining.messages import LIMITS, MAX_REPLY_BYTES, CompileReply, invalid_code
+from tureen.constraining.messages import LIMITS, MAX_REPLY_BYTES, WARM_UP, CompileReply, invalid_code
 from tureen.grammar import GrammarSpec
 from tureen.sandbox.limits import address_space
 from tureen.sandbox.supervisor import Supervisor
@@ -30,14 +30,6 @@ LOWER_BY = 5  # of nice(2)
 IDLE_AFTER_S = 2.0
 """A worker that takes more, as no real schema does, gets only what nobody else wants from then on."""
 LOOK_S = 0.25  # between looks at how much a worker has taken
-
-WARM_UP = GrammarSpec(
-    "json_schema",
-    '{"type": "object", "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "boolean"}, "c": {"type": "null"}}, '
-    '"required": ["a", "b"], "additionalProperties": false}',
-)
-"""Compiled by a worker in advance: it is slow until it has pages of its own. Few texts fit it, because some backends
-take a second for any string or number."""
 
 
 class Task:

@@ -9,24 +9,17 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
+from tureen.constraining.messages import LIMITS, PRACTICE, CompileReply, CompilerSetup, broken, invalid, too_complex
 from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
 from tureen.grammar.guard.guarded import guarded
 from tureen.sandbox import fork_server
 from tureen.sandbox.fork_server import Handle, Program
 
-UNTRIED = ("json_schema", "choice")
+TRIED = ("regex", "ebnf", "structural_tag")
 MAX_UNTRIED_BYTES = 64 << 10
-"""A grammar of these kinds, up to this size, is loaded by the engine alone, within the library's limits: something fits
+"""A grammar of another kind, up to this size, is loaded by the engine alone, within the library's limits: something fits
 it, as its rules were written here, and loading it is half of what a small one takes."""
-
-PRACTICE = GrammarSpec(
-    "json_schema",
-    r'{"properties": {"a": {"type": "string", "pattern": "^\\p{L}\\w$", "maxLength": 9}, "b": {"type": "number"}}, '
-    r'"patternProperties": {"^\\d": {"type": "array", "items": {"type": "integer", "minimum": 1}}}, "required": ["a"]}',
-)
-"""Read in advance, so that workers inherit what is worked out once: the categories of Unicode take 0.2 s."""
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
@@ -65,7 +58,12 @@ def compile_with(setup: CompilerSetup) -> Compile:
         language = language_of(spec)
         source = backend.translate(language)
         reply = CompileReply(source, closings.translate(language), guard=language.guard, unenforced=language.unenforced)
-        if backend.is_bounded and spec.kind in UNTRIED and len(source) <= MAX_UNTRIED_BYTES and language.guard is None:
+        if (
+            backend.is_bounded
+            and spec.kind not in TRIED
+            and len(source) <= MAX_UNTRIED_BYTES
+            and language.guard is None
+        ):
             return reply
         compiled = guarded(backend.load(source), language.guard, backend)
         grammar = compiled.start()  # what cannot be loaded, or has no first step, is known now

@@ -22,7 +22,7 @@ JSON = {"content-type": "application/json"}
 BAD_PARAMS = {
     "regex": [5, [], "", "(", r"(a)\1", "a" * (300 << 10)],
     "json_schema": [5, [], "", "{", "5", {"type": "text"}, {"minLenght": 5}, {"$ref": "http://127.0.0.1:9/x"}],
-    "ebnf": [5, "", "root =", 'start ::= "a"', "root ::= x", 'root ::= root "a" | "b"'],
+    "ebnf": [5, "", "root =", 'start ::= "a"', "root ::= x", 'root ::= "a" root'],
     "structural_tag": [5, "", "x", {}, {"type": "structural_tag"}],
     "choice": [[], "a", [1], [""], {}],
     "dtype": ["integer", 5, ""],

@@ -421,7 +421,7 @@ HOSTILE = {
     "lookahead of many": {"regex": "(?:a?){500}a{500}" * 20},
     "30,000 parentheses": {"regex": "(" * 30_000 + "a" + ")" * 30_000},
     "30,000 parentheses in a grammar": {"ebnf": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000},
-    "left recursion": {"ebnf": 'root ::= root "a" | root "b" | other\nother ::= root | other'},
+    "endless recursion": {"ebnf": 'root ::= root "a" | root "b" | other\nother ::= root | other'},
     "nested 30,000 deep": {"json_schema": '{"items":' * 20_000 + "{}" + "}" * 20_000},
     "a schema that is too large": {"json_schema": {"enum": [f"member number {number}" for number in range(100_000)]}},
     "rules that double": {

@@ -18,7 +18,7 @@ from tureen.sandbox.fork_server import Handle, Program
 
 TRIED = ("regex", "ebnf", "structural_tag")
 MAX_UNTRIED_BYTES = 64 << 10
-"""A grammar of another kind, up to this size, is loaded by the engine alone, within the library's limits: something fits
+"""A grammar of another kind, up to this size, is loaded by the engine alone, within its limits: something fits
 it, as its rules were written here, and loading it is half of what a small one takes."""
 
 LONGEST = 32  # bytes of a token that a trial looks for

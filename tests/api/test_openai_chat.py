@@ -19,6 +19,7 @@ from openai_judge import joined_messages, judge, make_client
 from patience import wait_until
 from PIL import Image
 
+from tureen.dialects.openai.answer import StreamUsage
 from tureen.dialects.openai.chat_body import NOT_OFFERED
 from tureen.media.loader import MediaLoader
 from tureen.requests.generation import Run
@@ -241,6 +242,33 @@ def test_an_output_that_ends_while_its_chunks_are_sent_ends_once(app: App, monke
     body = {"n": 2, "seed": 5, "max_tokens": 9, "logprobs": True}
     whole = ask(app, "abc", **body)["choices"]
     monkeypatch.setattr(Run, "updates", ended_before_the_first)
+    assert joined_messages(chunks(app, "abc", **body)) == [_without_ids(one) for one in whole]
+
+
+def test_what_an_output_gets_while_its_first_chunk_is_sent_comes_with_the_next_ones(app: App, monkeypatch):
+    updates, so_far, later = Run.updates, StreamUsage.so_far, []
+
+    async def grown_after_the_first(self, interval=None):
+        *_, output = [output async for output in updates(self, interval)]
+        text, token_ids, finish = output.text, output.token_ids, output.finish
+        output.text, output.token_ids, output.finish = text[:2], token_ids[:2], None
+
+        def grow():
+            output.text, output.token_ids, output.finish = text, token_ids, finish
+
+        later.append(grow)
+        yield output
+        yield output
+
+    def so_far_and_grow(self, *args):
+        if later:
+            later.pop()()
+        return so_far(self, *args)
+
+    body = {"seed": 5, "max_tokens": 9}
+    whole = ask(app, "abc", **body)["choices"]
+    monkeypatch.setattr(Run, "updates", grown_after_the_first)
+    monkeypatch.setattr(StreamUsage, "so_far", so_far_and_grow)
     assert joined_messages(chunks(app, "abc", **body)) == [_without_ids(one) for one in whole]
 
 

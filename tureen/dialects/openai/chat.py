@@ -180,14 +180,14 @@ async def _chunks(
             choice = choices[output.index]
             if output.index in ended:
                 continue
+            choice.add(event)
+            if output.finish is not None:  # read before all yields: outputs grow while chunks wait to be sent
+                ended.add(output.index)
+                choice.end()
             if output.index not in begun:
                 begun.add(output.index)
                 role = {"role": "assistant", "content": "", "refusal": None}
                 yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
-            choice.add(event)
-            if output.finish is not None:  # read before the yields: outputs grow while chunks wait to be sent
-                ended.add(output.index)
-                choice.end()
             for part in event.parts:
                 yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:

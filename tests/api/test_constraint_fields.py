@@ -220,3 +220,17 @@ def test_each_command_of_the_page_says_yes_or_no(app: App):
         answer = app.request("POST", url.removeprefix(SERVER), json=json.loads(words[-1])).json()
         text = answer["choices"][0]["text"] if "choices" in answer else answer["generated_text"]
         assert text in ("yes", "no")
+
+
+def test_the_program_of_the_page_makes_a_pydantic_model(capsys):
+    section = PAGE.partition("## Pydantic")[2].partition("\n## ")[0]
+    [program] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    with LiveServer(chat_template="chatml") as server:
+        space: dict[str, Any] = {}
+        exec(compile(program.replace(SERVER, server.url), "page", "exec", dont_inherit=True), space)
+        space["client"].close()
+    printed = re.fullmatch(
+        r"Weather\(city='(Rome|Oslo)', degrees=(-?\d+), tags=(set\(\)|\{.*\})\)\n", capsys.readouterr().out
+    )
+    assert printed
+    assert -40 <= int(printed[2]) <= 50

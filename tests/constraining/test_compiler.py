@@ -81,7 +81,7 @@ def make(monkeypatch, clock):
         one = Compiler(name, lambda: vocabulary, lambda text: [], **settings)
         made.append(one)
         one.prepare()
-        one.backend_double = one._backend.result()
+        one.backend_double = one._loaders[0].result()
         return one
 
     monkeypatch.setattr(compiler, "check_backend", lambda name: None)

@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from tureen.constraining.messages import LIMITS, PRACTICE, CompileReply, CompilerSetup, broken, invalid, too_complex
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.constraining.messages import LIMITS, CompileReply, CompilerSetup, broken, invalid, too_complex
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of, practise
 from tureen.grammar.closing import ClosingCompiler
 from tureen.grammar.guard.guarded import guarded
 from tureen.sandbox import fork_server
@@ -18,8 +18,8 @@ from tureen.sandbox.fork_server import Handle, Program
 
 TRIED = ("regex", "ebnf", "structural_tag")
 MAX_UNTRIED_BYTES = 64 << 10
-"""A grammar of another kind, up to this size, is loaded by the engine alone, within its limits: something fits
-it, as its rules were written here, and loading it is half of what a small one takes."""
+"""A grammar of another kind, up to this size, is loaded by the engine alone, within the library's limits: its rules
+were written here, so something fits it, and loading it is half of what a small one takes."""
 
 LONGEST = 32  # bytes of a token that a trial looks for
 
@@ -52,20 +52,17 @@ def compile_with(setup: CompilerSetup) -> Compile:
     backend = find_backend(setup.backend)(setup.vocabulary, partial(_greedy_tokens, _ids(setup.vocabulary)))
     closings = ClosingCompiler(setup.vocabulary)
     mask = np.zeros(-(-setup.vocabulary.size // 32), dtype=np.uint32)
-    language_of(PRACTICE)
+    practise()
 
     def compile_(spec: GrammarSpec) -> CompileReply:
         language = language_of(spec)
         source = backend.translate(language)
-        reply = CompileReply(source, closings.translate(language), guard=language.guard, unenforced=language.unenforced)
-        if (
-            backend.is_bounded
-            and spec.kind not in TRIED
-            and len(source) <= MAX_UNTRIED_BYTES
-            and language.guard is None
-        ):
+        guard = language.guard
+        reply = CompileReply(source, closings.translate(language), guard=guard, unenforced=language.unenforced)
+        is_small = backend.is_bounded and len(source) <= MAX_UNTRIED_BYTES
+        if is_small and spec.kind not in TRIED and guard is None:
             return reply
-        compiled = guarded(backend.load(source), language.guard, backend)
+        compiled = guarded(backend.load(source), guard, backend)
         grammar = compiled.start()  # what cannot be loaded, or has no first step, is known now
         grammar.fill_mask(mask)
         if not mask.any():

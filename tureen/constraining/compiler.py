@@ -29,6 +29,8 @@ MAX_WAIT_S = 30.0  # in the queue, behind others
 MAX_RUNNING_S = 60.0
 """For how long a compile goes on whose deadline, which counts its own processor time, does not come: the processor is
 busy with others."""
+NOT_BEGUN = f"others came first, and this one was not begun in {MAX_WAIT_S:g} s"
+STARVED = f"the processor had too little time for it in {MAX_RUNNING_S:g} s"
 MAX_ATTEMPTS = 2  # a fork server that dies is none of the client's doing, nor is one end from outside
 MAX_SLOW = 4
 """The number of compiles of lowered priority that may run beside the others: a slow one holds up no quick one."""
@@ -37,6 +39,7 @@ PACE_SHARE = 0.3  # that the last compile has in what is told about how long one
 WORTH_KEEPING_S = 0.02  # of processor time: what takes longer is kept on disk
 KEEP_S = 60.0  # a failure that may have come of the machine's load
 State = Literal["pending", "ready", "failed"]
+Loaders = tuple[Future[Backend], Future[ClosingCompiler]]
 
 log = get_logger("grammar")
 
@@ -75,6 +78,7 @@ class CompilerStats(msgspec.Struct):
     timeouts: int = 0  # of the failures
     compile_ms: float = 0.0  # of all compiles together, from their start to their end
     pending: int = 0
+    seconds_each: float = 0.0  # from start to end, the last compiles counting most
 
 
 class CompileJob:
@@ -139,8 +143,7 @@ class Compiler:
         self._queue: deque[CompileJob] = deque()
         self._loader = ThreadPoolExecutor(1, "load-grammar")
         self._stats = CompilerStats()
-        self._seconds_each = 0.0
-        self._loaders: tuple[Future[Backend], Future[ClosingCompiler]] | None = None
+        self._loaders: Loaders | None = None
         self._pool: CompilePool | None = None
         self._complaints = RateLimit(count=1, interval_s=10.0)
 
@@ -184,7 +187,7 @@ class Compiler:
         job.waiters.append(compilation)
         self._jobs[spec] = job
         if self._kept is not None and self._kept.has(job.encoded):
-            job.load = self._loader.submit(self._load_kept, job, self._kept)
+            job.load = self._loader.submit(_load_kept, job, self._kept, self._loaders)
         else:
             self._queue.append(job)
             self._advance_queue()
@@ -201,7 +204,7 @@ class Compiler:
             elif job.task is not None:
                 self._follow_task(job, job.task)
             elif job.spec in self._jobs and now_s - job.queued_s > MAX_WAIT_S:
-                self._fail(job, self._too_busy(f"others came first, and this one was not begun in {MAX_WAIT_S:g} s"))
+                self._fail(job, _too_busy(NOT_BEGUN, self._wait_s))
             elif self._num_replaced - job.num_replaced >= MAX_ATTEMPTS:
                 self._fail(job, _lost())
         self._advance_queue()
@@ -260,13 +263,12 @@ class Compiler:
             return True
         if job.started_s is None or time.monotonic() - job.started_s <= MAX_RUNNING_S:
             return False
-        self._fail(job, self._too_busy(f"the processor had too little time for it in {MAX_RUNNING_S:g} s"))
+        self._fail(job, _too_busy(STARVED, self._wait_s))
         return True
 
-    def _too_busy(self, why: str) -> Failure:
-        """The server had no time for it. What waits now would be done after so long, at the pace of the last ones."""
-        wait_s = self._seconds_each * (1 + len(self._jobs)) / self._max_parallel
-        return Failure(503, "grammar_queue_full", f"{why}; try again", max(1, math.ceil(wait_s)))
+    @property
+    def _wait_s(self) -> float:  # until a compile that came now would be done, at the pace of the last ones
+        return self._stats.seconds_each * (1 + len(self._jobs)) / self._max_parallel
 
     def _take(self, job: CompileJob, reply: CompileReply) -> None:
         if reply.failure is not None:
@@ -277,20 +279,7 @@ class Compiler:
             self._loader.submit(self._kept.write, job.encoded, reply)
         self._end_task(job)
         job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
-        job.load = self._loader.submit(self._load, reply)
-
-    def _load(self, reply: CompileReply) -> ClosingGrammar:
-        assert self._loaders is not None
-        backend, closings = self._loaders[0].result(), self._loaders[1].result()
-        compiled = guarded(backend.load(reply.source), reply.guard, backend)
-        return ClosingGrammar(compiled, closings.load(reply.closing))
-
-    def _load_kept(self, job: CompileJob, kept: KeptGrammars) -> ClosingGrammar | None:
-        reply = kept.read(job.encoded)
-        if reply is None:
-            return None
-        job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
-        return self._load(reply)
+        job.load = self._loader.submit(_load, self._loaders, reply)
 
     def _follow_load(self, job: CompileJob, load: Future[ClosingGrammar | None]) -> None:
         if not load.done():
@@ -321,7 +310,7 @@ class Compiler:
         if job.started_s is not None:
             self._stats.compiles += 1
             self._stats.compile_ms += (now_s - job.started_s) * 1000
-            self._seconds_each += PACE_SHARE * (now_s - job.started_s - self._seconds_each)
+            self._stats.seconds_each += PACE_SHARE * (now_s - job.started_s - self._stats.seconds_each)
         for compilation in job.waiters:
             compilation.settle(result)
         if keep_s > 0:
@@ -381,6 +370,26 @@ def _timeout(spec: GrammarSpec, timeout_s: float) -> Failure:
         f"this {spec.kind} was not compiled within {timeout_s:g} s of processor time; make it simpler: "
         "shorter lists of alternatives, smaller bounds on lengths and repeats, fewer optional parts, less nesting",
     )
+
+
+def _load(loaders: Loaders | None, reply: CompileReply) -> ClosingGrammar:
+    assert loaders is not None
+    backend = loaders[0].result()
+    compiled = guarded(backend.load(reply.source), reply.guard, backend)
+    return ClosingGrammar(compiled, loaders[1].result().load(reply.closing))
+
+
+def _load_kept(job: CompileJob, kept: KeptGrammars, loaders: Loaders | None) -> ClosingGrammar | None:
+    """Loads what is kept; None where it is not there after all."""
+    reply = kept.read(job.encoded)
+    if reply is None:
+        return None
+    job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
+    return _load(loaders, reply)
+
+
+def _too_busy(why: str, wait_s: float) -> Failure:
+    return Failure(503, "grammar_queue_full", f"{why}; try again", max(1, math.ceil(wait_s)))
 
 
 def _ended_from_outside(spec: GrammarSpec) -> Failure:

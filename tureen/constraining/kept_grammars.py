@@ -25,7 +25,7 @@ from tureen.log import get_logger
 SUFFIX = ".grammar"
 PART = ".part"
 MAX_BYTES = 64 << 20
-"""The size of all files together; those read or written longest ago go first."""
+"""The most that all files take; those read or written longest ago go first."""
 MAX_FILE_BYTES = 16 << 20
 DIGEST_BYTES = hashlib.sha256().digest_size
 

@@ -23,13 +23,6 @@ WARM_UP = GrammarSpec(
 """Compiled by a worker in advance: it is slow until it has pages of its own. Few texts fit it, because some backends
 take a second for any string or number."""
 
-PRACTICE = GrammarSpec(
-    "json_schema",
-    r'{"properties": {"a": {"type": "string", "pattern": "^\\p{L}\\w$", "maxLength": 9}, "b": {"type": "number"}}, '
-    r'"patternProperties": {"^\\d": {"type": "array", "items": {"type": "integer", "minimum": 1}}}, "required": ["a"]}',
-)
-"""Read in advance, so that workers inherit what is worked out once: the categories of Unicode take 0.2 s."""
-
 
 class CompilerSetup(msgspec.Struct, frozen=True, array_like=True):
     """The settings that the fork server is started with."""

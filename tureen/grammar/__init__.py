@@ -17,7 +17,7 @@ from tureen.grammar.base import Backend, CompiledGrammar, Encode, Grammar, Gramm
 from tureen.grammar.expression import GrammarError, Language, Unenforced
 
 if TYPE_CHECKING:
-    from tureen.grammar.frontends import compile_grammar, language_of
+    from tureen.grammar.frontends import compile_grammar, language_of, practise
 
 __all__ = [
     "Backend",
@@ -33,11 +33,12 @@ __all__ = [
     "compile_grammar",
     "find_backend",
     "language_of",
+    "practise",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the frontends when one of their names is first asked for: a server needs them in its workers only."""
-    if name in ("compile_grammar", "language_of"):
+    if name in ("compile_grammar", "language_of", "practise"):
         return getattr(importlib.import_module("tureen.grammar.frontends"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -210,6 +210,6 @@ class Derivatives:
                 return False
             fresh = [target for target in self.targets(here) if target not in seen]
             for target in fresh:
-                heappush(waiting, (self.terms.shortest(target), len(seen), target))
+                heappush(waiting, (self.terms.lengths[target][0], len(seen), target))
                 seen.add(target)
         return True

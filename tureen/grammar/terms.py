@@ -30,7 +30,7 @@ class TermTable:
         self.alphabet = alphabet
         self.nullable: list[bool] = []  # matches the empty string
         self.plain: list[bool] = []  # without Both and Not
-        self._lengths: list[tuple[int, int]] = []  # no shorter, no longer string is matched
+        self.lengths: list[tuple[int, int]] = []  # no shorter, no longer string is matched
         self.keys: list[tuple[int, ...]] = []  # kind and parts
         self._ids: dict[tuple[int, ...], int] = {}
         self.words: list[str] = []
@@ -52,7 +52,7 @@ class TermTable:
             self.keys.append(key)
             self.nullable.append(nullable)
             self.plain.append(plain)
-            self._lengths.append(lengths)
+            self.lengths.append(lengths)
         return known
 
     def spend(self, work: int) -> None:
@@ -123,17 +123,13 @@ class TermTable:
         other, more, most_more = _counted(self.keys, following)
         if item == other:
             return self.chain(self.repeat(item, least + more, most + most_more), after)
-        (low, high), (low2, high2) = self._lengths[head], self._lengths[rest]
+        (low, high), (low2, high2) = self.lengths[head], self.lengths[rest]
         return self._make(
             (CHAIN, head, rest),
             self.nullable[head] and self.nullable[rest],
             self.plain[head] and self.plain[rest],
             (low + low2, min(high + high2, UNBOUNDED)),
         )
-
-    def shortest(self, term: int) -> int:
-        """Returns a number of characters that a match has at least."""
-        return self._lengths[term][0]
 
     def _least(self, term: int) -> int:
         """The fewest repeats: what stands for any number of them beside ANYTHING."""
@@ -156,7 +152,7 @@ class TermTable:
             return self.repeat(key[1], key[2] * least, min(key[3] * most, UNBOUNDED))
         if least == most == 1:
             return item
-        low, high = self._lengths[item]
+        low, high = self.lengths[item]
         lengths = (low * least, min(high * most, UNBOUNDED))
         return self._make((REPEAT, item, least, min(most, UNBOUNDED)), least == 0, self.plain[item], lengths)
 
@@ -181,7 +177,7 @@ class TermTable:
             parts.add(EMPTY)
         if len(parts) == 1:
             return parts.pop()
-        lengths = [self._lengths[term] for term in parts]
+        lengths = [self.lengths[term] for term in parts]
         return self._make(
             (CHOICE, *sorted(parts)),
             any(self.nullable[term] for term in parts),
@@ -213,7 +209,7 @@ class TermTable:
         if not open_ended:
             return terms
         kept = self.repeat(ANY, min(open_ended), UNBOUNDED)
-        return {term for term in terms if self._lengths[term][0] < min(open_ended)} | {kept}
+        return {term for term in terms if self.lengths[term][0] < min(open_ended)} | {kept}
 
     def both(self, terms: Iterable[int]) -> int:
         """Returns the term that matches what all of them match."""
@@ -231,8 +227,8 @@ class TermTable:
             return NOTHING
         if len(parts) < 2:
             return parts.pop() if parts else ANYTHING
-        low = max(self._lengths[term][0] for term in parts)
-        high = min(self._lengths[term][1] for term in parts)
+        low = max(self.lengths[term][0] for term in parts)
+        high = min(self.lengths[term][1] for term in parts)
         if low > high:
             return NOTHING
         nullable = all(self.nullable[term] for term in parts)
@@ -248,9 +244,9 @@ class TermTable:
         run = self.repeat(self.one_of(atoms), max(c[1] for c in counts), min(c[2] for c in counts))
         others = terms.difference(runs)
         if others and _counted(self.keys, run)[0] == ANY:
-            low = max(self._lengths[term][0] for term in others)
-            high = min(self._lengths[term][1] for term in others)
-            if self._lengths[run][0] <= low and high <= self._lengths[run][1]:
+            low = max(self.lengths[term][0] for term in others)
+            high = min(self.lengths[term][1] for term in others)
+            if self.lengths[run][0] <= low and high <= self.lengths[run][1]:
                 return others
         return others | {run} if run != ANYTHING else others
 

@@ -1,4 +1,4 @@
-"""Facts about the parts of a language, so that a pass over it need not look into those that do not concern it."""
+"""Facts about the parts of a language: a pass over it need not look into those that are none of its business."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_CHAR = Chars(())
 
 
 class Facts:
-    """Facts about the parts of a language; each part is looked at once, however often it occurs."""
+    """Tells what the parts of a language hold. Each is looked at once, however often it occurs."""
 
     def __init__(self, language: Language) -> None:
         """Raises GrammarError when it is nested deeper than MAX_DEPTH."""

@@ -21,13 +21,13 @@ def node_of(shape: ObjectShape, key: str) -> ValueSet:
 
 def meet(algebra: SetAlgebra, first: ObjectShape, second: ObjectShape) -> list[ObjectShape]:
     """Returns the objects of both, as shapes that are not known to be empty."""
-    keys = dict.fromkeys((*first.named, *second.named))
+    names = dict.fromkeys((*first.named, *second.named))
     required = first.required | second.required
-    nodes = {key: algebra.all_of((node_of(first, key), node_of(second, key))) for key in keys if key in required}
+    nodes = {key: algebra.all_of((node_of(first, key), node_of(second, key))) for key in names if key in required}
     if any(map(algebra.is_nothing, nodes.values())):
         return []  # most shapes that are disjoint are so by a key that both require
     named = {}
-    for key in keys:
+    for key in names:
         node = nodes.get(key)
         if node is None:
             node = algebra.all_of((node_of(first, key), node_of(second, key)))

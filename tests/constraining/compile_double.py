@@ -60,11 +60,11 @@ def make_compile(setup):
                 time.sleep(0.001)
         elif what == "vocabulary":
             tokens = setup.vocabulary.tokens
-            return CompileReply(repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode())
+            return repr((len(tokens), tokens[-1], setup.vocabulary.size)).encode()
         elif what == "large":
-            return CompileReply(bytes(int(path)))
+            return bytes(int(path))
         actions.get(what, lambda: None)()
-        return CompileReply(f"{setup.backend}: {spec.text}".encode())
+        return f"{setup.backend}: {spec.text}".encode()
 
     return compile_
 

@@ -80,6 +80,8 @@ class ToyGrammar:
 
 class ToyCompilation:
     closing = None
+    reserve = 0
+    unenforced = ()
 
     def __init__(self, make, text, num_polls):
         self.make, self.text, self.num_polls = make, text, num_polls

@@ -281,7 +281,7 @@ def test_what_took_long_is_kept_for_the_next_start(make, clock, tmp_path):
     after._loader.submit(lambda: None).result()  # the folder has been looked at
     for name in spent_s:
         got = settled(after, after.submit(spec(f"ok {tmp_path}/{name}")))
-        assert got.compiled.source == f"double: ok {tmp_path}/{name}".encode()
+        assert got.compiled.compiled.source == f"double: ok {tmp_path}/{name}".encode()
     assert [len((tmp_path / name).read_text().split()) for name in spent_s] == [2, 1]
 
 

@@ -80,6 +80,7 @@ class ToyGrammar:
 
 class ToyCompilation:
     closing = None
+    reserve = 0
     unenforced = ()
 
     def __init__(self, make, text, num_polls):

@@ -105,8 +105,8 @@ IRI, IRI_REFERENCE = _references(UNRESERVED + BEYOND_ASCII)
 JSON_POINTER = "(?:/(?:[^/~]|~[01])*)*"
 RELATIVE_JSON_POINTER = f"(?:0|[1-9][0-9]{{0,8}})(?:#|{JSON_POINTER})"
 
-# RFC 6570, literals being what RFC 3986 has
-LITERAL = r"(?:[a-zA-Z0-9._~:/?#\[\]@!$&()*+,;=-]|%[0-9A-Fa-f]{2})"
+# RFC 6570, literals being what RFC 3986 has, and the other characters of RFC 3987
+LITERAL = r"(?:[a-zA-Z0-9._~:/?#\[\]@!$&()*+,;=\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef-]|%[0-9A-Fa-f]{2})"
 VARIABLE = r"[a-zA-Z0-9_]+(?:\.[a-zA-Z0-9_]+)*(?::[1-9][0-9]{0,3}|\*)?"
 URI_TEMPLATE = rf"(?:{LITERAL}|\{{[+#./;?&]?{VARIABLE}(?:,{VARIABLE})*\}})*"
 

@@ -32,6 +32,7 @@ ALLOWED = {
         "test_the_time_to_the_first_token_is_not_that_of_the_head",
     ): "the oracle of a measurement",
     ("constraining/compile_double.py", "make_compile.source"): "in a process of its own, for a file",
+    ("grammar/test_schema_corpus.py", "outcome"): "for figures that are printed by hand",
     ("sandbox/test_hostile_payloads.py", "traps"): "for a connection that must not come",
     ("kernels/cpu/test_pool.py", "test_no_call_is_lost_while_threads_fall_asleep"): "any moment will do: it tries many",
     ("media/test_media_fetch.py", "test_a_host_that_sends_a_byte_at_a_time_gets_no_more_than_the_time_for_all.drip"): (

@@ -290,6 +290,7 @@ OWN = {
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",
+    "tureen/constraining/kept_grammars.py": "the package's own sources, and files that it makes",
     "tureen/sandbox/fork_server.py": "no file",
     "tureen/sandbox/limits.py": "/proc, /dev/null, and what it must not be able to open",
     "tureen/sandbox/supervisor.py": "/proc, memory of its own",

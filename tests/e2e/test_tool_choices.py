@@ -106,7 +106,7 @@ def test_what_cannot_be_enforced_is_refused_under_the_name_of_its_tool(server: S
 def test_the_commands_of_the_page_work(server: ServerProcess):
     blocks = re.findall(r"```\n(curl.*?)\n```", PAGE, re.DOTALL)
     commands = [part for block in blocks for part in re.split(r"\n(?=curl )", block)]
-    assert len(commands) == 3
+    assert len(commands) == 4
     answers = []
     for command in commands:
         words = shlex.split(command.replace("\\\n", " "))
@@ -115,7 +115,10 @@ def test_the_commands_of_the_page_work(server: ServerProcess):
         response = httpx.post(server.url + path, json=body, timeout=120)
         assert response.status_code == 200, response.text
         answers.append(response.json())
-    chat, calls, reasoning = answers
+    chat, custom, calls, reasoning = answers
     assert chat["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    call = custom["choices"][0]["message"]["tool_calls"][0]["custom"]
+    assert call["name"] == "sum"
+    assert re.fullmatch(r"[0-9]{1,4}(?:\+[0-9]{1,4}){1,3}", call["input"])
     assert calls["calls"] == [{"tool_index": 0, "name": "weather", "parameters": '{"city": "Paris"}'}]
     assert reasoning == {"reasoning_text": "3 + 4 = 7", "text": "It is 7."}

@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said(spec, message):
 
 @pytest.mark.parametrize(("error", "message"), [(RecursionError, "nested too deep"), (MemoryError, "too large")])
 def test_what_exhausts_the_interpreter_is_refused(monkeypatch, error, message):
-    def exhausted(text, *, strict):
+    def exhausted(text, **_):
         raise error
 
     monkeypatch.setattr(frontends, "json_schema", exhausted)

@@ -98,7 +98,9 @@ def _references(unreserved: str) -> tuple[str, str]:
 
 UNRESERVED = r"a-zA-Z0-9._~"
 URI, URI_REFERENCE = _references(UNRESERVED)
-BEYOND_ASCII = r"" + "".join(rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 14))
+BEYOND_ASCII = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef" + "".join(
+    rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 14)
+)
 IRI, IRI_REFERENCE = _references(UNRESERVED + BEYOND_ASCII)
 
 # RFC 6901, and the draft for relative pointers

@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_by_the_clients_name_for_it(app: App, fields, 
     assert error["param"].startswith(param), error
 
 
-TEXTS = ['a "quoted" \\ line\n', "é\U0001f600 \u2028", "", "\ud83d alone", "x" * 200]
+TEXTS = ["\udc00 alone", 'a "quoted" \\ line\n', "é\U0001f600 \u2028", "", "\ud83d alone", "x" * 200]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -180,7 +180,9 @@ def test_the_input_is_read_in_pieces_of_any_size(text, is_ascii, size):
     written = json.dumps({"input": text}, ensure_ascii=is_ascii)
     reader = FreeInputReader()
     told = "".join(reader.feed(written[at : at + size]) for at in range(0, len(written), size)) + reader.close()
-    assert told == text or "\ud83d" in text
+    assert told == text or "alone" in text
+    if is_ascii:
+        told.encode()  # half of a pair is told as it was written
 
 
 @pytest.mark.parametrize("written", ['{"other": 1}', '{"input": 5}', "", '{"inp', "[" * 100])

@@ -90,6 +90,7 @@ FITTING = [
     (GrammarSpec("json_schema", "$$ANY$$"), '{"a": [1.5, "x", null]}'),
     (GrammarSpec("regex", "[a-c]{2}|é"), "é"),
     (GrammarSpec("regex", "x+", after="=>"), "3 =>xx"),
+    (GrammarSpec("regex", r"\W+"), "\u2764\ufe0f"),  # no word to Python's re, which patterns follow
     (GrammarSpec("choice", '["yes", "no", ""]'), "no"),
     (GrammarSpec("choice", '["yes", "no", ""]'), ""),
     (GrammarSpec("ebnf", 'root ::= "a"'), "anything: there is no second judge"),

@@ -11,7 +11,7 @@ import pytest
 from matching import matches
 from random_schemas import document
 
-from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, find_backend, language_of
+from tureen.grammar import GrammarError, GrammarSpec, Vocabulary, closing, find_backend, language_of
 from tureen.grammar.closing import ClosingCompiler
 from tureen.grammar.expression import ANYTHING, Both, Chain, Chars, Choice, Language, Not, Repeat, RuleCall, Text
 
@@ -277,3 +277,26 @@ def test_a_token_over_the_end_of_a_part_that_calls_itself_is_not_counted_on():
 def test_what_cannot_be_written_with_these_tokens_is_not_closed():
     assert closing_of(ab("a|bc"), letters("bc")).least == 2
     assert closing_of(ab("abc"), letters("bc")) is None
+
+
+def test_a_language_that_takes_too_long_to_follow_has_no_ends_and_nothing_else_happens(compiler):
+    many = "|".join(f".{chr(0x4E00 + index)}" for index in range(9_500))
+    program = compiler.translate(language_of(GrammarSpec("regex", many)))
+    assert compiler.load(program) is None
+
+
+def test_what_another_version_wrote_has_no_ends(compiler):
+    program = compiler.translate(language_of(GrammarSpec("regex", "a+")))
+    assert compiler.load(program).least == 1
+    assert compiler.load(program[:-4]) is None
+    assert compiler.load(b"\1\0\0\0\xff\xff\xff\xff" + program[8:]) is None
+
+
+def test_kernels_that_cannot_run_here_take_the_ends_and_nothing_else(monkeypatch):
+    def unusable():
+        raise RuntimeError("TUREEN_CPU_ISA names what this processor lacks")
+
+    monkeypatch.setattr(closing.native, "load", unusable)
+    compiler = ClosingCompiler(vocabulary([b"a", b"b"]))
+    assert compiler.translate(language_of(GrammarSpec("regex", "a+"))) == b""
+    assert compiler.load(b"") is None

@@ -377,6 +377,7 @@ TAG = tag("<f>", const("x"), "</f>")
         (whole({"type": "json_schema", "json_schema": 3}), "format.json_schema must be a schema, got 3"),
         (whole({"type": "json_schema", "json_schema": {"type": 3}}), "structural_tag.format.json_schema: "),
         (whole({**INTEGER, "style": "yaml"}), "format.style must be json or one of qwen_xml"),
+        (whole({**INTEGER, "style": ["json"]}), "format.style must be json or one of qwen_xml"),
         (whole({**INTEGER, "max_whitespace_cnt": 0}), "format.max_whitespace_cnt must be at least 1"),
         (whole({**INTEGER, "strict": True}), "structural_tag.format has an unknown key 'strict'"),
         (whole(sequence()), "format.elements must be a list that is not empty"),

@@ -171,7 +171,19 @@ SAMPLES = {
         "glm45",
         "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value> and so on",
         "and so on",
-        [("get_weather", '{"days": 3')],
+        [("get_weather", '{"days": 3}')],
+    ),
+    "qwen3_coder: cut in the end of a value": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>Oslo</para",
+        "",
+        [("get_weather", '{"city": "Oslo</para')],
+    ),
+    "qwen3_coder: without the end of the function": (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>Oslo</parameter></tool_call> Done.",
+        " Done.",
+        [("get_weather", '{"city": "Oslo"}')],
     ),
     "minimax_m2: two blocks": (
         "minimax_m2",
@@ -284,6 +296,43 @@ def test_the_types_of_an_argument_are_those_of_its_schema(schema, types):
     assert types_of({"properties": {"x": schema}, "$defs": {"a/b": {"type": "array"}}}, "x") == types
 
 
+TEXT = {"properties": {"x": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/text", "$defs": {"text": TEXT}},
+        {"allOf": [{"required": ["x"]}, TEXT]},
+        {"oneOf": [TEXT, {**TEXT, "required": ["x"]}]},
+        {"patternProperties": {"^x$": {"type": "string"}}, "additionalProperties": False},
+    ],
+)
+def test_an_argument_has_the_types_that_the_parts_of_its_tool_s_schema_allow(schema):
+    assert types_of(schema, "x") == {"string"}
+
+
+def test_looking_for_types_ends_however_often_a_long_enumeration_is_named():
+    class Members(list):
+        num_looked_at = 0
+
+        def __iter__(self):
+            for item in super().__iter__():
+                Members.num_looked_at += 1
+                yield item
+
+    many = Members(["a"] * 1_000)
+    types_of({"properties": {"x": {"anyOf": [{"enum": many}] * 90}}}, "x")
+    assert Members.num_looked_at <= 2_000
+
+
+def test_a_broken_call_is_the_only_one_without_parallel_calls():
+    broken = "<tool_call><function=f><parameter=x>1</parameter>so</tool_call>"
+    whole = "<tool_call><function=f></function></tool_call>"
+    _, calls, _ = read("qwen3_coder", [broken + whole], parallel=False)
+    assert calls == [("f", '{"x": 1}')]
+
+
 @pytest.mark.parametrize(
     ("text", "types", "read_as"),
     [
@@ -315,7 +364,13 @@ HOSTILE = {
     "glm45": ("<tool_call>f<arg_key>", "<tool_call>f</tool_call>", "<tool_call>f "),
     "minimax_m2": ('<minimax:tool_call><invoke name="f"></invoke>', "<minimax:"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>f{", "<｜tool▁calls▁begin｜>f{}<｜tool▁call▁end｜>", "<｜tool▁call"),
-    "gpt-oss": ("<|channel|>", "<|channel|>analysis<|message|>", "<|channel|>to=functions.f<|message|>{}", "<|"),
+    "gpt-oss": (
+        "<|channel|>",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>to=functions.f<|message|>{}",
+        "<|",
+        "<|end|>",
+    ),
     "granite": ("<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {}},'),
 }
 

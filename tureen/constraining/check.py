@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 import sys
 import threading
 import time
@@ -102,7 +103,15 @@ def _check_regex(pattern: str, text: str) -> str | None:
         fits = regex.fullmatch(pattern, text, timeout=REGEX_TIMEOUT_S)
     except (regex.error, TimeoutError, RecursionError) as error:
         raise Unverified(f"the pattern could not be matched: {type(error).__name__}") from None
-    return None if fits else f"{echo(text)} does not match the pattern"
+    return None if fits or _matches(pattern, text) else f"{echo(text)} does not match the pattern"
+
+
+def _matches(pattern: str, text: str) -> bool:
+    r"""Asks Python's own `re`, which the mask follows: words and spaces (`\w`, `\s`, `\b`) are others in `regex`."""
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except (re.error, RecursionError):  # what only `regex` has
+        return False
 
 
 def _check_json(schema: str, text: str) -> str | None:

@@ -385,7 +385,10 @@ def _load_kept(job: CompileJob, kept: KeptGrammars, loaders: Loaders | None) -> 
     if reply is None:
         return None
     job.source_bytes, job.unenforced = len(reply.source), reply.unenforced
-    return _load(loaders, reply)
+    try:
+        return _load(loaders, reply)
+    except (GrammarError, RuntimeError, ValueError):  # compiled anew, it says what is wrong
+        return None
 
 
 def _too_busy(why: str, wait_s: float) -> Failure:

@@ -20,6 +20,7 @@ from tureen.constraining.messages import CompileReply
 from tureen.files import open_regular
 from tureen.grammar import Vocabulary
 from tureen.grammar.backends.registry import BACKENDS
+from tureen.grammar.closing import closing_version
 from tureen.log import get_logger
 
 SUFFIX = ".grammar"
@@ -128,5 +129,6 @@ def _origin(backend: str, vocabulary: Vocabulary) -> bytes:
     for module in BACKENDS[backend].needs if backend in BACKENDS else ():
         with contextlib.suppress(metadata.PackageNotFoundError):  # a module of a package of another name
             digest.update(f"{module} {metadata.version(module)}".encode())
+    digest.update(closing_version())
     digest.update(msgspec.msgpack.encode((backend, vocabulary)))
     return digest.digest()

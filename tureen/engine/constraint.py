@@ -13,6 +13,7 @@ from tureen.grammar.closing import ClosingPlace, Ending, Nearness
 from tureen.log import get_logger
 
 AWAY = Nearness(False)
+FAR_FROM_END = 64  # tokens to spare from which on no mask is nearer to the end than it would be else
 
 log = get_logger("engine")
 
@@ -69,7 +70,7 @@ class Constraint:
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
         """Writes which tokens may come next, where so many may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        nearness = AWAY if self._place is None else self._restrict(self._place, mask, left)
+        nearness = AWAY if self._place is None else self._restricted(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
@@ -77,6 +78,18 @@ class Constraint:
             if not mask.any():
                 mask[:] = before
         return nearness
+
+    def _restricted(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
+        """Restricts a mask; an output whose ends cannot be followed goes on without them."""
+        try:
+            return self._restrict(place, mask, left)
+        except GrammarError as error:
+            self._leave(error)
+            return AWAY
+
+    def _leave(self, error: GrammarError) -> None:
+        log.warning("an output is not brought to an end in time: %s", error)
+        self._place = None
 
     def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
         """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
@@ -112,6 +125,12 @@ class Constraint:
         RequestFailed."""
         self._is_near = []
         if self._place is None or self.is_closed_early:
+            return
+        try:
+            if left - self._reserve - self._place.cost > FAR_FROM_END:
+                return
+        except GrammarError as error:
+            self._leave(error)
             return
         with following(self._field):
             self._is_near = [self.fill_mask(np.zeros_like(self._place.ends), left).is_near]
@@ -160,7 +179,10 @@ class Constraint:
         with following(self._field):
             token_ids = self._grammar.forced()
             if self._place is not None and token_ids:
-                del token_ids[self._place.num_closing(token_ids, left) :]
+                try:
+                    del token_ids[self._place.num_closing(token_ids, left) :]
+                except GrammarError as error:
+                    self._leave(error)
             return token_ids
 
 

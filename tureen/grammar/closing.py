@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class ClosingCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = set(vocabulary.eos_token_ids)
-        self._native = native.load()
+        self._native = _kernels()
         self._ends = packed(ends, vocabulary.size)
         if self._native is not None:
             texts = [b"" if index in ends else token for index, token in enumerate(vocabulary.tokens)]
@@ -88,10 +89,27 @@ class ClosingCompiler:
         """Makes it ready; None where there is nothing, or no text can be written with these tokens."""
         if self._native is None or not program:
             return None
-        follower = self._native.Follower(program, self._trie)
+        try:
+            follower = self._native.Follower(program, self._trie)
+        except (RuntimeError, ValueError):  # it takes too long to follow, or another version made it
+            return None
         if follower.least >= self._native.NEVER:
             return None
         return Closing(follower, self._native.Place, self._ends, len(program))
+
+
+def _kernels() -> Any:
+    """Returns the kernels; None where there are none that run here: then outputs are not brought to an end."""
+    try:
+        return native.load()
+    except (ImportError, RuntimeError):
+        return None
+
+
+def closing_version() -> bytes:
+    """Returns the bytes of what writes and reads programs; b"" where nothing does."""
+    kernels = _kernels()
+    return b"" if kernels is None else Path(kernels.__file__).read_bytes()
 
 
 class Closing:

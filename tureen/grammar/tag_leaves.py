@@ -75,7 +75,7 @@ class LeafFormats:
         path = f"{place.path}.json_schema"
         if style == "json":
             return self.ended(self.schema(json.dumps(schema), path, excludes), place)
-        if style not in STYLES:
+        if not isinstance(style, str) or style not in STYLES:
             raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
         language = _at(
             path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=self._strict)

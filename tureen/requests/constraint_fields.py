@@ -63,6 +63,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     disable_any_whitespace: Annotated[
         bool | None, Meta(description="JSON is written as json.dumps does, with true and with false.")
     ] = None
+    disable_fallback: Annotated[bool | None, Meta(description="Taken: there is no fallback here.")] = None
     whitespace_pattern: GuidedSpace = None
     disable_additional_properties: Annotated[
         bool | None, Meta(description="true: objects have no keys but those that json names.")

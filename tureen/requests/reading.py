@@ -132,19 +132,20 @@ class WholeAnswer(msgspec.Struct):
 
 def join_parts(parts: Sequence[Part]) -> WholeAnswer:
     """Joins all parts of a finished output."""
-    answer = WholeAnswer()
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
     for part in parts:
         match part:
             case Content(text):
-                answer.content += text
+                content.append(text)
             case Reasoning(text):
-                answer.reasoning += text
+                reasoning.append(text)
             case CallStart(_, name):
-                answer.calls.append((name, ""))
+                calls.append((name, []))
             case CallArguments(index, text):
-                name, arguments = answer.calls[index]
-                answer.calls[index] = (name, arguments + text)
-    return answer
+                calls[index][1].append(text)
+    return WholeAnswer("".join(content), "".join(reasoning), [(name, "".join(pieces)) for name, pieces in calls])
 
 
 PLAIN = Reading()

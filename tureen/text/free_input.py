@@ -10,8 +10,9 @@ from tureen.text.messages import CallArguments, CallStart, Part, Tool
 
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 MAX_HEAD_CHARS = 64
+MAX_ESCAPE_CHARS = 12  # of a pair of surrogates
 WHOLE = re.compile(
-    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
 )
 """Matches the longest beginning of a JSON string's inside that holds no unfinished escape."""
@@ -54,6 +55,9 @@ class FreeInputReader:
         text = json.loads(f'"{self._rest[:end]}"', strict=False)
         self._rest = self._rest[end:]
         self._is_over = self._rest.startswith('"')
+        if self._rest.startswith("\\") and len(self._rest) > MAX_ESCAPE_CHARS:  # no escape that JSON has
+            self._is_raw = True
+            text += self._taken()
         return str(text)
 
     def _taken(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tureen.text.call_parser import CallParser, json_text
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 EVERY_TYPE = frozenset((*TYPES.values(), "null"))
 MAX_TAG_CHARS = 600
-MAX_SCHEMAS = 100  # looked into to find a value's types
+MAX_LOOKS = 2_000  # at members of enumerations, to find a value's types
+SCHEMA_COST = 20  # of them: a schema is looked into
 
 
 class TaggedParser(CallParser):
@@ -43,6 +44,8 @@ class TaggedParser(CallParser):
         self._key = ""
         self._types = EVERY_TYPE
         self._value: list[str] = []
+        self._types_of: dict[tuple[str, str | None], frozenset[str]] = {}  # by tool and property
+        self._is_begun = False  # a call is
 
     def _opening(self, is_end: bool) -> None:
         self._pass_space(self._raw)
@@ -54,6 +57,7 @@ class TaggedParser(CallParser):
             self._give_up()
             return
         self._begin_call(self._name)
+        self._is_begun = True
         self._add_arguments("{")
         self._num_arguments = 0
         self._read = self._arguments_in_tags
@@ -75,19 +79,35 @@ class TaggedParser(CallParser):
         if not first:
             return
         is_over = self._pass_mark(self.CALL_END, [], is_end)
-        if is_over:
-            self._add_arguments("}")
-            self._end_call()
+        if is_over or (self.BLOCK_END and self._rest.startswith(self.BLOCK_END, self._at)):
+            self._give_up()
         elif is_over is False:
             match = self._tag(self.ARGUMENT, is_end)
             self._raw.clear()
             if match is not None:
                 self._begin_value(match)
 
+    def _give_up(self) -> None:
+        """Ends the call that is begun; else makes Content of what is none."""
+        if not self._is_begun:
+            super()._give_up()
+            return
+        self._is_begun = False
+        self._add_arguments("}")
+        self._end_call()
+
+    def _known_types(self, key: str) -> frozenset[str]:
+        properties = self._schemas[self._name].get("properties")
+        place = self._name, key if isinstance(properties, dict) and key in properties else None
+        known = self._types_of.get(place)
+        if known is None:
+            known = self._types_of[place] = types_of(self._schemas[self._name], key)
+        return known
+
     def _begin_value(self, match: regex.Match[str]) -> None:
         self._key = match[1]
         is_string = match[2] if match.re.groups > 1 else None
-        known = types_of(self._schemas[self._name], self._key)
+        known = self._known_types(self._key)
         self._types = known if is_string is None else STRING if is_string == "true" else EVERY_TYPE - STRING
         self._read = self._in_value
 
@@ -103,7 +123,7 @@ class TaggedParser(CallParser):
         tail = self._rest[max(self._at, len(self._rest) - len(self.ARGUMENT_END)) :]
         length = len(self._rest) - self._at - (0 if is_end else overlap(tail, self.ARGUMENT_END))
         self._pass(length, self._value)
-        if is_end and self._value:  # the answer was cut
+        if is_end and any(self._value):  # the answer was cut
             written = json_text("".join(self._value).removeprefix("\n" if self.IS_WRAPPED else ""))
             self._add_argument(written[:-1])
             self._value.clear()
@@ -136,30 +156,55 @@ STRING = frozenset(("string",))
 
 def types_of(parameters: dict[str, Any], key: str) -> frozenset[str]:
     """Returns the JSON types that an argument may have by the schema of its tool, as far as that is plain to see."""
-    properties = parameters.get("properties")
+    return _member_types(parameters, key, parameters, [MAX_LOOKS])
+
+
+def _member_types(schema: Any, key: str, root: dict[str, Any], left: list[int]) -> frozenset[str]:
+    """Returns the types of the member `key` of what an object's schema describes."""
+    left[0] -= SCHEMA_COST
+    if not isinstance(schema, dict) or left[0] < 0:
+        return EVERY_TYPE
+    types = EVERY_TYPE
+    properties, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(properties, dict) and key in properties:
-        schema = properties[key]
-    else:
-        schema = parameters.get("additionalProperties")
-    return _types(schema, parameters, [MAX_SCHEMAS])
+        types = _types(properties[key], root, left)
+    elif isinstance(patterns, dict) and patterns:  # any of them may be the one that matches
+        others = (*patterns.values(), schema.get("additionalProperties"))
+        types = frozenset().union(*(_types(other, root, left) for other in others if other is not False))
+    elif "additionalProperties" in schema:
+        types = _types(schema["additionalProperties"], root, left)
+    return types & _combined(schema, root, left, lambda part: _member_types(part, key, root, left))
 
 
 def _types(schema: Any, root: dict[str, Any], left: list[int]) -> frozenset[str]:
-    left[0] -= 1
+    left[0] -= SCHEMA_COST
     if not isinstance(schema, dict) or left[0] < 0:
         return EVERY_TYPE
     types = EVERY_TYPE
     if (named := schema.get("type")) is not None:
         types = frozenset(name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
     if isinstance(values := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
+        left[0] -= len(values)
+        if left[0] < 0:
+            return EVERY_TYPE
         types &= frozenset().union(*map(_type, values))
+    return types & _combined(schema, root, left, lambda part: _types(part, root, left))
+
+
+def _combined(
+    schema: dict[str, Any], root: dict[str, Any], left: list[int], types_in: Callable[[Any], frozenset[str]]
+) -> frozenset[str]:
+    """Returns the types that the schemas within a schema allow together; `types_in`: those that one of them allows."""
+    types = EVERY_TYPE
     for keyword in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(keyword), list) and options:
-            types &= frozenset().union(*(_types(option, root, left) for option in options))
+        if isinstance(options := schema.get(keyword), list) and options and left[0] > 0:
+            types &= frozenset().union(*map(types_in, options)) if len(options) <= left[0] else EVERY_TYPE
     for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        types &= _types(part, root, left)
+        if left[0] < 0:
+            break
+        types &= types_in(part)
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        types &= _types(_referred(root, reference), root, left)
+        types &= types_in(_referred(root, reference))
     return types
 
 

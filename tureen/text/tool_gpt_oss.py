@@ -15,6 +15,8 @@ ORDER = 23
 NAMES: tuple[str, ...] = ("gpt-oss", "gpt_oss", "openai")
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
+ALL_MARKS = (START, CHANNEL, *ENDS)
+ANY_MARK = re.compile("|".join(map(re.escape, ALL_MARKS)))
 MARKS: tuple[str, ...] = (CHANNEL,)
 SPECIAL = True
 
@@ -44,15 +46,14 @@ class HarmonyParser(CallParser):
 
     def _prose(self, is_end: bool) -> None:
         """A header, or the text of a message; text before the first header too."""
-        marks = (START, CHANNEL, *ENDS)
-        places = [(at, mark) for mark in marks if (at := self._rest.find(mark, self._at)) >= 0]
-        if not places:
-            tail = self._rest[max(self._at, len(self._rest) - max(map(len, marks))) :]
-            end = len(self._rest) - (0 if is_end else max(overlap(tail, mark) for mark in marks))
+        next_mark = ANY_MARK.search(self._rest, self._at)
+        if next_mark is None:
+            tail = self._rest[max(self._at, len(self._rest) - max(map(len, ALL_MARKS))) :]
+            end = len(self._rest) - (0 if is_end else max(overlap(tail, mark) for mark in ALL_MARKS))
             self._message(self._rest[self._at : end])
             self._at = end
             return
-        at, mark = min(places)
+        at, mark = next_mark.start(), next_mark[0]
         self._message(self._rest[self._at : at])
         self._at = at
         if mark in ENDS:

@@ -55,7 +55,9 @@ void bind_closing(nb::module_& m) {
         .def(
             "__init__",
             [](Follower* self, nb::bytes program, std::shared_ptr<Trie> trie) {
-                new (self) Follower(unpack(program.c_str(), program.size()), trie);
+                std::string data(program.c_str(), program.size());
+                nb::gil_scoped_release released;
+                new (self) Follower(unpack(data.data(), data.size()), trie);
             },
             "program"_a, "trie"_a)
         .def_prop_ro(

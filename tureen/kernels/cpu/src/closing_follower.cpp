@@ -8,7 +8,9 @@ namespace tureen {
 namespace {
 
 constexpr size_t MAX_STATES = 20000, MAX_STATES_OF_A_WALK = 200000;
-constexpr int64_t MAX_CONFIGURATIONS = 4000000;
+constexpr int64_t MAX_CONFIGURATIONS = 1000000;  // and what is as large: some 40 MB
+constexpr int64_t MAX_WORK = 20000000;           // of one call: configurations that are looked at; some 50 ms
+constexpr size_t MAX_FAR = 4096;                 // tokens of a list that is kept
 constexpr size_t MAX_TAKERS = 100000;
 constexpr int MAX_OPENED = 4000;
 constexpr int32_t FAR = 32;  // tokens to spare from which on only those few are looked at that lead far away
@@ -39,15 +41,27 @@ void Follower::reset() {
     far_.clear();
     frames_.clear();
     num_configurations_ = 0;
+    settled_states_ = 0;
+    settled_configurations_ = 0;
     frames_.push_back({0, 0, {}});
     start_ = closed({{program_.rules[0].entry, 0, 0}});
     if (start_ < 0) start_ = state_of({}, false);
 }
 
 void Follower::tidy() {
-    if (states_.size() < MAX_STATES && num_configurations_ < MAX_CONFIGURATIONS) return;
+    work_ = 0;
+    if (states_.size() < MAX_STATES + settled_states_ &&
+        num_configurations_ < MAX_CONFIGURATIONS + settled_configurations_) {
+        return;
+    }
     generation++;
     reset();
+}
+
+// What one output needs is no reason to begin anew before as much has come again.
+void Follower::settle() {
+    settled_states_ = states_.size();
+    settled_configurations_ = num_configurations_;
 }
 
 int32_t Follower::after(int32_t state, int32_t token) {
@@ -81,6 +95,7 @@ int32_t Follower::closed(Configurations waiting) {
         Configuration c = waiting.back();
         waiting.pop_back();
         if (takers.size() + seen_.size() > MAX_TAKERS) throw TooLarge("it can be matched in too many ways at once");
+        spend(int64_t(1 + takers.size() + seen_.size() + loops_.size()));
         close_one(c, waiting, takers, accepts);
     }
     for (Configuration& c : takers) {
@@ -105,6 +120,7 @@ void Follower::close_one(Configuration c, Configurations& waiting, Configuration
     }
     switch (i.op) {
         case SPLIT:
+            spend(i.y);
             for (int32_t at = i.x; at < i.x + i.y; at++) waiting.push_back({program_.targets[at], c.count, c.frame});
             break;
         case CALL: call(c, i, waiting); break;
@@ -134,6 +150,7 @@ void Follower::call(const Configuration& c, const Instruction& i, Configurations
     }
     Edge edge{i.y, c.count, c.frame};
     std::vector<Edge>& edges = opened_[at].edges;
+    spend(int64_t(at + edges.size()));
     if (std::find(edges.begin(), edges.end(), edge) != edges.end()) return;
     edges.push_back(edge);
     if (opened_[at].is_over) waiting.push_back({edge.pc, edge.count, edge.frame});
@@ -143,7 +160,13 @@ void Follower::end_rule(int32_t frame, Configurations& waiting, bool& accepts) {
     if (frame == 0) accepts = true;
     if (frame < 0) opened_[size_t(~frame)].is_over = true;
     const std::vector<Edge>& edges = frame < 0 ? opened_[size_t(~frame)].edges : frames_[size_t(frame)].edges;
+    spend(int64_t(edges.size()));
     for (const Edge& edge : edges) waiting.push_back({edge.pc, edge.count, edge.frame});
+}
+
+void Follower::spend(int64_t work) {
+    work_ += work;
+    if (work_ > MAX_WORK) throw TooLarge("it takes too long to follow");
 }
 
 // Whether another one can do all that this one can: it is at the same place, and has matched no more often than this
@@ -192,12 +215,12 @@ int32_t Follower::state_of(Configurations takers, bool accepts) {
     for (const Configuration& c : takers) key.insert(key.end(), {c.pc, c.count, c.frame});
     auto [at, is_new] = state_ids_.try_emplace(std::move(key), int32_t(states_.size()));
     if (!is_new) return at->second;
-    if (states_.size() >= MAX_STATES_OF_A_WALK || num_configurations_ > 2 * MAX_CONFIGURATIONS) {
+    if (states_.size() >= MAX_STATES_OF_A_WALK || num_configurations_ > 8 * MAX_CONFIGURATIONS) {
         throw TooLarge("it can go on in too many ways");
     }
     int32_t cost = accepts ? 0 : NEVER;
     for (const Configuration& c : takers) cost = std::min(cost, cost_of(c));
-    num_configurations_ += int64_t(takers.size());
+    num_configurations_ += int64_t(takers.size()) + num_classes_ / 8 + 4;
     states_.push_back(std::move(takers));
     costs_.push_back(cost);
     accepts_.push_back(accepts);
@@ -222,6 +245,11 @@ const std::vector<std::pair<int32_t, int32_t>>& Follower::far_tokens(int32_t sta
     each_token(plain, [&](int32_t token, int32_t target) {
         if (cost(target) > bound) tokens.emplace_back(token, cost(target));
     });
+    if (tokens.size() > MAX_FAR) {
+        large_far_ = std::move(tokens);
+        return large_far_;
+    }
+    num_configurations_ += int64_t(tokens.size());
     return far_.emplace(plain, std::move(tokens)).first->second;
 }
 
@@ -252,7 +280,8 @@ void Place::rollback(size_t count) {
 int32_t Place::state() {
     Follower& follower = *follower_;
     follower.tidy();
-    if (generation_ != follower.generation) {
+    const bool is_replayed = generation_ != follower.generation;
+    if (is_replayed) {
         states_.clear();
         generation_ = follower.generation;
     }
@@ -261,6 +290,7 @@ int32_t Place::state() {
         int32_t last = states_.back();
         states_.push_back(last < 0 ? last : follower.after(last, tokens_[states_.size() - 1]));
     }
+    if (is_replayed && tokens_.size() > 0) follower.settle();
     return states_.back();
 }
 

@@ -49,6 +49,7 @@ public:
 
     // Forgets all states where there are many; `generation` rises.
     void tidy();
+    void settle();
 
     std::mutex lock;
     int64_t generation = 0;
@@ -79,6 +80,7 @@ private:
     };
 
     void reset();
+    void spend(int64_t work);
     int32_t move(int32_t state, int32_t cls);
     int32_t closed(Configurations waiting);
     void close_one(Configuration c, Configurations& waiting, Configurations& takers, bool& accepts);
@@ -103,7 +105,10 @@ private:
     std::unordered_map<std::vector<int32_t>, int32_t, Hash> state_ids_, frame_ids_;
     std::unordered_map<int32_t, std::vector<std::pair<int32_t, int32_t>>> far_;
     std::vector<Frame> frames_;
-    int64_t num_configurations_ = 0;
+    int64_t num_configurations_ = 0, settled_configurations_ = 0;
+    size_t settled_states_ = 0;  // as many as one output took when all began anew
+    int64_t work_ = 0;           // of this call
+    std::vector<std::pair<int32_t, int32_t>> large_far_;
 
     std::vector<Opened> opened_;
     Configurations loops_, seen_;

@@ -52,8 +52,8 @@ def routes(state: ServerState) -> list[Entry]:
         tools = read_tools(fields.get("tools"))
         body = convert(fields | {"tools": []}, ParseFunctionCallBody)
         form = _tool_format(body.tool_call_parser, state)
-        size = len(await request.body())  # the tools' schemas are read too
-        return JSONResponse(await offload.run(size, lambda: _calls(body.text, form, tools)))
+        # the tools' schemas are read too, so that all of the body counts
+        return JSONResponse(await offload.run(len(await request.body()), lambda: _calls(body.text, form, tools)))
 
     async def separate_reasoning(request: Request) -> Response:
         body = convert(await _read(request, SeparateReasoningBody), SeparateReasoningBody)

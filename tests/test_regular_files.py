@@ -288,6 +288,7 @@ OWN = {
     "tureen/front/page.py": "the package's own pages",
     "tureen/requests/verdicts.py": "the package's own tables",
     "tureen/recipes/shapes_vlm.py": "the package's own projector",
+    "tureen/grammar/closing.py": "the package's own kernels",
     "tureen/devices/cpu.py": "/proc and /sys",
     "tureen/devices/cgroups.py": "/proc and /sys",
     "tureen/constraining/kept_grammars.py": "the package's own sources, and files that it makes",

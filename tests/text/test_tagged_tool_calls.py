@@ -1,13 +1,12 @@
 """Tool calls as Qwen3-Coder, GLM, MiniMax, DeepSeek, gpt-oss and Granite write them: templates, cuts, broken calls."""
 
 import json
-import sys
 
 import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tool_calls import joined
+from test_tool_calls import assert_linear, joined
 
 from tureen.text.messages import Reasoning, Tool
 from tureen.text.tagged_parser import argument_text, types_of
@@ -377,22 +376,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("name", "unit"), [(name, unit) for name, units in HOSTILE.items() for unit in units])
 def test_work_grows_with_the_text_and_not_with_its_square(name, unit):
-    def num_calls(num_chars, size):
-        text, count = unit * (num_chars // len(unit)), 0
-
-        def note(_, event, __):
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        sys.setprofile(note)
-        try:
-            read(name, [text[at : at + size] for at in range(0, len(text), size)])
-        finally:
-            sys.setprofile(None)
-        return count
-
-    for size in (5, 10**6):
-        assert num_calls(12_000, size) < 4.5 * num_calls(3_000, size) + 500
+    assert_linear(lambda pieces: read(name, pieces), unit)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Constraint:
     def fill_mask(self, mask: Mask, left: int) -> Nearness:
         """Writes which tokens may come next, where so many may come. Raises GrammarError."""
         self._grammar.fill_mask(mask)
-        nearness = AWAY if self._place is None else self._restricted(self._place, mask, left)
+        nearness = AWAY if self._place is None else self._restrict(self._place, mask, left)
         if self._avoids_end and self._grammar.is_accepting:
             before = mask.copy()
             for token_id in self._eos_token_ids:
@@ -79,10 +79,10 @@ class Constraint:
                 mask[:] = before
         return nearness
 
-    def _restricted(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
+    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
         """Restricts a mask; an output whose ends cannot be followed goes on without them."""
         try:
-            return self._restrict(place, mask, left)
+            return self._within_reserve(place, mask, left)
         except GrammarError as error:
             self._leave(error)
             return AWAY
@@ -91,7 +91,7 @@ class Constraint:
         log.warning("an output is not brought to an end in time: %s", error)
         self._place = None
 
-    def _restrict(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
+    def _within_reserve(self, place: ClosingPlace, mask: Mask, left: int) -> Nearness:
         """Leaves the tokens behind which the output can end in time. A guard's grammar may have none of these: then
         all that it allows are left."""
         if not self._reserve:

@@ -24,7 +24,7 @@ from tureen.grammar.expression import (
 )
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import chain
-from tureen.grammar.written_rules import MAX_RULES, WrittenRules, fault, language_of_rules
+from tureen.grammar.written_rules import WrittenRules, begin_rule, fault, language_of_rules
 
 ROOT = "root"
 MAX_NESTING = 20  # parentheses in each other
@@ -137,17 +137,8 @@ class _Parser:
         if not token.starts_line:
             raise fault(f"rule {echo(token.text)} starts within a line", token.line, "start it on a line of its own")
         self._finish_rule()
-        lines = self._grammar.lines
-        if token.text in lines:
-            raise fault(
-                f"rule {echo(token.text)} is defined twice: in line {lines[token.text]} and again",
-                token.line,
-                "put the alternatives into one rule, with | between them",
-            )
-        if len(lines) == MAX_RULES:
-            raise fault("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
+        begin_rule(self._grammar, token.text, token.line, "rule ")
         self._name = token.text
-        lines[token.text] = token.line
         self._groups = [OpenGroup(token.line)]
 
     def _finish_rule(self) -> None:

@@ -24,7 +24,7 @@ from tureen.grammar.lark_terminals import COMMON, pattern_terminal
 from tureen.grammar.regular import is_empty
 from tureen.grammar.rules import Rules, calls, chain, cycle, replaced, unmarked
 from tureen.grammar.schema.language import json_schema
-from tureen.grammar.written_rules import MAX_RULES, WrittenRules, fault, language_of_rules
+from tureen.grammar.written_rules import WrittenRules, begin_rule, fault, language_of_rules
 
 START = "start"
 SKIP = "%ignore"  # the rule of what may stand between terminals
@@ -176,17 +176,8 @@ class _LarkParser:
             raise fault(
                 f"{echo(token.text)} is no name", token.line, "write rules in small letters, terminals in CAPITALS"
             )
-        lines = self._grammar.lines
-        if token.text in lines:
-            raise fault(
-                f"{echo(token.text)} is defined twice: in line {lines[token.text]} and again",
-                token.line,
-                "put the alternatives into one rule, with | between them",
-            )
-        if len(lines) == MAX_RULES:
-            raise fault("the grammar is too large: it has more rules than this", token.line, f"at most {MAX_RULES}")
+        begin_rule(self._grammar, token.text, token.line)
         self._name = token.text
-        lines[token.text] = token.line
 
     def _directive(self) -> None:
         token = self._take()

@@ -47,6 +47,20 @@ def fault(what: str, line: int, fix: str = "") -> GrammarError:
     return GrammarError(f"{what} (line {line})" + (f"; {fix}" if fix else ""))
 
 
+def begin_rule(grammar: WrittenRules, name: str, line: int, kind: str = "") -> None:
+    """Notes where a rule is defined. `kind`: what errors say before its name. Raises GrammarError for the second rule
+    of a name, and for one too many."""
+    if name in grammar.lines:
+        raise fault(
+            f"{kind}{echo(name)} is defined twice: in line {grammar.lines[name]} and again",
+            line,
+            "put the alternatives into one rule, with | between them",
+        )
+    if len(grammar.lines) == MAX_RULES:
+        raise fault("the grammar is too large: it has more rules than this", line, f"at most {MAX_RULES}")
+    grammar.lines[name] = line
+
+
 def _check_names(grammar: WrittenRules, root: str, define: str) -> None:
     if root not in grammar.rules:
         names = ", ".join(echo(name) for name in list(grammar.rules)[:5]) or "none"

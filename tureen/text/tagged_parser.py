@@ -80,7 +80,7 @@ class TaggedParser(CallParser):
             return
         is_over = self._pass_mark(self.CALL_END, [], is_end)
         if is_over or (self.BLOCK_END and self._rest.startswith(self.BLOCK_END, self._at)):
-            self._give_up()
+            self._close_call()
         elif is_over is False:
             match = self._tag(self.ARGUMENT, is_end)
             self._raw.clear()
@@ -88,10 +88,11 @@ class TaggedParser(CallParser):
                 self._begin_value(match)
 
     def _give_up(self) -> None:
-        """Ends the call that is begun; else makes Content of what is none."""
-        if not self._is_begun:
-            super()._give_up()
-            return
+        """Closes the call that is begun, as far as it was read; else makes Content of what is none."""
+        end = self._close_call if self._is_begun else super()._give_up
+        end()
+
+    def _close_call(self) -> None:
         self._is_begun = False
         self._add_arguments("}")
         self._end_call()

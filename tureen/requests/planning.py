@@ -69,8 +69,9 @@ async def sampling_of(
     requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
     """Does what `make_sampling` does, in a thread when stop patterns make it slow. Raises InvalidRequest."""
-    size = PATTERN_SIZE * patterns_len([requested])
-    return await offload.run(size, lambda: make_sampling(requested, context, names, defaults))
+    return await offload.run(
+        PATTERN_SIZE * patterns_len([requested]), make_sampling, requested, context, names, defaults
+    )
 
 
 def patterns_len(param_sets: Iterable[Any]) -> int:

@@ -6,6 +6,7 @@ Source: https://docs.sglang.io/basic_usage/native_api.html and sampling_params.h
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -15,7 +16,6 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.contract.types import NO_TOKEN, EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
-from tureen.dialects.sglang.session_field import read_sessions
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
@@ -163,15 +163,8 @@ class ParsedBody(NamedTuple):
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
 
-PER_PROMPT_FIELDS = (
-    "lora_path",
-    "session_params",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "return_hidden_states",
-    "custom_logit_processor",
-)
+LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor", *LOGPROB_FIELDS)
 """Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
 
@@ -227,7 +220,7 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
         num_samples=num_samples,
         fields=fields,
         media=_media(body, batch, is_batch=is_batch),
-        sessions=_sessions(body, fields["session_params"]),
+        sessions=_sessions(fields["session_params"], is_list=isinstance(body.session_params, list)),
     )
 
 
@@ -303,11 +296,34 @@ def limits_of(body: GenerateBody, waited_s: float = 0.0) -> dict[str, int | None
     return {name: None if limit is None else max(1, limit - round(waited_s * 1000)) for name, limit in sent.items()}
 
 
-def _sessions(body: GenerateBody, sent: list[dict[str, Any] | None]) -> list[SessionParams | None]:
-    """Returns the session that each prompt continues, None = none. Raises InvalidRequest."""
-    if body.session_params is None:
-        return [None] * len(sent)
-    return read_sessions(sent, is_list=isinstance(body.session_params, list))
+def _sessions(sent: list[dict[str, Any] | None], *, is_list: bool) -> list[SessionParams | None]:
+    """Returns the session that each prompt continues, None = none. Raises InvalidRequest.
+
+    `sent`: session_params of each prompt; `is_list`: the body has a list of them.
+    """
+    sessions: list[SessionParams | None] = []
+    for index, params in enumerate(sent):
+        sessions.append(None)
+        if params is None:
+            continue
+        where = f"session_params[{index}]" if is_list else "session_params"
+        refuse_unknown(params, SessionParams.__struct_fields__, where)
+        fields = {name: value for name, value in params.items() if value is not None}
+        sessions[index] = convert(fields, SessionParams, Names(where).path)
+    _check_replacing([session for session in sessions if session is not None])
+    return sessions
+
+
+def _check_replacing(params: Sequence[SessionParams]) -> None:
+    """Raises InvalidRequest when requests of one body would replace each other."""
+    counts = Counter(session.id for session in params)
+    for session in params:
+        if session.replace and counts[session.id] > 1:
+            raise InvalidRequest(
+                f"session_params has replace: true, and {counts[session.id]} prompts of the batch are of session "
+                f"{echo(session.id)}; send them one after the other",
+                field="session_params.replace",
+            )
 
 
 def plan(
@@ -374,8 +390,8 @@ def _options(
 def _processors(body: GenerateBody, sent: list[str | None], context: Context) -> list[str]:
     """Returns the logit processor of each prompt, which sent it as `sent` has it. Raises InvalidRequest."""
     checked = []
+    is_list = isinstance(body.custom_logit_processor, list)
     for index, value in enumerate(sent):
-        is_list = isinstance(body.custom_logit_processor, list)
         field = f"custom_logit_processor[{index}]" if is_list else "custom_logit_processor"
         checked.append("" if value is None else check_processor(value, context.config, field))
     return checked

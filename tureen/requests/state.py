@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, partial
+from typing import Any, cast
 
 import msgspec
 
@@ -32,13 +32,10 @@ from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 
-if TYPE_CHECKING:
-    pass
-
 DRAIN_RETRY_S = 5
 
 
-class Context(msgspec.Struct, frozen=True):
+class Context(msgspec.Struct, frozen=True, dict=True):
     """Facts about the model and the settings that reading a body needs."""
 
     tokenizer: Tokenizer
@@ -51,25 +48,21 @@ class Context(msgspec.Struct, frozen=True):
     tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
     reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """Most tokens, prompt and output together, that one request can have."""
         return min(self.info.context_len, self.info.max_total_tokens)
 
-    @property
+    @cached_property
     def placeholders(self) -> tuple[str, ...]:
         """Texts that stand for a picture or a video in a prompt."""
-        if self.family is None:
-            return ()
-        marks = (self.family.placeholder, self.family.video_placeholder)
+        marks = () if self.family is None else (self.family.placeholder, self.family.video_placeholder)
         return tuple(mark for mark in marks if mark is not None)
 
-    @property
+    @cached_property
     def placeholder_ids(self) -> frozenset[int]:
         """Tokens that stand for a picture or a video; some models have them beyond the vocabulary's end."""
-        if self.family is None:
-            return frozenset()
-        ids = (self.family.placeholder_id, self.family.video_placeholder_id)
+        ids = () if self.family is None else (self.family.placeholder_id, self.family.video_placeholder_id)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
 

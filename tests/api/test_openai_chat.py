@@ -20,7 +20,7 @@ from patience import wait_until
 from PIL import Image
 
 from tureen.dialects.openai.answer import StreamUsage
-from tureen.dialects.openai.chat_body import NOT_OFFERED
+from tureen.dialects.openai.chat_body import TABLE
 from tureen.media.loader import MediaLoader
 from tureen.requests.generation import Run
 
@@ -527,9 +527,9 @@ def test_pictures_are_shown_where_they_stand(template):
         app.check_idle()
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
+@pytest.mark.parametrize("name", TABLE.refused)
 def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
-    nothing, _ = NOT_OFFERED[name]
+    nothing, _ = TABLE.refused[name]
     error = refusal(app, **{name: "something"})
     assert error["param"] == name
     assert error["code"] == ("chat_template_not_allowed" if name == "chat_template" else "not_available")

@@ -184,8 +184,10 @@ class OutputEvent(NamedTuple):
 class Meter:
     """Measures time to first token and inter-token latency of one output as its tokens arrive from the engine."""
 
-    def __init__(self, metrics: Metrics, started_s: float) -> None:
+    def __init__(self, metrics: Metrics, started_s: float, *, is_timed: bool) -> None:
+        """`is_timed`: whether its times are observed, not only its tokens counted."""
         self.num_tokens = 0
+        self._is_timed = is_timed
         self._last_s = started_s
         self._first = metrics.histogram("time_to_first_token_seconds")
         self._next = metrics.histogram("inter_token_latency_seconds")
@@ -195,7 +197,9 @@ class Meter:
         if not num_new:
             return
         now = time.monotonic()
-        if self.num_tokens:
+        if not self._is_timed:
+            pass
+        elif self.num_tokens:
             self._next.observe((now - self._last_s) / num_new)
         else:
             self._first.observe(now - self._last_s)
@@ -238,7 +242,8 @@ class Run:
         Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
         left in its quota.
         """
-        with self._state.coming(len(self.outputs)) as self._submit, self._holding():
+        coming = self._state.room.coming(len(self.outputs), when_idle=self._work.when_idle)
+        with coming as self._submit, self._holding():
             self._state.enter(self._owner, self._names)
             self._work.names.update(self._names)
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
@@ -306,7 +311,8 @@ class Run:
     async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
-        meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
+        is_timed = not self._work.when_idle
+        meter = Meter(self._state.metrics, output.started_s, is_timed=is_timed) if self._log_metrics else None
         hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
 
         def watch(num_new: int) -> None:
@@ -364,4 +370,5 @@ class Run:
         metrics.add("generation_tokens", num_tokens)
         metrics.observe("prompt_tokens_histogram", output.usage.prompt_tokens)
         metrics.observe("generation_tokens_histogram", num_tokens)
-        metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)
+        if not output.request.when_idle:
+            metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)

@@ -124,8 +124,14 @@ def _fact_routes(state: ServerState) -> list[Entry]:
     about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
 
     return [
-        Entry("/v1/models", models, access="user", docs=Docs("OpenAI", "The model and its adapters.")),
-        Entry("/v1/models/{name:path}", model, access="user", docs=Docs("OpenAI", "One of them.")),
+        *(
+            Entry(f"{version}{path}", endpoint, access="user", docs=Docs("OpenAI", about))
+            for version in ("/v1", "")
+            for path, endpoint, about in (
+                ("/models", models, "The model and its adapters."),
+                ("/models/{name:path}", model, "One of them."),
+            )
+        ),
         Entry("/model_info", model_info, access="user", docs=about_model),
         Entry("/get_model_info", model_info, access="user", docs=about_model),
         Entry("/server_info", server_info, access="user", docs=about_server),

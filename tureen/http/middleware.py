@@ -132,7 +132,8 @@ class Limiter:
             await self._app(scope, receive, send)
             return
         told, work = call.telling, call.work
-        told.is_strict, told.unknown_fields = is_strict(scope), self._unknown_fields
+        told.unknown_fields = self._unknown_fields
+        told.is_strict = STRICT_HEADER in dict(scope["headers"]) and is_strict(scope)
 
         async def send_telling(message: Message) -> None:
             if message["type"] == "http.response.start" and told.paths:

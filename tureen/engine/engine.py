@@ -100,11 +100,10 @@ class Engine:
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
         longest = LongestPrefixFirst(partial(_cached_len, self.cache))
-        orders = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}
-        queue = WaitingQueue(rank, orders[schedule.policy])
+        order = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}[schedule.policy]
         self.scheduler = Scheduler(
             self.cache,
-            queue,
+            WaitingQueue(rank, order),
             max_rows=capacity.max_rows,
             token_budget=token_budget,
             by_priority=schedule.by_priority,

@@ -6,20 +6,20 @@ Source: https://docs.sglang.io/basic_usage/native_api.html and sampling_params.h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import JsonObject
-from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates
+from tureen.contract.params import ALIASES, JsonObject
+from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobSpec
 from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
-from tureen.requests.body import convert, read_params, refuse_not_offered, refuse_unknown
+from tureen.requests.body import PARAM_FIELDS, convert, read_params, refuse_not_offered, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
@@ -48,6 +48,8 @@ MAX_HIDDEN_VALUES = 1 << 24
 """Most numbers of hidden states in one answer; as JSON they are some 300 MB."""
 
 MAX_HIDDEN_SIZE = 1 << 16
+
+_json = msgspec.json.Encoder()
 
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
@@ -168,6 +170,10 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
+MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, NOT_OFFERED)
+"""Fields of `sampling_params`, which clients of flat APIs send beside it."""
+MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, PARAMS_NOT_OFFERED)
+MAX_SHOWN = 48  # characters of a misplaced value
 
 
 class GeneratePlan(msgspec.Struct, frozen=True):
@@ -203,7 +209,8 @@ def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Text
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
             field=fields_sent[-1] if fields_sent else "text",
         )
-    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
+    _refuse_misplaced(payload, MISPLACED, "in sampling_params", '"sampling_params": {%s}')
+    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED, *MISPLACED))
     refuse_not_offered(payload, NOT_OFFERED)
     body = convert(
         {name: value for name, value in payload.items() if value is not None and name in FIELDS}, GenerateBody
@@ -225,6 +232,15 @@ def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Text
     return body, prompts.embeddings(body.input_embeds or [], context)
 
 
+def _refuse_misplaced(fields: dict[str, Any], names: Collection[str], where: str, form: str) -> None:
+    """Raises InvalidRequest for the first of `names` among `fields`: it belongs elsewhere, as `form` shows."""
+    for name in fields:
+        if name in names and fields[name] is not None:
+            value = _json.encode(fields[name]).decode()
+            shown = form % f'"{name}": {value if len(value) <= MAX_SHOWN else "…"}'
+            raise InvalidRequest(f"{name} belongs {where}: send {shown}", field=name, code="misplaced_field")
+
+
 def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampling]:
     """Returns the sampling parameters of each of `batch` prompts. Raises InvalidRequest."""
     sampling_params = body.sampling_params
@@ -237,8 +253,10 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 
 
 def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
+    _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
     refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
-    offered = {name: value for name, value in params.items() if name not in PARAMS_NOT_OFFERED}
+    left_out = (*PARAMS_NOT_OFFERED, *MISPLACED_PARAMS)
+    offered = {name: value for name, value in params.items() if name not in left_out}
     return planning.make_sampling(read_params(offered, where), context, Names(where))
 
 
@@ -350,11 +368,11 @@ def plan(
 def _options(body: GenerateBody, resolved: Sequence[Prompt], context: Context) -> list[Options]:
     """Returns the options of each prompt. Raises InvalidRequest."""
     batch = len(resolved)
-    logprobs = logprob_specs(
-        {field: getattr(body, field) for field in LOGPROB_FIELDS},
-        [prompt.token_ids for prompt in resolved],
-        context.info.vocab_size,
-    )
+    logprobs: list[LogprobSpec | None] = [None] * batch
+    sent = {field: getattr(body, field) for field in LOGPROB_FIELDS}
+    if body.return_logprob or sent != LOGPROB_FIELDS:
+        token_ids = [prompt.token_ids for prompt in resolved]
+        logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
     hidden: list[HiddenStatesField] = per_prompt(body.return_hidden_states, batch, "return_hidden_states")
     processors = _processors(body, batch, context)
     adapters: list[str | None] = per_prompt(cast(Any, body.lora_path), batch, "lora_path")

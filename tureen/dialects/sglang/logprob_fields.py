@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tureen.contract.types import NO_TOKEN, LogprobsMode, LogprobSpec
+from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.planning import per_prompt
 from tureen.requests.prompts import check_batch
 from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 
-LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs_mode")
+LOGPROB_FIELDS: dict[str, Any] = {
+    "logprob_start_len": -1,
+    "top_logprobs_num": 0,
+    "token_ids_logprob": None,
+    "return_text_in_logprobs": False,
+    "logprobs_mode": "processed",
+}
+"""The fields that need return_logprob, each with the default that changes nothing without it."""
 
 
 def logprob_specs(
@@ -19,17 +26,36 @@ def logprob_specs(
 ) -> list[LogprobSpec | None]:
     """Returns the log-probabilities to compute of each prompt, None = none. Raises InvalidRequest.
 
-    `fields`: the values of LOGPROB_FIELDS.
+    `fields`: the values of return_logprob and of LOGPROB_FIELDS.
     """
     batch = len(prompts)
     with_logprobs: list[bool] = per_prompt(fields["return_logprob"], batch, "return_logprob")
     starts = _starts(fields["logprob_start_len"], prompts)
     tops = _tops(fields["top_logprobs_num"], batch, vocab_size)
     ids = _ids(fields["token_ids_logprob"], batch, vocab_size)
+    _check_asked(fields, with_logprobs)
     return [
-        _spec(with_logprobs[index], starts[index], tops[index], ids[index], fields["logprobs_mode"])
-        for index in range(batch)
+        LogprobSpec(starts[index], tops[index], ids[index], fields["logprobs_mode"]) if is_asked else None
+        for index, is_asked in enumerate(with_logprobs)
     ]
+
+
+def _check_asked(fields: Mapping[str, Any], with_logprobs: Sequence[bool]) -> None:
+    """Raises InvalidRequest for a field that has no effect, as no prompt that it is for asks for log-probabilities.
+
+    A value that is for all prompts has an effect where any of them asks.
+    """
+    for name, default in LOGPROB_FIELDS.items():
+        for value, is_asked in _values(name, fields[name], with_logprobs):
+            if not is_asked and value not in (default, None, []):
+                raise InvalidRequest(f"{name} needs return_logprob: true", field=name)
+
+
+def _values(name: str, value: Any, with_logprobs: Sequence[bool]) -> Iterable[tuple[Any, bool]]:
+    """Returns the values of a field, each with whether log-probabilities are asked for where it acts."""
+    if isinstance(value, list) and not (name == "token_ids_logprob" and value and isinstance(value[0], int)):
+        return zip(value, with_logprobs, strict=False)
+    return [(value, any(with_logprobs))]
 
 
 def _starts(logprob_start_len: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -91,20 +117,3 @@ def _ids(token_ids_logprob: list[int | list[int] | None] | None, batch: int, voc
                 )
     ids_of_prompts = [tuple(ids) for ids in lists]
     return ids_of_prompts if len(ids_of_prompts) == batch else ids_of_prompts * batch
-
-
-def _spec(is_asked: bool, start: int, top: int, token_ids: tuple[int, ...], mode: LogprobsMode) -> LogprobSpec | None:
-    """Returns the log-probabilities to compute, None = none. Raises InvalidRequest for fields that would have no
-    effect; values that clients send as defaults are allowed."""
-    if is_asked:
-        return LogprobSpec(start, top, token_ids, mode)
-    fields = {
-        "top_logprobs_num": top > 0,
-        "token_ids_logprob": bool(token_ids),
-        "logprob_start_len": start > 0,
-        "logprobs_mode": mode != "processed",
-    }
-    for name, is_set in fields.items():
-        if is_set:
-            raise InvalidRequest(f"{name} needs return_logprob: true", field=name)
-    return None

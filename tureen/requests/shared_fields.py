@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
-
-from tureen.contract.types import LogprobsMode
 
 T = TypeVar("T")
 
@@ -35,7 +33,8 @@ FirstTokenDeadline = Annotated[
     Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
 ]
 LogprobsModeField = Annotated[
-    LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
+    Literal["processed", "raw"],
+    Meta(description="processed = after penalties, bias and temperature; raw = the model's own."),
 ]
 KeptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,

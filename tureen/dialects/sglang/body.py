@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tureen.contract.params import ALIASES, JsonObject
-from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobSpec
+from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
 from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
@@ -36,7 +36,6 @@ from tureen.requests.shared_fields import (
     Deadline,
     FirstTokenDeadline,
     LogMetrics,
-    LogprobsModeField,
     PerPrompt,
     Priority,
     TokenIds,
@@ -103,7 +102,13 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_text_in_logprobs: Annotated[
         bool, Meta(description="Third element of a log-probability triple: the token's text.")
     ] = False
-    logprobs_mode: LogprobsModeField = "processed"
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="processed = after penalties, bias and temperature; raw = the model's own; both = processed, "
+            "and the model's own as raw_output_…"
+        ),
+    ] = "processed"
     return_hidden_states: Annotated[
         HiddenStatesField | PerPrompt[HiddenStatesField],
         Meta(

@@ -327,7 +327,10 @@ def _logprobs(
 ) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     prompt = [] if first_token else output.prompt_logprobs  # sent with the first token
-    sides = (("input", "prefill", prompt), ("output", "decode", output.output_logprobs[first_token:]))
+    drawn = output.output_logprobs[first_token:]
+    sides = [("input", "prefill", prompt), ("output", "decode", drawn)]
+    if spec.mode == "both":  # a forced token was not drawn: it has the model's own alone
+        sides.append(("raw_output", "", [position.raw or position for position in drawn]))
     for side, old_side, positions in sides:
         meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
         if spec.top:
@@ -336,7 +339,7 @@ def _logprobs(
             meta[f"{side}_token_ids_logprobs"] = [_triples(p.token_ids, plan, context) for p in positions]
         if output.finish is not None:
             for kind in ("token_logprobs", "top_logprobs"):
-                if f"{side}_{kind}" in meta:
+                if old_side and f"{side}_{kind}" in meta:
                     meta[f"{old_side}_{kind}"] = meta[f"{side}_{kind}"]
     if output.finish is not None:
         values = [p.token[0] for p in output.prompt_logprobs if p.token[0] is not None]

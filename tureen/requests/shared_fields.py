@@ -6,12 +6,13 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
+from tureen.config import MAX_PROMPTS
+
 T = TypeVar("T")
 
 MAX_SALT_CHARS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
-MAX_PROMPTS = 128
 MAX_INPUTS = 2048
 """Most texts in one body, as at OpenAI."""
 MAX_TOKEN_IDS = 1 << 20

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from tureen.config import MAX_PROMPTS
 from tureen.contract.params import ALIASES, JsonObject
 from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
 from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
@@ -30,7 +31,6 @@ from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.sessions import SessionParams, Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
-    MAX_PROMPTS,
     MAX_TOKEN_IDS,
     CacheSalt,
     Deadline,
@@ -58,9 +58,9 @@ NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_param
 HiddenStatesField = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
 LogprobIds = Annotated[
-    list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None],
-    Meta(max_length=MAX_LOGPROB_IDS, extra={"batch": MAX_PROMPTS}),
+    list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None], Meta(max_length=MAX_PROMPTS)
 ]
+"""At most MAX_LOGPROB_IDS ids, or a list of such lists."""
 Numbers = Annotated[list[float], Meta(max_length=MAX_HIDDEN_SIZE)]
 Embeddings = Annotated[
     list[Annotated[list[float | Numbers], Meta(max_length=MAX_TOKEN_IDS)]],
@@ -188,6 +188,7 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     is_list: bool  # a batch, or n > 1
     stream: bool
     return_text_in_logprobs: bool
+    num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
     effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, with return_effective
 
@@ -222,6 +223,8 @@ def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Text
     )
     planning.check_priority(body.priority, context)
     if body.text is not None:
+        if isinstance(body.text, list):
+            prompts.check_batch(len(body.text), "text", context)
         return body, prompts.texts(body.text, "text")
     if body.input_ids is not None:
         may_be_empty = body.session_params is not None
@@ -343,7 +346,7 @@ def plan(
     monotonic clock.
     """
     context = state.context
-    num_samples = planning.check_size(len(resolved), samplings, body.prompt_field)
+    num_samples = planning.check_size(len(resolved), samplings, body.prompt_field, context.config)
     draft = Draft(
         prompts=resolved,
         names=[body.prompt_name(index) for index in range(len(resolved))],
@@ -363,6 +366,7 @@ def plan(
         is_list=body.is_batch or num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
+        num_samples=num_samples,
         effective=tuple(
             effective_params(request, samplings[index // num_samples], context)
             for index, request in enumerate(reported)

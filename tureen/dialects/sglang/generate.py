@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import GenerateBody, GeneratePlan
-from tureen.errors import InvalidRequest, TureenError
+from tureen.errors import TureenError
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -121,7 +121,7 @@ async def prepare(
     samplings = await offload.run(size, lambda: sglang_request.samplings_of(body, batch, context))
     for name, field in sglang_request.adapters_of(body, batch):
         state.check_adapter(name, field)
-    num_samples = planning.check_size(batch, samplings, body.prompt_field)
+    num_samples = planning.check_size(batch, samplings, body.prompt_field, context.config)
     names = [body.prompt_name(index) for index in range(batch)]
     media = sglang_request.media_of(body, batch)
     if not takes_media:
@@ -134,12 +134,12 @@ async def prepare(
     remaining = sglang_request.after(time.monotonic() - arrived_s, body)
     turns: list[Turn | None] = []
     for index, session in enumerate(sglang_request.session_params_of(body, len(inputs))):
-        turns.append(None)
-        if session is not None:
-            if samplings[index].params.n > 1:
-                raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
-            turn = turns[index] = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
+        if session is None:
+            turns += [None] * num_samples
+        else:
+            turn = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
             inputs[index] = Prompt(turn.token_ids)
+            turns += turn.branches(num_samples)
     # with sessions no thread is waited for: a session must not change between `extend` and `begin`
     size = 0 if any(turns) else batch * num_samples * REQUEST_SIZE
     plan = await offload.run(
@@ -203,6 +203,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
     Gives a function to call with each output that is complete; outputs without that call are not stored.
     """
     begun: dict[int, Turn] = {}  # index of an output -> its turn
+    names, num_samples = plan.plan.rids, plan.num_samples
 
     def end_turn(output: Output) -> None:
         has_failed = output.finish is None or output.finish.type == "error"
@@ -215,7 +216,8 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
     try:
         for output, turn in zip(run.outputs, plan.turns, strict=False):
             if turn is not None:
-                turn.begin(output.rid, output.request.id, output.token_ids)
+                also = [] if output.index % num_samples else names[output.index + 1 : output.index + num_samples]
+                turn.begin(output.rid, output.request.id, output.token_ids, also)
                 begun[output.index] = turn
         yield end_turn
     finally:

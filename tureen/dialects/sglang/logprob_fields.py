@@ -8,8 +8,7 @@ from typing import Any
 from tureen.contract.types import NO_TOKEN, LogprobSpec
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.planning import per_prompt
-from tureen.requests.prompts import check_batch
-from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from tureen.requests.shared_fields import MAX_LOGPROB_IDS, MAX_TOP_LOGPROBS
 
 LOGPROB_FIELDS: dict[str, Any] = {
     "logprob_start_len": -1,
@@ -99,7 +98,6 @@ def _ids(token_ids_logprob: list[int | list[int] | None] | None, batch: int, voc
     elif int in kinds:
         raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
     else:
-        check_batch(len(token_ids_logprob), MAX_PROMPTS, "token_ids_logprob")
         nested: list[Any] = per_prompt(list(token_ids_logprob), batch, "token_ids_logprob")
         lists = [ids or [] for ids in nested]
     for ids in lists:

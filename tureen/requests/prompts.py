@@ -8,6 +8,7 @@ import numpy as np
 
 from tureen.contract.types import NO_TOKEN, MediaItem
 from tureen.errors import InvalidRequest, echo
+from tureen.requests.planning import check_batch
 from tureen.requests.state import Context
 
 LARGEST = {"float16": 65504.0}
@@ -65,14 +66,6 @@ def texts_or_ids(
     ids = id_lists(value, context, may_be_empty=False, field=field, max_prompts=max_prompts, may_be_cut=may_be_cut)
     is_batch = isinstance(value[0], list)
     return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
-
-
-def check_batch(count: int, field: str, context: Context, max_prompts: int | None = None) -> None:
-    """Raises InvalidRequest for more prompts than one body may have; `max_prompts`: None = --max-batch-size."""
-    most = context.config.max_batch_size if max_prompts is None else max_prompts
-    if count > most:
-        setting = " (--max-batch-size)" if max_prompts is None else ""
-        raise InvalidRequest(f"{field} is a batch of at most {most} prompts{setting}, got {count}", field=field)
 
 
 def id_lists(

@@ -165,7 +165,8 @@ class Output:
         spec = self.request.logprobs
         if spec is None:
             return 0
-        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
+        num_positions = len(self.prompt_logprobs) + len(self.output_logprobs) * (2 if spec.mode == "both" else 1)
+        return num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
         """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""

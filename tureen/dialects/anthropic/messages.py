@@ -25,7 +25,7 @@ from tureen.http.errors import error_answer
 from tureen.log import get_logger
 from tureen.requests.body import PARAM_FIELDS
 from tureen.requests.chat import Chat
-from tureen.requests.chat_prompt import chat_prompt
+from tureen.requests.chat_prompt import ChatMedia, chat_prompt
 from tureen.requests.drafts import Plan
 from tureen.requests.generation import Output, OutputEvent
 from tureen.requests.model_field import adapter_of
@@ -132,7 +132,7 @@ async def _count_tokens(request: Request, state: ServerState) -> Response:
         conversation.messages,
         () if choice.mode == "none" else tools,
         state,
-        pictures=conversation.pictures,
+        media=ChatMedia(tuple(conversation.pictures)),
         continue_final_message=conversation.continues_last,
         template_kwargs=_thinking(body, state),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,7 +34,7 @@ from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
 
 if TYPE_CHECKING:
-    pass
+    from tureen.storage.responses import ResponseStore
 
 DRAIN_RETRY_S = 5
 
@@ -116,6 +118,20 @@ def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None)
     )
 
 
+def open_responses(config: Config) -> ResponseStore | None:
+    """Opens the file of --responses-store; None where nothing is kept. Raises StartupError."""
+    if config.responses_store is None:
+        return None
+    storage = importlib.import_module("tureen.storage.responses")  # SQLite, for servers that keep something only
+    store: ResponseStore = storage.ResponseStore(
+        config.responses_store,
+        ttl_s=config.responses_ttl_s,
+        max_bytes=config.responses_max_mib << 20,
+        max_context_bytes=config.max_body_bytes,
+    )
+    return store
+
+
 def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
     check_params(convert(values, SamplingParams), vocab_size=info.vocab_size)
 
@@ -135,6 +151,8 @@ class ServerState:
         self.keys = load_keys(context.config)
         self.quotas = Quotas(context.config)
         self.recordings = Recordings(context.config)
+        self.responses = open_responses(context.config)
+        self.background: set[asyncio.Task[None]] = set()  # work that no connection waits for
         self.is_draining = False
         self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
@@ -148,8 +166,13 @@ class ServerState:
         return (*self.client.stats.helpers_down, *self.helpers.down)
 
     async def close(self) -> None:
-        """Ends recordings and helper processes; the engine's client is closed elsewhere."""
+        """Ends recordings, what runs in the background, and helper processes; the engine's client is closed
+        elsewhere."""
         await self.recordings.close()
+        self.abort(None, "shutdown")
+        await asyncio.gather(*self.background)
+        if self.responses is not None:
+            self.responses.close()
         await self.helpers.close()
 
     @property

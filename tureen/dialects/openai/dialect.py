@@ -14,7 +14,8 @@ from tureen.dialects.openai import tokenize_routes
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody
-from tureen.dialects.openai.responses_body import AllowedTool, AllowedTools, ResponsesBody
+from tureen.dialects.openai.responses_body import ResponsesBody
+from tureen.dialects.openai.responses_tools import AllowedTool, AllowedTools
 from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState

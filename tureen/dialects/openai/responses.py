@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.dialects.openai import answer as openai_answer
-from tureen.dialects.openai.responses_body import ResponsesBody, ResponsesTool, chat_of, parse
+from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
 from tureen.dialects.openai.responses_output import COMPLETED, INCOMPLETE, EventWriter, OutputItems
+from tureen.dialects.openai.responses_tools import ResponsesTool
 from tureen.http.chat_answer import events_of, prepare_chat, run_to_end
 from tureen.http.dialect import Docs, Entry, read_body_with, streamed
 from tureen.requests.chat import Chat

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.body import Label, OpenAIBody, Tokens
+from tureen.dialects.openai.body import Label, OpenAIBody, Tokens, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, tools_of
 from tureen.errors import InvalidRequest
@@ -26,6 +26,22 @@ from tureen.text.messages import MAX_MESSAGES, Tool
 
 TABLE = openai_fields.table_of("responses")
 NOT_OFFERED = TABLE.refused
+
+
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+MAX_INCLUDED = 64
+
+Included = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""What `include` may name. All but two are about tools that only other servers run, or are always there."""
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +59,12 @@ class ResponsesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     format: ResponsesTextFormat | None = None
     verbosity: Literal["medium"] | None = None
+
+
+class ConversationReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation, by its id."""
+
+    id: str
 
 
 class ResponsesReasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,16 +98,47 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
         ResponsesReasoning | None,
         Meta(description="`effort`: for chat templates that know it; none also turns enable_thinking off."),
     ] = None
+    store: Annotated[
+        bool | None, Meta(description="Keep the response. Default: true where the server runs with --responses-store.")
+    ] = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="A kept response that this one continues, with all that it continues.")
+    ] = None
+    conversation: Annotated[
+        str | ConversationReference | None,
+        Meta(description="A conversation to continue; input and output are appended to it."),
+    ] = None
+    background: Annotated[
+        bool, Meta(description="Answer at once, and make the response without a connection; GET it later.")
+    ] = False
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(description="auto: a conversation that does not fit loses its oldest turns, which are told."),
+    ] = "disabled"
+    top_logprobs: Annotated[
+        TopLogprobs | None, Meta(description="Most likely tokens at each place of the text, with log-probabilities.")
+    ] = None
     include: Annotated[
-        Annotated[list[str], Meta(max_length=0)] | None, Meta(description="Everything there is, is in the answer.")
+        Annotated[list[Included], Meta(max_length=MAX_INCLUDED)] | None,
+        Meta(description="message.output_text.logprobs, reasoning.encrypted_content; what else there is, is there."),
     ] = None
     safety_identifier: Annotated[Label | None, Meta(description="Name of the end user, returned in the answer.")] = None
 
 
 def parse(payload: dict[str, Any]) -> ResponsesBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
+    return check(with_items(payload))
+
+
+def with_items(payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns a JSON body whose items have been read. Raises InvalidRequest."""
     if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
-        payload = payload | {"input": read_items(payload["input"])}
+        return payload | {"input": read_items(payload["input"])}
+    return payload
+
+
+def check(payload: dict[str, Any]) -> ResponsesBody:
+    """Checks the form of a JSON body whose items have been read. Raises InvalidRequest."""
     body = openai_fields.read(payload, ResponsesBody, NOT_OFFERED)
     if body.stream_options is not None and (
         body.stream_options.include_usage or body.stream_options.continuous_usage_stats
@@ -94,12 +147,24 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
             "stream_options is not available: the last event always tells the usage; leave it out",
             field="stream_options",
         )
+    if body.logprobs_mode != "processed" and not wants_logprobs(body):
+        raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
     return body
 
 
-def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
-    """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
-    NotFound."""
+def wants_logprobs(body: ResponsesBody) -> bool:
+    """Returns whether the text comes with log-probabilities."""
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+
+
+def chat_of(
+    body: ResponsesBody, payload: Mapping[str, Any], name: str, state: ServerState, before: Sequence[Any] = ()
+) -> tuple[Chat, Sequence[Sequence[str]]]:
+    """Converts a body to a chat; returns also, for each of its messages, the items that it was made of.
+
+    `payload`: the body as sent; `name`: the id of the answer; `before`: the kept items that it continues. Raises
+    InvalidRequest, NotFound.
+    """
     fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
@@ -114,8 +179,9 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
                 fields["strict_schema"] = strict
                 names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
     tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools or ()))
-    conversation = conversation_of(body.input, body.instructions)
-    return Chat(
+    continued = "conversation" if body.previous_response_id is None else "previous_response_id"
+    conversation = conversation_of(body.input, body.instructions, before, continued)
+    chat = Chat(
         messages=tuple(conversation.messages),
         field="input",
         pictures=tuple(conversation.pictures),
@@ -134,7 +200,9 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,
         log_metrics=body.log_metrics,
+        logprobs=openai_fields.logprobs_of(body, body.top_logprobs or 0) if wants_logprobs(body) else None,
     )
+    return chat, conversation.sources
 
 
 def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import itertools
 import json
 import os
+import re
 import signal
 import threading
 
@@ -309,3 +311,26 @@ def test_close_leaves_no_process_and_later_checks_tell_nothing():
         os.kill(pids[1], 0)
     assert judged(checker, schema(PERSON), "1") is None
     assert checker.unverified == 1
+
+
+PATTERNS = (r"\bé", r"é\b", r"a\b", r"\B.", r"^a\Bé$", r"^\W?\b\w+\b\W?$", r"\\b", "[a.]é$", "^a.b$", r"^(?=a)\w+$",
+            r"(?<!\w)[^\W]", r"(?!a)[\w-]$", r"(?=\D)[é[&]$", r"[\w.-]+\b[\W\s]")  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_schemas_know_the_letters_and_lines_of_ecma_262(pattern):
+    # Python's `re` with ASCII has that `\b`; its dot matches three characters more, which none of these patterns meets
+    plain = {"patternProperties": {pattern: {"const": 1}}, "additionalProperties": {"const": 2}}
+    for letters in itertools.product("aé b.[&-", repeat=3):
+        text = "".join(letters).strip()
+        fits = re.search(pattern, text, re.ASCII) is not None
+        assert (check(GrammarSpec("json_schema", json.dumps({"pattern": pattern})), json.dumps(text)) is None) == fits
+        value = json.dumps({text: 1 if fits else 2})
+        assert check(GrammarSpec("json_schema", json.dumps(plain)), value) is None
+    for end in "\n\r\u2028\u2029":
+        assert check(GrammarSpec("json_schema", json.dumps({"pattern": "^a.b$"})), json.dumps(f"a{end}b")) is not None
+
+
+def test_what_looks_like_a_pattern_in_a_value_is_a_value():
+    schema = {"const": {"pattern": r"\b.", "enum": [r"\b"]}, "properties": {"pattern": {"minLength": 1}}}
+    assert check(GrammarSpec("json_schema", json.dumps(schema)), json.dumps(schema["const"])) is None

@@ -189,3 +189,17 @@ def test_an_operation_that_such_a_model_does_not_have_is_not_found():
     assert engine.call("flush_cache") == 0
     with pytest.raises(NotFound, match="load_adapter"):
         engine.call("load_adapter", name="a", path="b")
+
+
+def test_texts_that_are_computed_when_idle_have_steps_of_their_own_and_take_no_place_in_the_queue():
+    engine, embedder = _make_engine(budget=8, max_queued=1)
+    for index in range(4):
+        engine.add(_make_request(f"idle{index}", index, when_idle=True))
+    engine.add(_make_request("a", 10))
+    engine.add(_make_request("b", 11))
+    with pytest.raises(Unavailable):
+        engine.add(_make_request("c", 12))
+    engine.step()
+    assert embedder.seen == [(10,), (11,)]
+    engine.step()
+    assert embedder.seen[2:] == [(0,), (1,), (2,), (3,)]

@@ -241,6 +241,20 @@ def test_nothing_is_encoded_while_much_waits_for_a_place(monkeypatch):
     world.check_answers()
 
 
+def test_pictures_of_what_runs_when_idle_are_encoded_when_nobody_else_runs(monkeypatch):
+    world = Watched(num_pages=64)
+    world.add(make_request("other", max_new_tokens=20, ignore_eos=True))
+    world.step()
+    world.add(msgspec.structs.replace(_make_picture("idle"), when_idle=True))
+    monkeypatch.setattr(world.engine.preparing.encoders, "_clock", _clock_of(1.0))
+    while world.ended == []:
+        assert world.encoded == []
+        world.step()
+    world.drain()
+    assert world.encoded == [CAT]
+    world.check_answers()
+
+
 def _clock_of(step_s):
     now = [0.0]
 

@@ -336,3 +336,11 @@ def test_an_idle_engine_tells_that_a_helper_is_being_replaced_and_when_it_is_bac
 def test_an_idle_engine_without_helpers_waits_until_it_is_told_something():
     world = World({}).run()
     assert (world.waits, world.published) == ([0, None], [])
+
+
+@pytest.mark.parametrize("when_idle", [False, True])
+def test_what_runs_when_idle_makes_no_deadline_unreachable_but_those_of_its_like(when_idle):
+    many = [Submit(request(f"{index}", num_prompt=200, cache_salt=f"{index}", when_idle=True)) for index in range(30)]
+    late = Submit(request("late", ttft_deadline_ms=4000, num_prompt=16, when_idle=when_idle))
+    world = World({0: many, 40: [late]}, step_s=0.5, token_budget=16).run()
+    assert world.finish("late").code == ("deadline_unreachable" if when_idle else None)

@@ -261,3 +261,12 @@ def test_values_are_compared_as_json_schema_does():
         for pair in pairs:
             first, second = (comparable(json.loads(text, parse_int=Fraction, parse_float=Fraction)) for text in pair)
             assert (first == second) is expected, pair
+
+
+def test_what_looks_like_a_reference_in_a_value_leads_nowhere():
+    # an example, an annotation with a reference, a property of that name: found in real schemas, where they broke it
+    doubtful = {"examples": [{"$ref": "#/nowhere"}], "default": {"$ref": 7}, "properties": {"$ref": {"type": "string"}}}
+    schema = an_object(tags=strings(maxItems=3), other={"anyOf": [doubtful, {"type": "object", "title": "b"}]})
+    language = json_schema(json.dumps(schema), guards=True)
+    assert language.unenforced == ()
+    assert language.guard is not None

@@ -24,6 +24,7 @@ import jsonschema_rs
 import msgspec
 import regex
 
+from tureen.constraining.judged_patterns import with_judged_patterns
 from tureen.errors import echo
 from tureen.grammar import GrammarError, GrammarSpec
 from tureen.grammar.schema.document import Document
@@ -172,7 +173,7 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
 
 def _made(validator: Callable[..., jsonschema_rs.Validator], schema: Any) -> jsonschema_rs.Validator:
     return validator(
-        schema,
+        with_judged_patterns(schema),
         validate_formats=True,
         offline=True,  # it would fetch what $ref and $schema name, over the network and from files
         pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=1 << 40),  # past it a value counts as wrong

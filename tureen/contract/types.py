@@ -70,6 +70,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar_field: str = ""  # what the client called it
     limit_field: str = ""  # what the client called max_new_tokens; "" = it sent none: a grammar may need more
     priority: int = 0
+    when_idle: bool = False  # runs only in steps in which no request without this mark can run
     deadline_ms: int | None = None  # wall clock from arrival
     ttft_deadline_ms: int | None = None
     resumed: tuple[int, ...] = ()

@@ -36,6 +36,7 @@ class EmbeddingEngine:
     """The engine of an embedding model; it has the methods of `SteppedEngine`. Not thread-safe.
 
     A step computes as many waiting texts as fit the token budget, so that requests can come and be aborted in between.
+    Texts that are computed when idle have steps of their own, when no others wait.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class EmbeddingEngine:
                 f"the text has {len(request.token_ids)} tokens; the model takes 1 to {self._max_tokens}",
                 code="prompt_too_long",
             )
-        if len(self._waiting) > self._max_queued:  # one of them runs
+        num_waiting = sum(not sequence.request.when_idle for sequence in self._waiting.values())
+        if num_waiting > self._max_queued and not request.when_idle:  # one of them runs
             raise Unavailable(
                 f"{self._max_queued} requests are waiting already; try again later, or start the server with a "
                 "larger --max-queued-requests",
@@ -107,8 +109,10 @@ class EmbeddingEngine:
     def step(self) -> list[OutputDelta]:
         """Computes the texts whose turn it is, and returns their outputs."""
         budget = 0 if self._is_paused else self._token_budget
+        first: Sequence | None = None
         for sequence in self._queue.candidates():
-            if budget <= 0:
+            first = first or sequence
+            if budget <= 0 or sequence.request.when_idle != first.request.when_idle:
                 break
             budget -= sequence.num_tokens
             self._queue.remove(sequence)

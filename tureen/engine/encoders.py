@@ -104,6 +104,11 @@ class Encoders:
         if self.waiting:
             self._step_began_s = self._clock()
 
+    def may_follow(self, sequence: Sequence) -> bool:
+        """Says whether pictures are encoded behind a step of such sequences: those of requests that run when idle only
+        behind steps of their like."""
+        return any(sequence.request.when_idle or not waiting.request.when_idle for waiting in self.waiting)
+
     def advance(self, queued: Iterable[Sequence], *, after_step: bool) -> list[EncodedSequence]:
         """Encodes for as long as the step that has just ended allows; one piece where no step ran.
 

@@ -47,7 +47,8 @@ class EngineLimits(NamedTuple):
 
     context_len: int  # tokens of one sequence
     vocab_size: int
-    max_queued: int  # requests that wait
+    max_queued: int  # requests that wait, but for those that run when idle
+    max_rows: int  # sequences that run
 
 
 class EngineTotals:
@@ -114,7 +115,7 @@ class Engine:
         self._rows = RowRunner(runner, grammars, self.cache)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued)
+        self._limits = EngineLimits(context_len, capacity.vocab_size, max_queued, capacity.max_rows)
         self._sequences: dict[str, Sequence] = {}  # by request id, all that have not ended
         self.adapters = Adapters(runner, self._sequences.values())
         self._ended: list[OutputDelta] = []  # last deltas of what ended between two steps
@@ -151,9 +152,9 @@ class Engine:
         _check_length(request, self._limits.context_len)
         if request.resumed:
             replays.check(request, self._limits.vocab_size)
-        else:
-            num_waiting = len(self.scheduler.queue) + self.preparing.num_sequences
-            _check_room(num_waiting - self.scheduler.num_free_slots, self._limits.max_queued)
+        elif not request.when_idle:
+            num_others = sum(not sequence.request.when_idle for sequence in self._sequences.values())
+            _check_room(num_others - self._limits.max_rows, self._limits.max_queued)
         if request.media:
             request = share_pixels(request, self._sequences.values())
         detokenizer = Detokenizer(self._tokenizer, request.params)
@@ -212,7 +213,7 @@ class Engine:
                 deltas.append(delta)
         if self.preparing.client_code.has_helpers:
             self.preparing.client_code.charge(self._sequences.values())
-        if self.preparing.encoders.waiting:
+        if self.preparing.encoders.waiting and self.preparing.encoders.may_follow(plan.sequences[0]):
             self._encode(after_step=True)
         return deltas
 

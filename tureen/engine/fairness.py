@@ -15,6 +15,9 @@ PROMPT_COST = 1  # of a prompt token that had to be computed; counted when its r
 OUTPUT_COST = 2  # of an output token, as in the paper
 WAIT_COST = 1000  # of a second that others waited for a client's code: about what they could have had in it
 
+Claimant = tuple[bool, str]
+"""A client, apart for its work that runs when idle: what that was served takes nothing from the client's other work."""
+
 
 class LeastServedFirst(QueueOrder):
     """Serves first the client, among those that wait, that was served least; a client's own requests come as ranked.
@@ -26,12 +29,12 @@ class LeastServedFirst(QueueOrder):
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._served: dict[str, float] = {}  # cost over weight, by client
-        self._last_admitted = ""
+        self._served: dict[Claimant, float] = {}  # cost over weight
+        self._last_admitted: dict[bool, Claimant] = {}  # by whether it runs when idle
 
     def arrange(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
         """Yields the waiting sequences in order. It is lazy: what is admitted meanwhile counts for the rest."""
-        if len({sequence.request.client for sequence in waiting}) < 2:
+        if len({_claimant(sequence) for sequence in waiting}) < 2:
             yield from waiting
             return
         for _, level in groupby(waiting, key=lambda sequence: self._rank(sequence)[:-1]):
@@ -39,25 +42,27 @@ class LeastServedFirst(QueueOrder):
             yield from equal if equal[0].is_resuming else self._in_turns(equal)
 
     def _in_turns(self, waiting: Many[Sequence]) -> Iterable[Sequence]:
-        lines: dict[str, deque[Sequence]] = {}
+        lines: dict[Claimant, deque[Sequence]] = {}
         for sequence in waiting:
-            lines.setdefault(sequence.request.client, deque()).append(sequence)
+            lines.setdefault(_claimant(sequence), deque()).append(sequence)
         while lines:
-            client = min(lines, key=self._counter)
-            yield lines[client].popleft()
-            if not lines[client]:
-                del lines[client]
+            claimant = min(lines, key=self._counter)
+            yield lines[claimant].popleft()
+            if not lines[claimant]:
+                del lines[claimant]
 
     def joined(self, sequence: Sequence, waiting: Many[Sequence]) -> None:
         """Raises the counter of a client that did not wait to that of the least served: it has no claim to what others
         got."""
-        client = sequence.request.client
-        others = {other.request.client for other in waiting} or {self._last_admitted}
-        if client not in others and not sequence.is_resuming:
-            self._served[client] = max(self._counter(client), min(map(self._counter, others)))
+        claimant = _claimant(sequence)
+        of_its_kind = {other for other in map(_claimant, waiting) if other[0] == claimant[0]}
+        others = of_its_kind or {self._last_admitted.get(claimant[0], (claimant[0], ""))}
+        if claimant not in others and not sequence.is_resuming:
+            self._served[claimant] = max(self._counter(claimant), min(map(self._counter, others)))
 
     def admitted(self, sequence: Sequence) -> None:
-        self._last_admitted = sequence.request.client
+        claimant = _claimant(sequence)
+        self._last_admitted[claimant[0]] = claimant
         self._charge(sequence, PROMPT_COST * (sequence.terms.num_prompt - (sequence.num_cached or 0)))
 
     def generated(self, sequence: Sequence, num_tokens: int) -> None:
@@ -66,9 +71,13 @@ class LeastServedFirst(QueueOrder):
     def held_up(self, sequence: Sequence, seconds: float) -> None:
         self._charge(sequence, WAIT_COST * seconds)
 
-    def _counter(self, client: str) -> float:
-        return self._served.get(client, 0.0)
+    def _counter(self, claimant: Claimant) -> float:
+        return self._served.get(claimant, 0.0)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
-        client = sequence.request.client
-        self._served[client] = self._counter(client) + cost / sequence.request.client_weight
+        claimant = _claimant(sequence)
+        self._served[claimant] = self._counter(claimant) + cost / sequence.request.client_weight
+
+
+def _claimant(sequence: Sequence) -> Claimant:
+    return sequence.request.when_idle, sequence.request.client

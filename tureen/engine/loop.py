@@ -179,7 +179,11 @@ class Loop:
         now = self._clock()
         limits = Deadlines.of(request, now if arrived_s is None else arrived_s)
         # others' prompts may come later, whenever they came
-        before = (live for live in self._live.values() if live.client == request.client and not live.has_output)
+        before = (
+            live
+            for live in self._live.values()
+            if live.client == request.client and not live.has_output and live.when_idle <= request.when_idle
+        )
         wait_s = self._pace.seconds_for(live.num_prompt for live in before)
         if now + wait_s > limits.soonest_s and not request.resumed:
             raise _unreachable(request, wait_s)
@@ -241,6 +245,7 @@ class Deadlines(msgspec.Struct, frozen=True):
 
     num_prompt: int
     client: str = ""
+    when_idle: bool = False
     ttft_s: float = math.inf
     end_s: float = math.inf
     has_output: bool = False
@@ -252,6 +257,7 @@ class Deadlines(msgspec.Struct, frozen=True):
         return cls(
             num_prompt=len(request.token_ids),
             client=request.client,
+            when_idle=request.when_idle,
             ttft_s=math.inf if ttft is None or request.resumed else arrived_s + ttft / 1000,
             end_s=math.inf if end is None else arrived_s + end / 1000,
             has_output=bool(request.resumed),

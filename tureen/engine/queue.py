@@ -27,13 +27,14 @@ FIRST_COME = Schedule()
 
 
 def first_come(sequence: Sequence) -> tuple[int, ...]:
-    """Ranks preempted sequences first, then by arrival."""
-    return not sequence.is_resuming, sequence.terms.number
+    """Ranks what runs when idle last; else preempted sequences first, then by arrival."""
+    return sequence.request.when_idle, not sequence.is_resuming, sequence.terms.number
 
 
 def priority_first(sequence: Sequence) -> tuple[int, ...]:
     """Ranks higher priority first; within one priority as `first_come`."""
-    return -sequence.request.priority, not sequence.is_resuming, sequence.terms.number
+    request = sequence.request
+    return request.when_idle, -request.priority, not sequence.is_resuming, sequence.terms.number
 
 
 class QueueOrder:
@@ -76,7 +77,8 @@ class LongestPrefixFirst(QueueOrder):
 
 
 def _window(sequence: Sequence) -> tuple[Any, ...]:
-    return sequence.request.priority, sequence.is_resuming, sequence.terms.number // WINDOW
+    request = sequence.request
+    return request.when_idle, request.priority, sequence.is_resuming, sequence.terms.number // WINDOW
 
 
 class WaitingQueue:

@@ -32,6 +32,8 @@ class StepPlan(NamedTuple):
 class Scheduler:
     """Hands out a step's token budget: running sequences first, in order of admission, then waiting ones.
 
+    Sequences that run when idle have only the steps in which no other can run, and give slots and pages up to others.
+
     What limits a sequence are tokens (the budget), slots and pages. Pages for all its known tokens are taken at
     admission, one more at each page boundary. When none is left and none can be evicted, the last running sequence is
     preempted. The first one never is, unless it is alone, and alone every sequence fits: that is progress.
@@ -72,12 +74,21 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plans the next step. The plan has no rows only when nothing waits or runs."""
         plan = StepPlan([], [], [])
+        self._fill(plan, when_idle=False)
+        if not plan.rows:
+            self._fill(plan, when_idle=True)
+        if self.drafter is not None:
+            self._guess(plan, self.drafter)
+        return plan
+
+    def _fill(self, plan: StepPlan, *, when_idle: bool) -> None:
+        """Plans a step of the sequences that run when idle, or of all others."""
         budget = self._token_budget
-        num_preemptions = self.num_preemptions
-        resting = [] if self.rests is None else list(filter(self.rests, self.running))
-        if len(resting) == len(self.running):
+        running = [sequence for sequence in self.running if sequence.request.when_idle == when_idle]
+        resting = [] if self.rests is None else list(filter(self.rests, running))
+        if len(resting) == len(running):
             resting = []
-        for sequence in tuple(self.running):
+        for sequence in running:
             if sequence in resting:
                 continue
             if budget == 0 or sequence.table is None:  # preempted by one before it: so are all behind it
@@ -88,11 +99,9 @@ class Scheduler:
                 plan.sequences.append(sequence)
                 plan.rows.append(sequence.row(num_tokens))
                 budget -= num_tokens
-        if self.queue.waiting and budget and num_preemptions == self.num_preemptions:
-            self._admit(plan, budget)
-        if self.drafter is not None:
-            self._guess(plan, self.drafter)
-        return plan
+        is_anybody_preempted = any(sequence.table is None for sequence in running)
+        if self.queue.waiting and budget and not is_anybody_preempted:
+            self._admit(plan, budget, when_idle=when_idle)
 
     def _guess(self, plan: StepPlan, drafter: Drafter) -> None:
         """Spends what is left of the budget on guesses. Nobody is preempted for them."""
@@ -139,25 +148,23 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.table, sequence.slot, sequence.num_computed = None, -1, 0
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
+    def _admit(self, plan: StepPlan, budget: int, *, when_idle: bool) -> None:
         """Admits waiting sequences in the queue's order, up to the first that does not fit; followers are passed
         over."""
-        if not self._free_slots:
+        if not self._has_slot(when_idle=when_idle):
             return
         for sequence in self.queue.candidates():
-            if budget == 0 or not self._free_slots:
+            if budget == 0 or not self._has_slot(when_idle=when_idle):
                 return
+            if sequence.request.when_idle != when_idle:
+                continue
             if sequence.is_following or (self.is_held and not sequence.is_resuming):
                 continue
             nodes = self.cache.match(sequence.namespace, sequence.token_ids, sequence.max_reused)
             sequence.leader = self._find_leader(sequence, nodes)
             if sequence.leader is not None:
                 continue
-            headroom = self._headroom(sequence)
-            is_public = not sequence.request.embeds
-            table = self.cache.open(
-                sequence.namespace, nodes, sequence.num_tokens, headroom=headroom, is_public=is_public
-            )
+            table = self._open(sequence, nodes)
             if table is None:
                 return
             self._start_running(sequence, table)
@@ -167,17 +174,45 @@ class Scheduler:
             plan.new.append(sequence)
             budget -= num_tokens
 
+    def _has_slot(self, *, when_idle: bool) -> bool:
+        return bool(self._free_slots) or (not when_idle and self._runs_when_idle())
+
+    def _runs_when_idle(self) -> bool:
+        """Says whether a sequence runs that would give its place to others; it is the last of those that run."""
+        return bool(self.running) and self.running[-1].request.when_idle
+
+    def _open(self, sequence: Sequence, nodes: list[RadixNode]) -> PageTable | None:
+        """Takes pages for a waiting sequence, from those that run when idle if it is not one of them. Returns None when
+        there is no room."""
+        headroom = self._headroom(sequence)
+        while True:
+            if self._free_slots:
+                table = self.cache.open(
+                    sequence.namespace,
+                    nodes,
+                    sequence.num_tokens,
+                    headroom=headroom,
+                    is_public=not sequence.request.embeds,
+                )
+                if table is not None:
+                    return table
+            if sequence.request.when_idle or not self._runs_when_idle():
+                return None
+            self._preempt(self.running[-1])
+
     def _headroom(self, sequence: Sequence) -> int:
-        """Returns the pages that must stay available after an admission; 0 when nobody runs, so that nobody is held up.
+        """Returns the pages that must stay available after an admission; 0 when nobody runs but those who would give
+        way, so that nobody is held up.
 
         A preempted sequence waits for more room than a new one: otherwise it would be preempted again at once.
         """
-        if not self.running:
+        running = [other for other in self.running if sequence.request.when_idle or not other.request.when_idle]
+        if not running:
             return 0
         if sequence.is_resuming:
-            growth = (s.terms.max_tokens - s.num_tokens for s in (*self.running, sequence))
+            growth = (s.terms.max_tokens - s.num_tokens for s in (*running, sequence))
             return sum(self.cache.num_pages_for(min(RESUME_HEADROOM, tokens)) for tokens in growth)
-        return len(self.running) + 1
+        return len(running) + 1
 
     def _find_leader(self, sequence: Sequence, nodes: list[RadixNode]) -> tuple[PageTable, int] | None:
         """Returns a running sequence's table that is about to get the very next page this one needs, and how many pages
@@ -190,6 +225,8 @@ class Scheduler:
         page = sequence.token_ids[index * size : (index + 1) * size]
         for other in self.running:
             table = other.table
+            if other.request.when_idle and not sequence.request.when_idle:
+                continue  # it may rest for long
             if table is None or not table.is_public or len(table.nodes) != index:
                 continue
             if table.namespace != sequence.namespace or (table.nodes[-1] if table.nodes else None) is not tail:
@@ -214,8 +251,9 @@ class Scheduler:
         sequence.admission = self._num_admissions
         insort(self.running, sequence, key=self._running_rank)
 
-    def _running_rank(self, sequence: Sequence) -> tuple[int, int]:
-        return -sequence.request.priority if self._by_priority else 0, sequence.admission
+    def _running_rank(self, sequence: Sequence) -> tuple[int, int, int]:
+        request = sequence.request
+        return request.when_idle, -request.priority if self._by_priority else 0, sequence.admission
 
 
 def _allowed(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:

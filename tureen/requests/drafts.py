@@ -152,7 +152,8 @@ def _requests(
     (params, grammar, grammar_field), token_ids = resolved.constraint, tuple(prompt.token_ids)
     seed = secrets.randbits(SEED_BITS) if params.sampling_seed is None else params.sampling_seed
     cache_salt = cache_namespace(draft.owner, options.cache_salt)
-    weight = current_work().account.limits.weight
+    work = current_work()
+    weight = work.account.limits.weight
     return [
         GenerateRequest(
             id=state.new_id(rid),
@@ -172,6 +173,7 @@ def _requests(
             grammar_field=grammar_field,
             limit_field=resolved.limit_field,
             priority=options.priority,
+            when_idle=work.when_idle,
             deadline_ms=options.deadline_ms,
             ttft_deadline_ms=options.ttft_deadline_ms,
         )

@@ -18,7 +18,7 @@ from tureen.log import get_logger
 from tureen.metrics import Metrics
 from tureen.requests.drafts import Plan
 from tureen.requests.quotas import current_work
-from tureen.requests.reading import OutputReader
+from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
 from tureen.text.messages import Part
 
@@ -28,11 +28,12 @@ WHOLE_INTERVAL = 64
 log = get_logger("api")
 
 
-async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
+async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
     """Checks an output that is complete by its grammar with another implementation, in a helper process.
 
     Where the grammar does not keep all of the constraint, the output may be wrong, and its `conformity` says so.
-    `last`: the delta that ends it, not yet added to `output`. Raises RequestFailed when the two differ otherwise.
+    `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
+    may be either. Raises RequestFailed when the two differ otherwise.
     """
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
@@ -40,6 +41,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
     ends = state.context.info.eos_token_ids
     if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
         return
+    spec = reading.judge(spec, FinishedOutput(output.text + last.text, token_ids, finish))
     kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
     text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
     verdict = await state.helpers.check(spec, text)
@@ -79,6 +81,14 @@ def most_tokens(request: GenerateRequest, index: int) -> int:
 
 def _prompt_tokens(request: GenerateRequest, index: int) -> int:
     return 0 if index % request.params.n else len(request.token_ids)
+
+
+class FinishedOutput(msgspec.Struct):
+    """A finished output, as far as reading needs it."""
+
+    text: str
+    token_ids: list[int]
+    finish: FinishReason | None
 
 
 class Sent(NamedTuple):
@@ -174,8 +184,10 @@ class OutputEvent(NamedTuple):
 class Meter:
     """Measures time to first token and inter-token latency of one output as its tokens arrive from the engine."""
 
-    def __init__(self, metrics: Metrics, started_s: float) -> None:
+    def __init__(self, metrics: Metrics, started_s: float, *, is_timed: bool) -> None:
+        """`is_timed`: whether its times are observed, not only its tokens counted."""
         self.num_tokens = 0
+        self._is_timed = is_timed
         self._last_s = started_s
         self._first = metrics.histogram("time_to_first_token_seconds")
         self._next = metrics.histogram("inter_token_latency_seconds")
@@ -185,7 +197,9 @@ class Meter:
         if not num_new:
             return
         now = time.monotonic()
-        if self.num_tokens:
+        if not self._is_timed:
+            pass
+        elif self.num_tokens:
             self._next.observe((now - self._last_s) / num_new)
         else:
             self._first.observe(now - self._last_s)
@@ -228,7 +242,8 @@ class Run:
         Raises the TureenError of the first request that fails, TooManyRequests for a client that has not enough tokens
         left in its quota.
         """
-        with self._state.coming(len(self.outputs)) as self._submit, self._holding():
+        coming = self._state.room.coming(len(self.outputs), when_idle=self._work.when_idle)
+        with coming as self._submit, self._holding():
             self._state.enter(self._owner, self._names)
             self._work.names.update(self._names)
             follow = self._follow(self.outputs[0], interval) if len(self.outputs) == 1 else self._follow_all(interval)
@@ -296,7 +311,8 @@ class Run:
     async def _follow(self, output: Output, interval: int | None) -> AsyncGenerator[Output, None]:
         config, params = self._state.context.config, output.request.params
         num_tokens = interval or params.stream_interval or config.stream_interval
-        meter = Meter(self._state.metrics, output.started_s) if self._log_metrics else None
+        is_timed = not self._work.when_idle
+        meter = Meter(self._state.metrics, output.started_s, is_timed=is_timed) if self._log_metrics else None
         hold, num_prompt = self._holds[output.index], _prompt_tokens(output.request, output.index)
 
         def watch(num_new: int) -> None:
@@ -315,7 +331,9 @@ class Run:
             self._submit()  # frees the reserved place; the stream submits the request in its first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
-                    await check_grammar(output, delta, self._state)  # before anybody sees that the output ended
+                    await check_grammar(
+                        output, delta, self._state, self._reading
+                    )  # before anybody sees that the output ended
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type
@@ -352,4 +370,5 @@ class Run:
         metrics.add("generation_tokens", num_tokens)
         metrics.observe("prompt_tokens_histogram", output.usage.prompt_tokens)
         metrics.observe("generation_tokens_histogram", num_tokens)
-        metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)
+        if not output.request.when_idle:
+            metrics.observe("e2e_request_latency_seconds", time.monotonic() - output.started_s)

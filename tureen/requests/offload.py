@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from threading import Event
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from tureen.errors import Unavailable
 from tureen.requests.quotas import current_work
 
+P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -40,10 +41,10 @@ class Offload:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "offload")
         self._num_waiting = 0
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Returns or raises what `work` does. `size`: its cost, as characters of text to tokenize. Raises
-        Unavailable when too much work waits."""
-        [result] = await self.run_each(size, lambda _: work(), (None,))
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Returns or raises what `work` does with these arguments. `size`: its cost, as characters of text to tokenize.
+        Raises Unavailable when too much work waits."""
+        [result] = await self.run_each(size, lambda _: work(*args, **options), (None,))
         return result
 
     async def run_each(self, size: int, work: Callable[[S], T], entries: Iterable[S]) -> list[T]:

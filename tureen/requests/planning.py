@@ -10,7 +10,6 @@ from tureen.contract.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, c
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert
 from tureen.requests.offload import offload
-from tureen.requests.prompts import check_batch
 from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
 
@@ -70,16 +69,19 @@ async def sampling_of(
     requested: Mapping[str, Any], context: Context, names: Names, defaults: Mapping[str, Any] | None = None
 ) -> Sampling:
     """Does what `make_sampling` does, in a thread when stop patterns make it slow. Raises InvalidRequest."""
-    size = PATTERN_SIZE * patterns_len([requested])
-    return await offload.run(size, lambda: make_sampling(requested, context, names, defaults))
+    return await offload.run(
+        PATTERN_SIZE * patterns_len([requested]), make_sampling, requested, context, names, defaults
+    )
 
 
-def patterns_len(param_sets: Iterable[Mapping[str, Any]]) -> int:
-    """Returns the characters of all different stop patterns in the prompts' parameters. Raises InvalidRequest when they
-    are more than one prompt's may be."""
+def patterns_len(param_sets: Iterable[Any]) -> int:
+    """Returns the characters of all different stop patterns in the prompts' parameters, whose form need not be checked.
+
+    Raises InvalidRequest when they are more than one prompt's may be.
+    """
     patterns: set[str] = set()
     for params in param_sets:
-        stop_regex = params.get("stop_regex")
+        stop_regex = params.get("stop_regex") if isinstance(params, Mapping) else None
         if isinstance(stop_regex, list | tuple):
             patterns.update(pattern for pattern in stop_regex[:MAX_STOPS] if isinstance(pattern, str))
     length = sum(map(len, patterns))
@@ -111,6 +113,12 @@ def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: st
             field=field,
         )
     return num_samples
+
+
+def check_batch(count: int, max_prompts: int, field: str) -> None:
+    """Raises InvalidRequest for more prompts than one body may have."""
+    if count > max_prompts:
+        raise InvalidRequest(f"{field} is a batch of at most {max_prompts} prompts, got {count}", field=field)
 
 
 def check_priority(priority: int, context: Context) -> None:
@@ -177,3 +185,9 @@ def per_prompt(value: list[T] | T, batch: int, name: str) -> list[T]:
     if len(value) != batch:
         raise InvalidRequest(f"{name} has {len(value)} entries, but the batch has {batch} prompts", field=name)
     return value
+
+
+def fields_per_prompt(body: object, names: Iterable[str], batch: int) -> dict[str, list[Any]]:
+    """Returns these fields of a body, each with a value for every prompt. Raises InvalidRequest for a list of another
+    length."""
+    return {name: per_prompt(getattr(body, name), batch, name) for name in names}

@@ -8,6 +8,7 @@ import numpy as np
 
 from tureen.contract.types import NO_TOKEN, MediaItem
 from tureen.errors import InvalidRequest, echo
+from tureen.requests.planning import check_batch
 from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
 
@@ -65,12 +66,6 @@ def texts_or_ids(
     ids = id_lists(value, context, may_be_empty=False, field=field, max_prompts=max_prompts, may_be_cut=may_be_cut)
     is_batch = isinstance(value[0], list)
     return ids, [f"{field}[{index}]" if is_batch else field for index in range(len(ids))]
-
-
-def check_batch(count: int, max_prompts: int, field: str) -> None:
-    """Raises InvalidRequest for more prompts than one body may have."""
-    if count > max_prompts:
-        raise InvalidRequest(f"{field} is a batch of at most {max_prompts} prompts, got {count}", field=field)
 
 
 def id_lists(

@@ -194,8 +194,10 @@ class Quotas:
 class ClientWork:
     """The work done for one HTTP request: the account it is charged to, its names, its size, whether it failed."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, *, when_idle: bool = False) -> None:
+        """`when_idle`: all of it is done only while no other requests run."""
         self.account = account
+        self.when_idle = when_idle
         self.names: set[str] = set()  # names that the client may abort its requests by
         self.has_failed = False
         self.num_tokens = 0  # of all outputs, so far

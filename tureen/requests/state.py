@@ -8,7 +8,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DRAIN_RETRY_S = 5
 
 
-class Context(msgspec.Struct, frozen=True):
+class Context(msgspec.Struct, frozen=True, dict=True):
     """Facts about the model and the settings that reading a body needs."""
 
     tokenizer: Tokenizer
@@ -52,25 +52,21 @@ class Context(msgspec.Struct, frozen=True):
     tool_format: ToolFormat | None = None  # how the model writes tool calls; None: tools are refused
     reasoning_format: ReasoningFormat | None = None  # how it marks its reasoning; None: it does not reason
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """Most tokens, prompt and output together, that one request can have."""
         return min(self.info.context_len, self.info.max_total_tokens)
 
-    @property
+    @cached_property
     def placeholders(self) -> tuple[str, ...]:
         """Texts that stand for a picture or a video in a prompt."""
-        if self.family is None:
-            return ()
-        marks = (self.family.placeholder, self.family.video_placeholder)
+        marks = () if self.family is None else (self.family.placeholder, self.family.video_placeholder)
         return tuple(mark for mark in marks if mark is not None)
 
-    @property
+    @cached_property
     def placeholder_ids(self) -> frozenset[int]:
         """Tokens that stand for a picture or a video; some models have them beyond the vocabulary's end."""
-        if self.family is None:
-            return frozenset()
-        ids = (self.family.placeholder_id, self.family.video_placeholder_id)
+        ids = () if self.family is None else (self.family.placeholder_id, self.family.video_placeholder_id)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
 
@@ -136,6 +132,66 @@ def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
     check_params(convert(values, SamplingParams), vocab_size=info.vocab_size)
 
 
+class QueueRoom:
+    """The places in the engine's queue. Requests that run when idle take none. Event-loop thread only."""
+
+    def __init__(self, client: EngineClient, info: EngineInfo, config: Config) -> None:
+        self.is_idle = asyncio.Event()  # set while none are admitted but those that run when idle
+        self.is_idle.set()
+        self._client = client
+        self._max_running = info.max_running_requests
+        self._max_queued = config.max_queued_requests
+        self._num_coming = 0  # requests that are admitted and not submitted yet
+        self._num_when_idle = 0  # requests that are admitted and run when idle
+        self._num_others = 0  # requests that are admitted and do not
+
+    def check(self, num_requests: int) -> None:
+        """Raises Unavailable when there is no room for so many more. Counts here, without asking the engine, which may
+        be in a long step."""
+        num_live = max(0, self._client.num_live + self._num_coming - self._num_when_idle)
+        if num_live + num_requests > self._max_running + self._max_queued:
+            raise Unavailable(
+                f"{self._max_queued} requests are waiting already, or would be with these; try again later, or start "
+                "the server with a larger --max-queued-requests",
+                code="queue_full",
+                retry_after_s=math.ceil(self._client.stats.seconds_per_end),
+            )
+
+    @contextlib.contextmanager
+    def coming(self, num_requests: int, *, when_idle: bool = False) -> Iterator[Callable[[], None]]:
+        """Reserves places for requests that run while the block does. Gives a function to call just before each request
+        is submitted, which frees one.
+
+        Raises Unavailable when there is no room.
+        """
+        if not when_idle:
+            self.check(num_requests)
+        num_left = num_requests
+        self._num_coming += num_requests
+        self._count(num_requests, when_idle)
+
+        def submit() -> None:
+            nonlocal num_left
+            num_left -= 1
+            self._num_coming -= 1
+
+        try:
+            yield submit
+        finally:
+            self._num_coming -= num_left
+            self._count(-num_requests, when_idle)
+
+    def _count(self, num_more: int, when_idle: bool) -> None:
+        if when_idle:
+            self._num_when_idle += num_more
+            return
+        self._num_others += num_more
+        if self._num_others:
+            self.is_idle.clear()
+        else:
+            self.is_idle.set()
+
+
 class ServerState:
     """The running server: its engine, its metrics, and the requests that have not ended. Event-loop thread only."""
 
@@ -158,7 +214,7 @@ class ServerState:
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
         self._loading: dict[str, Callable[[str], None]] = {}  # id of a request the engine has not yet -> abort(reason)
         self._numbers = itertools.count(1)  # numbers of requests, part of their ids
-        self._num_coming = 0  # requests that are admitted and not submitted yet
+        self.room = QueueRoom(client, context.info, context.config)
 
     @property
     def helpers_down(self) -> tuple[str, ...]:
@@ -209,41 +265,7 @@ class ServerState:
     def check_accepting(self) -> None:
         """Raises Unavailable when the server shuts down or its queue is full."""
         self.check_open()
-        self._check_room(1)
-
-    def _check_room(self, num_requests: int) -> None:
-        """Raises Unavailable when the queue has no room for so many more. Counts here, without asking the engine,
-        which may be in a long step."""
-        most_queued = self.context.config.max_queued_requests
-        num_live = self.client.num_live + self._num_coming
-        if num_live + num_requests > self.context.info.max_running_requests + most_queued:
-            raise Unavailable(
-                f"{most_queued} requests are waiting already, or would be with these; try again later, or start the "
-                "server with a larger --max-queued-requests",
-                code="queue_full",
-                retry_after_s=math.ceil(self.client.stats.seconds_per_end),
-            )
-
-    @contextlib.contextmanager
-    def coming(self, num_requests: int) -> Iterator[Callable[[], None]]:
-        """Reserves places in the queue. Gives a function to call just before each request is submitted, which frees
-        one.
-
-        Raises Unavailable when the queue has no room.
-        """
-        self._check_room(num_requests)
-        num_left = num_requests
-        self._num_coming += num_requests
-
-        def submit() -> None:
-            nonlocal num_left
-            num_left -= 1
-            self._num_coming -= 1
-
-        try:
-            yield submit
-        finally:
-            self._num_coming -= num_left
+        self.room.check(1)
 
     def new_id(self, rid: str) -> str:
         """Returns a request's id for the engine, unique whatever clients call their requests. May be called in any

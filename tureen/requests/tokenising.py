@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tureen.contract.types import PICTURE, VIDEO
 from tureen.errors import InvalidRequest, echo
@@ -125,10 +126,7 @@ def check_lengths(texts: Sequence[str], names: Sequence[str], context: Context) 
 
 async def encode(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
     """Returns the token ids of each text; tokenizes in a thread when there is much."""
-
-    def encoded(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
+    encoded = partial(tokenizer.encode, add_special_tokens=add_special_tokens)
     return await offload.run_each(sum(map(len, texts)), encoded, texts)
 
 

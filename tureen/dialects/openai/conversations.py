@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference/conversations
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,8 +19,9 @@ from tureen.dialects.openai.responses_input import ResponsesItem, kept_items, re
 from tureen.dialects.openai.responses_keeping import NOTHING_KEPT, store_of
 from tureen.errors import NotFound
 from tureen.http.dialect import Docs, Entry, client_name, read_body_with
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.body import convert, offered
 from tureen.requests.state import ServerState
+from tureen.requests.verdicts import FieldTable
 
 if TYPE_CHECKING:
     from tureen.storage.conversations import ConversationStore
@@ -33,6 +34,9 @@ ONE, ITEMS = f"{PATH}/{{conversation_id}}", f"{PATH}/{{conversation_id}}/items"
 
 Items = Annotated[list[ResponsesItem], Meta(max_length=MAX_ITEMS, description="Items as /v1/responses takes them.")]
 Notes = Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16, description="Your own notes.")]
+
+TABLE = FieldTable(tells_unknown=True)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,16 +64,16 @@ def routes(state: ServerState) -> list[Entry]:
     """Returns the routes."""
 
     async def create(request: Request) -> Response:
-        body, items = await read_body_with(request, lambda payload: _read(payload, ConversationBody))
+        body = await read_body_with(request, lambda payload: _read(payload, ConversationBody))
         store = store_of(state).conversations
         name = f"conv_{uuid.uuid4().hex}"
-        return _answer(await store.add(client_name(request), name, body.metadata, items))
+        return _answer(await store.add(client_name(request), name, body.metadata, kept_items(body.items)))
 
     async def get(request: Request) -> Response:
         return _answer(await _store(state).find(*_named(request)))
 
     async def describe(request: Request) -> Response:
-        body, _ = await read_body_with(request, lambda payload: _read(payload, ConversationNotesBody))
+        body = await read_body_with(request, lambda payload: _read(payload, ConversationNotesBody))
         return _answer(await _store(state).describe(*_named(request), body.metadata))
 
     async def delete(request: Request) -> Response:
@@ -78,7 +82,7 @@ def routes(state: ServerState) -> list[Entry]:
 
     async def add_items(request: Request) -> Response:
         query_of(request, INCLUDE)
-        _, items = await read_body_with(request, lambda payload: _read(payload, ConversationItemsBody))
+        items = kept_items((await read_body_with(request, lambda payload: _read(payload, ConversationItemsBody))).items)
         await _store(state).add_items(*_named(request), items)
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
         return _answer({"object": "list", "data": items, **ends, "has_more": False})
@@ -120,17 +124,12 @@ def _entry(
     return Entry(path, endpoint, access="user", methods=[method], is_limited=body is not None, docs=docs)
 
 
-def _read(payload: dict[str, Any], kind: type[Any]) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns a body, and its items as they are kept. Raises InvalidRequest."""
-    refuse_unknown(payload, kind.__struct_fields__)
-    fields = {name: value for name, value in payload.items() if value is not None}
-    items = fields.get("items", [])
-    if isinstance(items, list) and len(items) <= MAX_ITEMS:
-        fields["items"] = items = read_items(items, "items")
-    if "items" not in kind.__struct_fields__:
-        fields.pop("items", None)
-    body = convert(fields, kind)
-    return body, kept_items(items)
+def _read(payload: dict[str, Any], kind: type[Body]) -> Body:
+    """Checks a JSON body's form. Raises InvalidRequest."""
+    fields = offered(payload, kind.__struct_fields__, TABLE)
+    if isinstance(fields.get("items"), list) and len(fields["items"]) <= MAX_ITEMS:
+        fields["items"] = read_items(fields["items"], "items")
+    return convert(fields, kind, table=TABLE)
 
 
 def _named(request: Request) -> tuple[str, str]:

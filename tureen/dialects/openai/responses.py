@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import responses_kept
 from tureen.dialects.openai.responses_background import ENDS, BackgroundResponse
-from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, check, with_items
+from tureen.dialects.openai.responses_body import ResponsesBody, chat_of, parse
 from tureen.dialects.openai.responses_keeping import Keeping, conversation_id, keeping_of
 from tureen.dialects.openai.responses_making import Making
 from tureen.dialects.openai.responses_output import EventWriter
@@ -63,13 +63,12 @@ async def _prepare(request: Request, state: ServerState) -> tuple[Making, Keepin
     """Reads a body and returns the response that it asks for, and how that is kept."""
 
     def read(payload: dict[str, Any]) -> tuple[dict[str, Any], ResponsesBody, str]:
-        payload = with_items(payload)
-        body = check(payload)
+        body = parse(payload)
         return payload, body, openai_answer.name_of(body, "resp_")
 
     payload, body, name = await read_body_with(request, read)
     num_bytes = len(await request.body())
-    keeping = await keeping_of(body, payload["input"], num_bytes, request)
+    keeping = await keeping_of(body, num_bytes, request)
     before = () if keeping is None else keeping.origin.items
     size = num_bytes // BYTES_PER_CHAR + MESSAGE_CHARS * len(before)
     chat, sources = await offload.run(size, lambda: chat_of(body, payload, name, state, before))

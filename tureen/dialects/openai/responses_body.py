@@ -25,7 +25,6 @@ from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.text.messages import MAX_MESSAGES, Tool
 
 TABLE = openai_fields.table_of("responses")
-NOT_OFFERED = TABLE.refused
 
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -127,19 +126,9 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
 
 def parse(payload: dict[str, Any]) -> ResponsesBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    return check(with_items(payload))
-
-
-def with_items(payload: dict[str, Any]) -> dict[str, Any]:
-    """Returns a JSON body whose items have been read. Raises InvalidRequest."""
     if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
-        return payload | {"input": read_items(payload["input"])}
-    return payload
-
-
-def check(payload: dict[str, Any]) -> ResponsesBody:
-    """Checks the form of a JSON body whose items have been read. Raises InvalidRequest."""
-    body = openai_fields.read(payload, ResponsesBody, NOT_OFFERED)
+        payload = payload | {"input": read_items(payload["input"])}
+    body = openai_fields.read(payload, ResponsesBody, TABLE)
     if body.stream_options is not None and (
         body.stream_options.include_usage or body.stream_options.continuous_usage_stats
     ):

@@ -323,16 +323,25 @@ def conversation_of(
     return conversation
 
 
-def kept_items(sent: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the items of an `input` that was read, as they are kept: each with its type, an id and a status, as the
-    API's own lists of items have them."""
+def kept_items(sent: str | Sequence[ResponsesItem]) -> list[dict[str, Any]]:
+    """Returns the items of an `input` as they are kept: each with its type, an id and a status, as the API's own lists
+    of items have them."""
     if isinstance(sent, str):
-        sent = [{"type": "message", "role": "user", "content": sent}]
-    return [_kept(item) for item in sent]
+        sent = [ResponsesMessage(role="user", content=sent)]
+    return [_kept(_plain(item)) for item in sent]
 
 
-def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {"id": f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}", "status": "completed", **item}
+def _plain(struct: msgspec.Struct) -> dict[str, Any]:
+    """Returns an item or a part as JSON has it, without the fields that were not sent."""
+    fields = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = [_plain(entry) if isinstance(entry, msgspec.Struct) else entry for entry in value]
+    return {"type": struct.__struct_config__.tag} | fields
+
+
+def _kept(item: dict[str, Any]) -> dict[str, Any]:
+    kept = {"id": f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}", "status": "completed"} | item
     if item["type"] == "reasoning":
         return {"summary": []} | kept
     if item["type"] == "message":

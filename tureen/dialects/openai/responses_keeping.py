@@ -41,9 +41,8 @@ def store_of(state: ServerState) -> ResponseStore:
     return state.responses
 
 
-async def keeping_of(body: ResponsesBody, sent: Any, num_bytes: int, request: Request) -> Keeping | None:
-    """Returns how a response is kept, None when nothing of it is. `sent`: its input as it was read; `num_bytes`: of the
-    body.
+async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> Keeping | None:
+    """Returns how a response is kept, None when nothing of it is. `num_bytes`: of the body.
 
     Raises InvalidRequest for fields that need what is not there, NotFound, PayloadTooLarge.
     """
@@ -70,7 +69,7 @@ async def keeping_of(body: ResponsesBody, sent: Any, num_bytes: int, request: Re
         if body.rid is not None or body.request_id is not None:
             await store.check_free(owner, body.rid or body.request_id or "")
     origin = await store.origin(owner, previous=body.previous_response_id, conversation=conversation_id(body))
-    return Keeping(store, owner, kept_items(sent), origin, is_kept)
+    return Keeping(store, owner, kept_items(body.input), origin, is_kept)
 
 
 def conversation_id(body: ResponsesBody) -> str | None:

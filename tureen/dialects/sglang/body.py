@@ -5,10 +5,11 @@ Source: https://docs.sglang.io/basic_usage/native_api.html and sampling_params.h
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -23,9 +24,9 @@ from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.offload import LARGE
-from tureen.requests.planning import Names, Sampling, per_prompt
+from tureen.requests.planning import Names, Sampling, check_batch, per_prompt
 from tureen.requests.processor_field import check_processor
-from tureen.requests.prompts import Prompt, Texts, check_batch
+from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.sessions import SessionParams, Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
@@ -145,29 +146,26 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deadline_ms: Deadline = None
     ttft_deadline_ms: FirstTokenDeadline = None
 
-    @property
-    def prompt_field(self) -> str:
-        """The field that has the prompts."""
-        return next(name for name in PROMPT_FIELDS if getattr(self, name) is not None)
 
-    @property
-    def is_batch(self) -> bool:
-        """Whether the prompts came as a list, even of one."""
-        match self.prompt_field:
-            case "text":
-                return isinstance(self.text, list)
-            case "input_ids":
-                return bool(self.input_ids) and isinstance(self.input_ids[0], list)  # type: ignore[index]
-            case _:
-                rows: Any = self.input_embeds
-                return bool(rows) and bool(rows[0]) and isinstance(rows[0][0], list)
+class ParsedBody(NamedTuple):
+    """A body whose form is checked, and what it says of each of its prompts."""
 
-    def prompt_name(self, index: int) -> str:
-        """Returns the name of a prompt for errors."""
-        return f"{self.prompt_field}[{index}]" if self.is_batch else self.prompt_field
+    body: GenerateBody
+    inputs: Texts | list[Prompt]  # texts are not tokenized yet
+    is_batch: bool  # the prompts came as a list, even of one
+    names: list[str]  # of each prompt, for errors
+    samplings: list[Sampling]
+    num_samples: int  # of each prompt
+    fields: dict[str, list[Any]]  # the values of PER_PROMPT_FIELDS
+    media: list[PromptMedia]
+    sessions: list[SessionParams | None]
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
+
+LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor", *LOGPROB_FIELDS)
+"""Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
 
 class GeneratePlan(msgspec.Struct, frozen=True):
@@ -182,20 +180,19 @@ class GeneratePlan(msgspec.Struct, frozen=True):
 
 
 def size_of(payload: dict[str, Any]) -> int:
-    """Returns the cost of checking a body's form for `offload`: only embeddings, checked row by row, are expensive."""
-    rows = payload.get("input_embeds")
-    return LARGE if isinstance(rows, list) and len(rows) > 1 else 0
+    """Returns the cost of `parse` for `offload`: expensive are embeddings, checked row by row, and stop patterns.
 
-
-def sampling_size(body: GenerateBody) -> int:
-    """Returns the cost of `samplings_of` for `offload`. Raises InvalidRequest for too many stop patterns."""
-    params_sent = body.sampling_params
-    params = params_sent if isinstance(params_sent, list) else [params_sent]
+    Raises InvalidRequest for too many stop patterns.
+    """
+    rows, params_sent = payload.get("input_embeds"), payload.get("sampling_params")
+    if isinstance(rows, list) and len(rows) > 1:
+        return LARGE
+    params = params_sent[:MAX_PROMPTS] if isinstance(params_sent, list) else [params_sent]
     return REQUEST_SIZE * len(params) + planning.PATTERN_SIZE * planning.patterns_len(params)
 
 
-def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Texts | list[Prompt]]:
-    """Checks a JSON body's form and returns it with its prompts; texts are not tokenized yet. Raises InvalidRequest."""
+def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
+    """Checks a JSON body's form; texts are not tokenized yet. Raises InvalidRequest."""
     fields_sent = [name for name in PROMPT_FIELDS if payload.get(name) is not None]
     if len(fields_sent) != 1:
         got = "none of them" if not fields_sent else " and ".join(fields_sent)
@@ -203,17 +200,36 @@ def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Text
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
             field=fields_sent[-1] if fields_sent else "text",
         )
+    known = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
     refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
     refuse_not_offered(payload, NOT_OFFERED)
-    body = convert(
-        {name: value for name, value in payload.items() if value is not None and name in FIELDS}, GenerateBody
-    )
+    body = convert(known, GenerateBody)
     planning.check_priority(body.priority, context)
+    inputs = _inputs(body, context)
+    is_batch, [field] = _is_batch(body), fields_sent
+    batch = len(inputs.texts) if isinstance(inputs, Texts) else len(inputs)
+    samplings = samplings_of(body, batch, context)
+    num_samples = planning.check_size(batch, samplings, field)
+    fields = planning.fields_per_prompt(body, PER_PROMPT_FIELDS, batch)
+    return ParsedBody(
+        body=body,
+        inputs=inputs,
+        is_batch=is_batch,
+        names=[f"{field}[{index}]" if is_batch else field for index in range(batch)],
+        samplings=samplings,
+        num_samples=num_samples,
+        fields=fields,
+        media=_media(body, batch, is_batch=is_batch),
+        sessions=_sessions(fields["session_params"], is_list=isinstance(body.session_params, list)),
+    )
+
+
+def _inputs(body: GenerateBody, context: Context) -> Texts | list[Prompt]:
+    """Returns the prompts, texts as they are. Raises InvalidRequest."""
     if body.text is not None:
-        return body, prompts.texts(body.text, "text")
+        return prompts.texts(body.text, "text")
     if body.input_ids is not None:
-        may_be_empty = body.session_params is not None
-        return body, prompts.id_lists(body.input_ids, context, may_be_empty=may_be_empty)
+        return prompts.id_lists(body.input_ids, context, may_be_empty=body.session_params is not None)
     for field in ("image_data", "video_data"):
         if getattr(body, field) is not None:
             raise InvalidRequest(f"{field} needs a prompt of text or input_ids, not input_embeds", field=field)
@@ -222,7 +238,17 @@ def parse(payload: dict[str, Any], context: Context) -> tuple[GenerateBody, Text
             "input_embeds cannot continue a session, which is made of tokens; send text or input_ids",
             field="input_embeds",
         )
-    return body, prompts.embeddings(body.input_embeds or [], context)
+    return prompts.embeddings(body.input_embeds or [], context)
+
+
+def _is_batch(body: GenerateBody) -> bool:
+    """Says whether the prompts came as a list, even of one."""
+    if body.text is not None:
+        return isinstance(body.text, list)
+    if body.input_ids is not None:
+        return bool(body.input_ids) and isinstance(body.input_ids[0], list)
+    rows: Any = body.input_embeds
+    return bool(rows) and bool(rows[0]) and isinstance(rows[0][0], list)
 
 
 def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampling]:
@@ -237,26 +263,24 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 
 
 def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
-    refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
     offered = {name: value for name, value in params.items() if name not in PARAMS_NOT_OFFERED}
+    refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
     return planning.make_sampling(read_params(offered, where), context, Names(where))
 
 
-def adapters_of(body: GenerateBody, batch: int) -> list[tuple[str, str]]:
-    """Returns the adapters that prompts name, each with its field for errors. Raises InvalidRequest."""
-    lora_path: Any = body.lora_path
-    names: list[str | None] = per_prompt(lora_path, batch, "lora_path")
-    is_list = isinstance(lora_path, list)
+def adapters_of(parsed: ParsedBody) -> list[tuple[str, str]]:
+    """Returns the adapters that prompts name, each with its field for errors."""
+    is_list = isinstance(parsed.body.lora_path, list)
     return [
         (name, f"lora_path[{index}]" if is_list else "lora_path")
-        for index, name in enumerate(names)
+        for index, name in enumerate(parsed.fields["lora_path"])
         if name is not None
     ]
 
 
-def media_of(body: GenerateBody, batch: int) -> list[PromptMedia]:
+def _media(body: GenerateBody, batch: int, *, is_batch: bool) -> list[PromptMedia]:
     """Returns the pictures and videos of each of `batch` prompts. Raises InvalidRequest."""
-    media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=body.is_batch)
+    media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=is_batch)
     if body.session_params is not None and any(item.pictures or item.videos for item in media):
         raise InvalidRequest(
             "session_params cannot go with image_data or video_data: a session is made of tokens; send the whole "
@@ -266,31 +290,28 @@ def media_of(body: GenerateBody, batch: int) -> list[PromptMedia]:
     return media
 
 
-def limits_of(body: GenerateBody) -> dict[str, int | None]:
-    """Returns the body's deadlines in milliseconds, by field."""
-    return {"deadline_ms": body.deadline_ms, "ttft_deadline_ms": body.ttft_deadline_ms}
+def limits_of(body: GenerateBody, waited_s: float = 0.0) -> dict[str, int | None]:
+    """Returns the body's deadlines in milliseconds, by field, less the seconds waited since it arrived."""
+    sent = {"deadline_ms": body.deadline_ms, "ttft_deadline_ms": body.ttft_deadline_ms}
+    return {name: None if limit is None else max(1, limit - round(waited_s * 1000)) for name, limit in sent.items()}
 
 
-def after(waited_s: float, body: GenerateBody) -> GenerateBody:
-    """Returns the body with deadlines reduced by the seconds waited since it arrived."""
-    limits = limits_of(body).items()
-    left = {name: max(1, value - round(waited_s * 1000)) for name, value in limits if value is not None}
-    return msgspec.structs.replace(body, **left) if left else body
+def _sessions(sent: list[dict[str, Any] | None], *, is_list: bool) -> list[SessionParams | None]:
+    """Returns the session that each prompt continues, None = none. Raises InvalidRequest.
 
-
-def session_params_of(body: GenerateBody, batch: int) -> list[SessionParams | None]:
-    """Returns the session that each of `batch` prompts continues, None = none. Raises InvalidRequest."""
-    session_params = body.session_params
-    if session_params is None:
-        return [None] * batch
-    converted: list[SessionParams | None] = []
-    for index, params in enumerate(per_prompt(session_params, batch, "session_params")):
-        where = f"session_params[{index}]" if isinstance(session_params, list) else "session_params"
+    `sent`: session_params of each prompt; `is_list`: the body has a list of them.
+    """
+    sessions: list[SessionParams | None] = []
+    for index, params in enumerate(sent):
+        sessions.append(None)
+        if params is None:
+            continue
+        where = f"session_params[{index}]" if is_list else "session_params"
         refuse_unknown(params, SessionParams.__struct_fields__, where)
         fields = {name: value for name, value in params.items() if value is not None}
-        converted.append(convert(fields, SessionParams, Names(where).path))
-    _check_replacing([params for params in converted if params is not None])
-    return converted
+        sessions[index] = convert(fields, SessionParams, Names(where).path)
+    _check_replacing([session for session in sessions if session is not None])
+    return sessions
 
 
 def _check_replacing(params: Sequence[SessionParams]) -> None:
@@ -306,29 +327,22 @@ def _check_replacing(params: Sequence[SessionParams]) -> None:
 
 
 def plan(
-    body: GenerateBody,
-    resolved: Sequence[Prompt],
-    samplings: Sequence[Sampling],
-    state: ServerState,
-    *,
-    owner: str,
-    arrived_s: float,
+    parsed: ParsedBody, resolved: Sequence[Prompt], state: ServerState, *, owner: str, arrived_s: float
 ) -> GeneratePlan:
     """Makes the requests of a body whose prompts are tokenized. Raises InvalidRequest.
 
     `owner`: the client, whose name separates its prefix cache from others'; `arrived_s`: when the body arrived, by the
     monotonic clock.
     """
-    context = state.context
-    num_samples = planning.check_size(len(resolved), samplings, body.prompt_field)
+    body, context = parsed.body, state.context
     draft = Draft(
         prompts=resolved,
-        names=[body.prompt_name(index) for index in range(len(resolved))],
-        samplings=samplings,
-        options=_options(body, resolved, context),
+        names=parsed.names,
+        samplings=parsed.samplings,
+        options=_options(parsed, resolved, context, limits_of(body, time.monotonic() - arrived_s)),
         owner=owner,
         rid=body.rid,
-        is_batch=body.is_batch,
+        is_batch=parsed.is_batch,
         log_metrics=body.log_metrics,
         arrived_s=arrived_s,
     )
@@ -337,48 +351,48 @@ def plan(
     reported = request_plan.requests if body.return_effective else ()
     return GeneratePlan(
         plan=request_plan,
-        is_list=body.is_batch or num_samples > 1,
+        is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
         effective=tuple(
-            effective_params(request, samplings[index // num_samples], context)
+            effective_params(request, parsed.samplings[index // parsed.num_samples], context)
             for index, request in enumerate(reported)
         ),
     )
 
 
-def _options(body: GenerateBody, resolved: Sequence[Prompt], context: Context) -> list[Options]:
-    """Returns the options of each prompt. Raises InvalidRequest."""
-    batch = len(resolved)
-    vocab_size = context.info.vocab_size
-    with_logprobs = per_prompt(body.return_logprob, batch, "return_logprob")
-    starts = _logprob_starts(body.logprob_start_len, [prompt.token_ids for prompt in resolved])
-    tops = _logprob_tops(body.top_logprobs_num, batch, vocab_size)
-    ids = _logprob_ids(body.token_ids_logprob, batch, vocab_size)
-    hidden: list[HiddenStatesField] = per_prompt(body.return_hidden_states, batch, "return_hidden_states")
-    processors = _processors(body, batch, context)
-    adapters: list[str | None] = per_prompt(cast(Any, body.lora_path), batch, "lora_path")
+def _options(
+    parsed: ParsedBody, resolved: Sequence[Prompt], context: Context, limits: dict[str, int | None]
+) -> list[Options]:
+    """Returns the options of each prompt. Raises InvalidRequest. `limits`: the deadlines that are left."""
+    body, fields, vocab_size = parsed.body, parsed.fields, context.info.vocab_size
+    starts, tops = fields["logprob_start_len"], fields["top_logprobs_num"]
+    _check_starts(starts, [prompt.token_ids for prompt in resolved])
+    _check_tops(tops, vocab_size)
+    ids = _logprob_ids(body.token_ids_logprob, len(resolved), vocab_size)
+    processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(
-            adapter=adapters[index] or "",
-            logprobs=_logprob_spec(with_logprobs[index], starts[index], tops[index], ids[index], body.logprobs_mode),
-            hidden_states=_which_hidden(hidden[index], context.info),
+            adapter=fields["lora_path"][index] or "",
+            logprobs=_logprob_spec(
+                fields["return_logprob"][index], starts[index], tops[index], ids[index], body.logprobs_mode
+            ),
+            hidden_states=_which_hidden(fields["return_hidden_states"][index], context.info),
             processor=processors[index],
             cache_salt=body.cache_salt,
             priority=body.priority,
-            deadline_ms=body.deadline_ms,
-            ttft_deadline_ms=body.ttft_deadline_ms,
+            **limits,
         )
-        for index in range(batch)
+        for index in range(len(resolved))
     ]
 
 
-def _processors(body: GenerateBody, batch: int, context: Context) -> list[str]:
-    processors_sent: Any = body.custom_logit_processor
-    values: list[str | None] = per_prompt(processors_sent, batch, "custom_logit_processor")
+def _processors(body: GenerateBody, sent: list[str | None], context: Context) -> list[str]:
+    """Returns the logit processor of each prompt, which sent it as `sent` has it. Raises InvalidRequest."""
     checked = []
-    for index, value in enumerate(values):
-        field = f"custom_logit_processor[{index}]" if isinstance(processors_sent, list) else "custom_logit_processor"
+    is_list = isinstance(body.custom_logit_processor, list)
+    for index, value in enumerate(sent):
+        field = f"custom_logit_processor[{index}]" if is_list else "custom_logit_processor"
         checked.append("" if value is None else check_processor(value, context.config, field))
     return checked
 
@@ -401,9 +415,8 @@ def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None
         )
 
 
-def _logprob_starts(logprob_start_len: int | list[int], prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Returns logprob_start_len of each prompt. Raises InvalidRequest for a position outside of the prompt."""
-    starts = per_prompt(logprob_start_len, len(prompts), "logprob_start_len")
+def _check_starts(starts: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+    """Raises InvalidRequest for a logprob_start_len that is no position in its prompt."""
     for start, token_ids in zip(starts, prompts, strict=True):
         if not -1 <= start <= len(token_ids):
             raise InvalidRequest(
@@ -417,18 +430,15 @@ def _logprob_starts(logprob_start_len: int | list[int], prompts: Sequence[Sequen
                 "pictures to take log-probabilities of; leave it out",
                 field="logprob_start_len",
             )
-    return starts
 
 
-def _logprob_tops(top_logprobs_num: int | list[int], batch: int, vocab_size: int) -> list[int]:
-    """Returns top_logprobs_num of each prompt. Raises InvalidRequest."""
-    tops = per_prompt(top_logprobs_num, batch, "top_logprobs_num")
+def _check_tops(tops: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequest for a top_logprobs_num out of its bounds."""
     for top in tops:
         if not 0 <= top <= min(MAX_TOP_LOGPROBS, vocab_size):
             raise InvalidRequest(
                 f"top_logprobs_num must be 0 to {MAX_TOP_LOGPROBS}, got {echo(top)}", field="top_logprobs_num"
             )
-    return tops
 
 
 def _logprob_ids(

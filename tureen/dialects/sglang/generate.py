@@ -31,7 +31,7 @@ from tureen.requests.drafts import REQUEST_SIZE
 from tureen.requests.generation import Output, Run, Sent
 from tureen.requests.loading import loading
 from tureen.requests.offload import INLINE_CHARS, LARGE, offload
-from tureen.requests.prompts import Prompt, Texts
+from tureen.requests.prompts import Prompt
 from tureen.requests.sessions import Turn
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tokenising import resolve
@@ -96,7 +96,7 @@ async def _encode(answers: Answer | list[Answer]) -> bytes:
     """Encodes answers as JSON, in a thread when they have hidden states."""
     answer_list = answers if isinstance(answers, list) else [answers]
     is_large = any(HIDDEN_FIELD in answer["meta_info"] for answer in answer_list)
-    return await offload.run(LARGE if is_large else 0, lambda: _json.encode(answers))
+    return await offload.run(LARGE if is_large else 0, _json.encode, answers)
 
 
 def as_builtins(answers: Answer | list[Answer]) -> Any:
@@ -114,37 +114,28 @@ async def prepare(
     """
     arrived_s = time.monotonic()
     state.check_accepting()
-    context = state.context
-    body, inputs = await offload.run(sglang_request.size_of(payload), lambda: sglang_request.parse(payload, context))
-    batch = len(inputs.texts) if isinstance(inputs, Texts) else len(inputs)
-    size = sglang_request.sampling_size(body)
-    samplings = await offload.run(size, lambda: sglang_request.samplings_of(body, batch, context))
-    for name, field in sglang_request.adapters_of(body, batch):
+    parsed = await offload.run(sglang_request.size_of(payload), sglang_request.parse, payload, state.context)
+    for name, field in sglang_request.adapters_of(parsed):
         state.check_adapter(name, field)
-    num_samples = planning.check_size(batch, samplings, body.prompt_field)
-    names = [body.prompt_name(index) for index in range(batch)]
-    media = sglang_request.media_of(body, batch)
+    body, batch, media = parsed.body, len(parsed.names), parsed.media
     if not takes_media:
-        media = [item._replace(picture_field=name) for item, name in zip(media, names, strict=True)]
+        media = [item._replace(picture_field=name) for item, name in zip(media, parsed.names, strict=True)]
     async with contextlib.AsyncExitStack() as stack:
         if any(item.pictures or item.videos for item in media):
-            rids, _ = planning.name_requests(body.rid, batch, num_samples, is_batch=body.is_batch)
+            rids, _ = planning.name_requests(body.rid, batch, parsed.num_samples, is_batch=parsed.is_batch)
             await stack.enter_async_context(loading(state, owner, rids, sglang_request.limits_of(body)))
-        inputs = await resolve(inputs, names, state, media)
-    remaining = sglang_request.after(time.monotonic() - arrived_s, body)
+        inputs = await resolve(parsed.inputs, parsed.names, state, media)
     turns: list[Turn | None] = []
-    for index, session in enumerate(sglang_request.session_params_of(body, len(inputs))):
+    for index, session in enumerate(parsed.sessions):
         turns.append(None)
         if session is not None:
-            if samplings[index].params.n > 1:
+            if parsed.num_samples > 1:
                 raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
             turn = turns[index] = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
             inputs[index] = Prompt(turn.token_ids)
     # with sessions no thread is waited for: a session must not change between `extend` and `begin`
-    size = 0 if any(turns) else batch * num_samples * REQUEST_SIZE
-    plan = await offload.run(
-        size, lambda: sglang_request.plan(remaining, inputs, samplings, state, owner=owner, arrived_s=arrived_s)
-    )
+    size = 0 if any(turns) else batch * parsed.num_samples * REQUEST_SIZE
+    plan = await offload.run(size, sglang_request.plan, parsed, inputs, state, owner=owner, arrived_s=arrived_s)
     return msgspec.structs.replace(plan, turns=tuple(turns)) if any(turns) else plan
 
 
@@ -186,7 +177,7 @@ async def _rendered(output: Output, plan: GeneratePlan, context: Context) -> Ans
     only_new, size = context.config.incremental_streaming_output, output.num_logprobs
     now = output.snapshot() if size > INLINE_CHARS else output
     output.sent, sent = Sent(len(now.token_ids), len(now.text)), now.sent
-    return await offload.run(size, lambda: render(now, plan, context, sent if only_new else (0, 0)))
+    return await offload.run(size, render, now, plan, context, sent if only_new else (0, 0))
 
 
 def _is_due(output: Output, stream_interval: int) -> bool:

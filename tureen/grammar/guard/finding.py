@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from math import floor
@@ -202,10 +203,11 @@ class _FactFinder:
                     self._doubt(part)
 
     def _target(self, schema: Any, keyword: str = "$ref") -> Any:
-        try:
+        """Returns the schema that a reference leads to; None where there is none, or where what looks like a schema
+        is a value: in an `enum`, an example, an annotation."""
+        with suppress(SchemaError, KeyError, AttributeError, TypeError):
             return self._document.resolve(schema[keyword], schema)[0] if keyword in schema else None
-        except SchemaError:
-            return None
+        return None
 
     def _admits(self, schema: Any, kind: str, seen: set[int]) -> bool:
         """Returns whether a value of this kind may match; True where that is not seen at once."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tureen.errors import InvalidRequest, NotFound, PayloadTooLarge, StartupError, TureenError
-from tureen.storage.responses import Origin, ResponseStore
+from tureen.storage.responses import Continued, ResponseStore
 
 MIB = 1 << 20
 DAY_S = 86400.0
@@ -57,9 +57,9 @@ def response(name: str, *output: dict[str, Any], status: str = "completed") -> d
 
 async def turn(store: ResponseStore, owner: str, name: str, previous: str | None = None, size: int = 1, **more) -> None:
     """One question and its answer, that continue `previous`."""
-    origin = await store.origin(owner, previous=previous, conversation=more.get("conversation"))
+    continued = await store.continued(owner, previous=previous, conversation=more.get("conversation"))
     asked, said = item(f"{name}?" * size, f"ask_{name}"), item(f"{name}!" * size, f"say_{name}")
-    await store.add(owner, response(name, said), [asked], origin)
+    await store.add(owner, response(name, said), [asked], continued)
 
 
 def texts(items) -> list[str]:
@@ -80,8 +80,8 @@ def test_what_continues_a_response_reads_all_that_it_continues_in_order(run):
         await turn(store, "", "c", "b")
 
     async def read(store):
-        origin = await store.origin("", previous="c", conversation=None)
-        return texts(origin.items), texts(await store.items_of_request("", "c")), await store.find("", "b")
+        continued = await store.continued("", previous="c", conversation=None)
+        return texts(continued.items), texts(await store.items_of_request("", "c")), await store.find("", "b")
 
     run(write)
     context, items, found = run(read)
@@ -101,8 +101,8 @@ def test_a_client_never_finds_what_is_another_s(run):
                 store.find(owner, "r"),
                 store.delete(owner, "r"),
                 store.items_of_request(owner, "r"),
-                store.origin(owner, previous="r", conversation=None),
-                store.origin(owner, previous=None, conversation="conv"),
+                store.continued(owner, previous="r", conversation=None),
+                store.continued(owner, previous=None, conversation="conv"),
                 store.conversations.find(owner, "conv"),
                 store.conversations.describe(owner, "conv", {}),
                 store.conversations.delete(owner, "conv"),
@@ -118,7 +118,7 @@ def test_a_client_never_finds_what_is_another_s(run):
             (await error_of(store.find("", "gone"))).message.replace("gone", "r"),
             (await error_of(store.conversations.find("", "gone"))).message.replace("gone", "conv"),
         }
-        assert texts((await store.origin("ada", previous=None, conversation="conv")).items)[0] == "x"
+        assert texts((await store.continued("ada", previous=None, conversation="conv")).items)[0] == "x"
         await store.end("bob", response("in_conv", item("stolen")))
         return (await store.find("ada", "in_conv")).response
 
@@ -155,8 +155,8 @@ def test_to_continue_a_response_or_a_conversation_lets_all_of_it_live_on(run, cl
             await turn(store, "", f"conv_{name}", conversation="conv")
         clock.now_s += DAY_S - 1
         await store.sweep()
-        origin = await store.origin("", previous=None, conversation="conv")
-        return len((await store.origin("", previous="d", conversation=None)).items), len(origin.items)
+        continued = await store.continued("", previous=None, conversation="conv")
+        return len((await store.continued("", previous="d", conversation=None)).items), len(continued.items)
 
     assert run(scenario) == (8, 6)
 
@@ -167,9 +167,9 @@ def test_what_was_deleted_is_not_continued(run):
         await turn(store, "", "b", "a")
         await turn(store, "", "c", "b")
         await store.delete("", "a")
-        error = await error_of(store.origin("", previous="c", conversation=None))
+        error = await error_of(store.continued("", previous="c", conversation=None))
         await turn(store, "", "a")
-        again = await error_of(store.origin("", previous="c", conversation=None))
+        again = await error_of(store.continued("", previous="c", conversation=None))
         return error, again
 
     error, again = run(scenario)
@@ -182,8 +182,8 @@ def test_what_was_deleted_is_not_continued(run):
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_only_what_gave_an_answer_is_continued(run, status):
     async def scenario(store):
-        await store.add("", response("a", status=status), [item("x")], Origin())
-        return await error_of(store.origin("", previous="a", conversation=None))
+        await store.add("", response("a", status=status), [item("x")], Continued())
+        return await error_of(store.continued("", previous="a", conversation=None))
 
     error = run(scenario)
     assert isinstance(error, InvalidRequest)
@@ -194,10 +194,10 @@ def test_a_response_that_was_cut_is_continued_unless_it_was_cut_in_a_call(run):
     call = {"type": "function_call", "id": "fc", "name": "f", "arguments": '{"a', "status": "incomplete"}
 
     async def scenario(store):
-        await store.add("", response("text", item("x"), status="incomplete"), [], Origin())
-        await store.add("", response("call", call, status="incomplete"), [], Origin())
-        origin = await store.origin("", previous="text", conversation=None)
-        return texts(origin.items), await error_of(store.origin("", previous="call", conversation=None))
+        await store.add("", response("text", item("x"), status="incomplete"), [], Continued())
+        await store.add("", response("call", call, status="incomplete"), [], Continued())
+        continued = await store.continued("", previous="text", conversation=None)
+        return texts(continued.items), await error_of(store.continued("", previous="call", conversation=None))
 
     items, error = run(scenario)
     assert items == ["x"]
@@ -244,8 +244,8 @@ def test_items_of_a_conversation_come_and_go(run):
 
 def test_what_ran_when_the_server_ended_has_failed_at_the_next_start(run):
     async def before(store):
-        await store.add("", response("q", status="queued"), [item("x")], Origin())
-        await store.add("", response("p", status="in_progress"), [item("x")], Origin())
+        await store.add("", response("q", status="queued"), [item("x")], Continued())
+        await store.add("", response("p", status="in_progress"), [item("x")], Continued())
         await turn(store, "", "done")
 
     async def after(store):
@@ -266,9 +266,9 @@ def test_how_a_running_response_ends_is_kept_with_its_stream_and_in_its_conversa
     async def scenario(store):
         await store.conversations.add("", "conv", {}, [])
         for name, status in (("a", "completed"), ("b", "failed"), ("c", "incomplete")):
-            origin = await store.origin("", previous=None, conversation="conv")
-            await store.add("", response(name, status="queued"), [item(f"{name}?")], origin)
-            assert texts(await store.conversations.items("", "conv")) == texts(origin.items)
+            continued = await store.continued("", previous=None, conversation="conv")
+            await store.add("", response(name, status="queued"), [item(f"{name}?")], continued)
+            assert texts(await store.conversations.items("", "conv")) == texts(continued.items)
             await store.end("", response(name, item(f"{name}!"), call, status=status), b"data: 1\n\n" * 3)
         await store.end("", response("never", item("x")))
         return await store.find("", "a"), await store.conversations.items("", "conv")
@@ -284,7 +284,7 @@ def test_the_file_does_not_grow_beyond_its_limit(run, tmp_path):
 
     async def fill(store):
         for number in range(600):
-            await store.add("", response(f"r{number}"), [item(noise[number % 10] + str(number), "m")], Origin())
+            await store.add("", response(f"r{number}"), [item(noise[number % 10] + str(number), "m")], Continued())
         found = []
         for number in range(600):
             try:
@@ -307,7 +307,7 @@ def test_room_is_made_at_the_cost_of_who_takes_most(run):
         await turn(store, "modest", "r")
         await store.conversations.add("modest", "conv", {}, [item("x")])
         for number in range(600):
-            await store.add("greedy", response(f"r{number}"), [item(noise + str(number), "m")], Origin())
+            await store.add("greedy", response(f"r{number}"), [item(noise + str(number), "m")], Continued())
         await store.find("modest", "r")
         await store.conversations.find("modest", "conv")
         return await error_of(store.find("greedy", "r0"))
@@ -319,9 +319,9 @@ def test_what_runs_is_not_dropped_to_make_room(run):
     noise = os.urandom(3000).hex()
 
     async def scenario(store):
-        await store.add("", response("running", status="queued"), [item("x")], Origin())
+        await store.add("", response("running", status="queued"), [item("x")], Continued())
         for number in range(600):
-            await store.add("", response(f"r{number}"), [item(noise + str(number), "m")], Origin())
+            await store.add("", response(f"r{number}"), [item(noise + str(number), "m")], Continued())
         await store.end("", response("running", item("done")))
         return (await store.find("", "running")).response["status"]
 
@@ -333,10 +333,10 @@ def test_no_more_is_read_than_a_request_may_have(run):
         await turn(store, "", "a", size=3000)
         await turn(store, "", "b", "a", size=3000)
         await store.conversations.add("", "conv", {}, [item("x" * 20000)])
-        await store.origin("", previous="a", conversation=None)
+        await store.continued("", previous="a", conversation=None)
         errors = [
-            await error_of(store.origin("", previous="b", conversation=None)),
-            await error_of(store.origin("", previous=None, conversation="conv")),
+            await error_of(store.continued("", previous="b", conversation=None)),
+            await error_of(store.continued("", previous=None, conversation="conv")),
         ]
         with pytest.raises(PayloadTooLarge) as refused:
             store.check_size(17 * MIB)
@@ -362,7 +362,7 @@ def test_a_name_that_is_taken_is_refused_before_work_begins(run):
 
 def test_a_file_whose_running_responses_cannot_be_read_stops_the_start(run, tmp_path):
     async def write(store):
-        await store.add("", response("q", status="queued"), [item("x")], Origin())
+        await store.add("", response("q", status="queued"), [item("x")], Continued())
         await store._database.run(lambda connection: connection.execute("UPDATE responses SET response = x'00'"))
 
     run(write)

@@ -10,7 +10,7 @@ import msgspec
 from tureen.storage.database import Damaged
 
 LEVEL = 1
-"""Of zlib: the fastest; text becomes about a third."""
+"""The fastest level of zlib; text becomes about a third."""
 
 _encode = msgspec.json.Encoder().encode
 

@@ -28,7 +28,7 @@ LOST = {
 """Error of a response that nobody works on any more."""
 
 ROOM_SHARE = 0.9
-"""When the file has grown beyond its limit, so much of the limit is left in it."""
+"""Share of the limit that is left in a file that has grown beyond it."""
 NUM_DROPPED = 8  # responses and conversations that are dropped before the size is looked at again
 LARGEST_SHARE = 4  # one response takes at most the limit divided by this
 
@@ -68,8 +68,8 @@ Link = tuple[int, int | None, int | None]
 """A response in a chain: its number, its conversation, the last item of that before it."""
 
 
-class Origin(NamedTuple):
-    """What a request continues: a response, a conversation up to an item, or nothing. The numbers are the file's."""
+class Continued(NamedTuple):
+    """A request continues a response, a conversation up to an item, or nothing. The numbers are the file's."""
 
     items: Sequence[Item] = ()
     previous: int | None = None
@@ -135,7 +135,7 @@ class ResponseStore:
 
         await self._database.run(check)
 
-    async def add(self, owner: str, response: dict[str, Any], asked: Sequence[Item], origin: Origin) -> None:
+    async def add(self, owner: str, response: dict[str, Any], asked: Sequence[Item], continued: Continued) -> None:
         """Keeps a response, which is the answer as clients see it; one that has ended is appended to its conversation.
 
         `owner`: name of the client, "" = anonymous; `asked`: the items that the request sent.
@@ -150,13 +150,13 @@ class ResponseStore:
                 " input, response) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     owner, response["id"], response["status"], expires_s, num_bytes,
-                    origin.previous, origin.conversation, origin.after_item, packed_items.blob, packed.blob,
+                    continued.previous, continued.conversation, continued.after_item, packed_items.blob, packed.blob,
                 ),
             )  # fmt: skip
             renew = f"{CHAIN} UPDATE responses SET expires_s = ? WHERE number IN (SELECT number FROM chain)"
-            connection.execute(renew, (origin.previous, expires_s))
-            if origin.conversation is not None and response["status"] not in RUNNING:
-                self._append(connection, owner, origin.conversation, [*asked, *response["output"]])
+            connection.execute(renew, (continued.previous, expires_s))
+            if continued.conversation is not None and response["status"] not in RUNNING:
+                self._append(connection, owner, continued.conversation, [*asked, *response["output"]])
             self._make_room(connection)
 
         await self._database.run(insert)
@@ -214,24 +214,24 @@ class ResponseStore:
 
         return await self._database.run(read)
 
-    async def origin(self, owner: str, *, previous: str | None, conversation: str | None) -> Origin:
+    async def continued(self, owner: str, *, previous: str | None, conversation: str | None) -> Continued:
         """Returns what a new request continues: a response with all before it, or a conversation, by their ids.
 
         Raises NotFound, InvalidRequest for a response that cannot be continued, PayloadTooLarge.
         """
 
-        def read(connection: sqlite3.Connection) -> Origin:
+        def read(connection: sqlite3.Connection) -> Continued:
             if previous is not None:
                 number = self._number(connection, owner, previous)
                 _check_ended(connection, number, previous)
-                return Origin(self._items(connection, self._chain(connection, number, PREVIOUS)), previous=number)
+                return Continued(self._items(connection, self._chain(connection, number, PREVIOUS)), previous=number)
             if conversation is None:
-                return Origin()
+                return Continued()
             number = number_of(connection, owner, conversation, self._clock())
             query = "SELECT sum(num_bytes) FROM items WHERE conversation = ?"
             self._check_bytes(connection.execute(query, (number,)).fetchone()[0], "conversation")
             last = last_item(connection, number)
-            return Origin(items_up_to(connection, number, last), conversation=number, after_item=last)
+            return Continued(items_up_to(connection, number, last), conversation=number, after_item=last)
 
         return await self._database.run(read)
 

@@ -99,7 +99,7 @@ def routes(state: ServerState) -> list[Entry]:
         await store.delete_item(*_named(request), request.path_params["item_id"])
         return _answer(await store.find(*_named(request)))
 
-    example = {"items": [{"role": "user", "content": "Hello."}]}
+    example = {"items": [{"type": "message", "role": "user", "content": "Hello."}]}
     return [
         _entry("POST", PATH, create, "Begin a conversation.", ConversationBody, example),
         _entry("GET", ONE, get, "Get a conversation."),

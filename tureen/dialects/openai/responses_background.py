@@ -34,7 +34,7 @@ ENDS = frozenset(f"response.{kind}" for kind in (COMPLETED, INCOMPLETE))
 log = get_logger("api")
 
 
-class Ending(NamedTuple):
+class LastEvent(NamedTuple):
     """The last event of a response: its type, and the response."""
 
     kind: str
@@ -54,7 +54,7 @@ class BackgroundResponse:
         self._news = asyncio.Event()
         self._has_ended = False
         self._is_cancelled = False
-        self._generating: asyncio.Task[Ending] | None = None
+        self._generating: asyncio.Task[LastEvent] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     def start(self, request: Request, registry: dict[tuple[str, str], BackgroundResponse]) -> None:
@@ -111,18 +111,18 @@ class BackgroundResponse:
                 return
             await self._news.wait()
 
-    async def _generate(self, work: ClientWork) -> Ending:
+    async def _generate(self, work: ClientWork) -> LastEvent:
         """Makes the response. Its last event is shown once it is kept."""
         with serving(work):
             async with contextlib.aclosing(self._making.events()) as events:
                 async for event in events:
                     if event["type"] in ENDS:
-                        return Ending(event["type"], event["response"])
+                        return LastEvent(event["type"], event["response"])
                     self.response = event.get("response", self.response)
                     self._show(self._writer.write(event))
         raise RequestFailed("the response had no end; this is a fault of the server")
 
-    async def _end(self, held: contextlib.ExitStack, generating: asyncio.Task[Ending]) -> None:
+    async def _end(self, held: contextlib.ExitStack, generating: asyncio.Task[LastEvent]) -> None:
         """Waits for the end, keeps it, then shows it."""
         with held:
             await asyncio.wait({generating})
@@ -141,17 +141,17 @@ class BackgroundResponse:
             self._has_ended = True
             self._show(last)
 
-    def _ending_of(self, generating: asyncio.Task[Ending]) -> Ending:
+    def _ending_of(self, generating: asyncio.Task[LastEvent]) -> LastEvent:
         head = self._making.head
         if generating.cancelled():
-            return Ending(f"response.{INCOMPLETE}", head | {"status": CANCELLED})
+            return LastEvent(f"response.{INCOMPLETE}", head | {"status": CANCELLED})
         error = generating.exception()
         if error is None:
             return generating.result()
         if not isinstance(error, TureenError):
             log.error("a response in the background failed: %s", type(error).__name__, exc_info=error)
             error = RequestFailed("an internal error ended this response; the server goes on")
-        return Ending("response.failed", failed_response(head, error))
+        return LastEvent("response.failed", failed_response(head, error))
 
     def _read_all(self) -> Iterator[bytes]:
         reader = Reader(self._parts, 0)

@@ -40,7 +40,7 @@ Included = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""What `include` may name. All but two are about tools that only other servers run, or are always there."""
+"""Names that `include` may have. All but two are about tools that only other servers run, or are always there."""
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from tureen.requests import telling
 from tureen.requests.state import ServerState
 
 if TYPE_CHECKING:
-    from tureen.storage.responses import Origin, ResponseStore
+    from tureen.storage.responses import Continued, ResponseStore
 
 NOTHING_KEPT = "this server keeps no responses; start it with --responses-store PATH"
 
@@ -25,13 +25,13 @@ class Keeping(NamedTuple):
     store: ResponseStore
     owner: str
     asked: list[dict[str, Any]]  # the items of its own input
-    origin: Origin  # what it continues
+    continued: Continued  # what it continues
     is_kept: bool  # else it continues something, and is not kept itself
 
     async def add(self, response: dict[str, Any]) -> None:
         """Keeps a response that has ended, or that begins in the background."""
         if self.is_kept:
-            await self.store.add(self.owner, response, self.asked, self.origin)
+            await self.store.add(self.owner, response, self.asked, self.continued)
 
 
 def store_of(state: ServerState) -> ResponseStore:
@@ -68,8 +68,8 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> K
         store.check_size(num_bytes)
         if body.rid is not None or body.request_id is not None:
             await store.check_free(owner, body.rid or body.request_id or "")
-    origin = await store.origin(owner, previous=body.previous_response_id, conversation=conversation_id(body))
-    return Keeping(store, owner, kept_items(body.input), origin, is_kept)
+    continued = await store.continued(owner, previous=body.previous_response_id, conversation=conversation_id(body))
+    return Keeping(store, owner, kept_items(body.input), continued, is_kept)
 
 
 def conversation_id(body: ResponsesBody) -> str | None:

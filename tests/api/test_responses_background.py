@@ -39,7 +39,7 @@ def look(app: App, name: str) -> dict[str, Any]:
 
 
 def end_of(app: App, name: str) -> dict[str, Any]:
-    app.run(until(lambda: not app.state.background, "the end of what runs in the background"))
+    app.run(until(lambda: not app.state.recordings.responses.background, "the end of what runs in the background"))
     return look(app, name)
 
 
@@ -214,7 +214,9 @@ def test_an_end_that_cannot_be_kept_is_found_as_a_failure(settings):
     with App(slow=True, **settings) as app:
         large = {str(number): os.urandom(250).hex() for number in range(16)}
         name = begin(app, "abc", max_output_tokens=300, metadata=large)["id"]
-        full = app.state.responses._database.run(lambda connection: connection.execute("PRAGMA max_page_count = 1"))
+        full = app.state.recordings.responses._database.run(
+            lambda connection: connection.execute("PRAGMA max_page_count = 1")
+        )
         app.run(full)
         failed = end_of(app, name)
         assert failed["status"] == "failed"
@@ -229,7 +231,7 @@ def test_many_at_once_are_all_kept(settings):
             return await asyncio.gather(*(app.http.post(PATH, json=body) for body in asked))
 
         names = [response.json()["id"] for response in app.run(all_of())]
-        app.run(until(lambda: not app.state.background, "the end of all"))
+        app.run(until(lambda: not app.state.recordings.responses.background, "the end of all"))
         texts = [look(app, name)["output"][0]["content"][0]["text"] for name in names]
         assert texts == [str(number) for number in range(30)]
         app.check_idle()

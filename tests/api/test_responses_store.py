@@ -271,7 +271,7 @@ def test_a_stream_is_kept_when_its_last_event_is_sent(app: App):
 
 def test_an_answer_that_cannot_be_kept_is_an_error_and_no_answer(settings):
     with make_app(settings, "full") as app:
-        store = app.state.responses._database
+        store = app.state.recordings.responses._database
         app.run(store.run(lambda connection: connection.execute("PRAGMA max_page_count = 1")))
         large = {"metadata": {str(number): os.urandom(250).hex() for number in range(16)}}
         refused = ask(app, "x", 503, **large)["error"]

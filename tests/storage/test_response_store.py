@@ -40,7 +40,7 @@ def run(tmp_path, clock):
             try:
                 return await scenario(store)
             finally:
-                store.close()
+                await store.close()
 
         return asyncio.run(opened())
 

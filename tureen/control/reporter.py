@@ -23,9 +23,9 @@ async def report_forever(state: ServerState) -> None:
         state.sessions.sweep()
         state.quotas.sweep()
         state.recordings.sweep()
-        if state.responses is not None:
+        if state.recordings.responses is not None:
             with contextlib.suppress(TureenError):  # the storage has logged it; requests are told
-                await state.responses.sweep()
+                await state.recordings.responses.sweep()
         now, now_s = state.client.stats, time.monotonic()
         seconds = now_s - before_s
         hit_rate = _rate(

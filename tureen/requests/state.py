@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -32,9 +31,6 @@ from tureen.text.chat_template import ChatTemplates, load_chat_templates
 from tureen.text.reasoning import ReasoningFormat, reasoning_format
 from tureen.text.tokenizer import Tokenizer
 from tureen.text.tools import ToolFormat, tool_format
-
-if TYPE_CHECKING:
-    from tureen.storage.responses import ResponseStore
 
 DRAIN_RETRY_S = 5
 
@@ -112,20 +108,6 @@ def _chat_templates(tokenizer: Tokenizer, config: Config, family: Family | None)
     return load_chat_templates(
         config.chat_template, tokenizer, pictures, allow_spelled=config.allow_special_tokens_in_messages
     )
-
-
-def open_responses(config: Config) -> ResponseStore | None:
-    """Opens the file of --responses-store; None where nothing is kept. Raises StartupError."""
-    if config.responses_store is None:
-        return None
-    storage = importlib.import_module("tureen.storage.responses")  # SQLite, for servers that keep something only
-    store: ResponseStore = storage.ResponseStore(
-        config.responses_store,
-        ttl_s=config.responses_ttl_s,
-        max_bytes=config.responses_max_mib << 20,
-        max_context_bytes=config.max_body_bytes,
-    )
-    return store
 
 
 def _check_defaults(values: dict[str, Any], info: EngineInfo) -> None:
@@ -207,8 +189,6 @@ class ServerState:
         self.keys = load_keys(context.config)
         self.quotas = Quotas(context.config)
         self.recordings = Recordings(context.config)
-        self.responses = open_responses(context.config)
-        self.background: set[asyncio.Task[None]] = set()  # work that no connection waits for
         self.is_draining = False
         self.helpers = Helpers(media, MemoryBudget(int(FRONT_SHARE * helper_bytes(context.config))))
         self._running: dict[tuple[str, str], tuple[str, ...]] = {}  # (owner, its name for them) -> engine's ids
@@ -224,11 +204,9 @@ class ServerState:
     async def close(self) -> None:
         """Ends recordings, what runs in the background, and helper processes; the engine's client is closed
         elsewhere."""
+        if self.recordings.responses is not None:
+            self.abort(None, "shutdown")
         await self.recordings.close()
-        self.abort(None, "shutdown")
-        await asyncio.gather(*self.background)
-        if self.responses is not None:
-            self.responses.close()
         await self.helpers.close()
 
     @property

@@ -6,6 +6,7 @@ of any length is stored once. Whoever continues a response lets all that it cont
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ class ResponseStore:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._max_context_bytes = max_context_bytes
+        self.background: set[asyncio.Task[None]] = set()  # which make responses that no connection waits for
         self._num_changes = 0  # rows that were changed when `sweep` last looked
         self.conversations = ConversationStore(self._database, ttl_s=ttl_s, clock=clock, make_room=self._make_room)
         try:
@@ -107,8 +109,9 @@ class ResponseStore:
         except TureenError as error:
             raise StartupError(f"{FLAG} {path}: {error.message}") from None
 
-    def close(self) -> None:
-        """Waits for the transactions so far, and closes the file."""
+    async def close(self) -> None:
+        """Waits for what runs in the background, and closes the file."""
+        await asyncio.gather(*self.background)
         self._database.close()
 
     def check_size(self, num_bytes: int) -> None:
@@ -315,25 +318,28 @@ class ResponseStore:
             put_items(connection, owner, conversation, [item for item in items if not is_cut_call(item)])
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        """Drops what expires first of the client that has most, until the file is small enough."""
-        if size_of(connection) <= self._max_bytes:
+        if size_of(connection) > self._max_bytes:
+            _drop_oldest(connection, int(ROOM_SHARE * self._max_bytes))
+
+
+def _drop_oldest(connection: sqlite3.Connection, most_bytes: int) -> None:
+    """Drops what expires first of the client that has most, again and again, until the file has `most_bytes`."""
+    while size_of(connection) > most_bytes:
+        largest = connection.execute(
+            "SELECT owner FROM (SELECT owner, num_bytes FROM responses WHERE status NOT IN (?, ?) UNION ALL SELECT"
+            " owner, num_bytes FROM items) GROUP BY owner ORDER BY sum(num_bytes) DESC LIMIT 1",
+            RUNNING,
+        ).fetchone()
+        if largest is None:
             return
-        while size_of(connection) > ROOM_SHARE * self._max_bytes:
-            largest = connection.execute(
-                "SELECT owner FROM (SELECT owner, num_bytes FROM responses WHERE status NOT IN (?, ?) UNION ALL SELECT"
-                " owner, num_bytes FROM items) GROUP BY owner ORDER BY sum(num_bytes) DESC LIMIT 1",
-                RUNNING,
-            ).fetchone()
-            if largest is None:
-                return
-            oldest = connection.execute(
-                "SELECT 0 AS kind, number, expires_s FROM responses WHERE owner = ? AND status NOT IN (?, ?) UNION ALL"
-                " SELECT 1, number, expires_s FROM conversations WHERE owner = ? ORDER BY expires_s, number LIMIT ?",
-                (*largest, *RUNNING, *largest, NUM_DROPPED),
-            ).fetchall()
-            for kind, number, _ in oldest:
-                table = ("responses", "conversations")[kind]
-                connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
+        oldest = connection.execute(
+            "SELECT 0 AS kind, number, expires_s FROM responses WHERE owner = ? AND status NOT IN (?, ?) UNION ALL"
+            " SELECT 1, number, expires_s FROM conversations WHERE owner = ? ORDER BY expires_s, number LIMIT ?",
+            (*largest, *RUNNING, *largest, NUM_DROPPED),
+        ).fetchall()
+        for kind, number, _ in oldest:
+            table = ("responses", "conversations")[kind]
+            connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))
 
 
 def is_cut_call(item: Item) -> bool:

@@ -138,9 +138,9 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _store(state: ServerState) -> ConversationStore:
-    if state.responses is None:
+    if state.recordings.responses is None:
         raise NotFound(NOTHING_KEPT, field="conversation_id", code="conversation_not_found")
-    return state.responses.conversations
+    return state.recordings.responses.conversations
 
 
 def _answer(content: Any) -> Response:

@@ -73,8 +73,9 @@ class BackgroundResponse:
             held = stack.pop_all()
         self._generating = asyncio.create_task(self._generate(work))
         self._ending = asyncio.create_task(self._end(held, self._generating))
-        state.background.add(self._ending)
-        self._ending.add_done_callback(state.background.discard)
+        background = self._keeping.store.background
+        background.add(self._ending)
+        self._ending.add_done_callback(background.discard)
 
     async def cancel(self) -> None:
         """Ends it, and returns when that is kept."""

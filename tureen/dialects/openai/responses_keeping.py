@@ -36,9 +36,9 @@ class Keeping(NamedTuple):
 
 def store_of(state: ServerState) -> ResponseStore:
     """Returns the server's store. Raises InvalidRequest where there is none."""
-    if state.responses is None:
+    if state.recordings.responses is None:
         raise InvalidRequest(NOTHING_KEPT, code="not_available")
-    return state.responses
+    return state.recordings.responses
 
 
 async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> Keeping | None:
@@ -47,7 +47,7 @@ async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> K
     Raises InvalidRequest for fields that need what is not there, NotFound, PayloadTooLarge.
     """
     state: ServerState = request.app.state.server
-    store = state.responses
+    store = state.recordings.responses
     if store is None:
         _refuse_all(body)
         return None

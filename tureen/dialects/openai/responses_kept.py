@@ -78,19 +78,15 @@ def routes(state: ServerState, running: Running) -> list[Entry]:
         Entry(
             PATH, get, access="user", docs=Docs("OpenAI", "Get a response that is kept.", stream="text/event-stream")
         ),
-        Entry(
-            PATH, delete, access="user", methods=["DELETE"], is_limited=False, docs=Docs("OpenAI", "Delete a response.")
-        ),
-        Entry(
-            f"{PATH}/cancel",
-            cancel,
-            access="user",
-            methods=["POST"],
-            is_limited=False,
-            docs=Docs("OpenAI", "Cancel a response that is made in the background."),
-        ),
-        Entry(f"{PATH}/input_items", input_items, access="user", docs=Docs("OpenAI", "List a response's input.")),
+        _entry("DELETE", PATH, delete, "Delete a response."),
+        _entry("POST", f"{PATH}/cancel", cancel, "Cancel a response that is made in the background."),
+        _entry("GET", f"{PATH}/input_items", input_items, "List a response's input."),
     ]
+
+
+def _entry(method: str, path: str, endpoint: Any, summary: str, stream: str | None = None) -> Entry:
+    docs = Docs("OpenAI", summary, stream=stream)
+    return Entry(path, endpoint, access="user", methods=[method], is_limited=False, docs=docs)
 
 
 def _first_event(request: Request) -> int | None:
@@ -109,9 +105,9 @@ def _first_event(request: Request) -> int | None:
 
 
 def _store(state: ServerState) -> ResponseStore:
-    if state.responses is None:
+    if state.recordings.responses is None:
         raise NotFound(NOTHING_KEPT, field="response_id", code="response_not_found")
-    return state.responses
+    return state.recordings.responses
 
 
 async def _response(store: ResponseStore, running: Running, owner: str, name: str) -> dict[str, Any]:

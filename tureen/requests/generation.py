@@ -158,7 +158,8 @@ class Output:
         spec = self.request.logprobs
         if spec is None:
             return 0
-        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
+        num_positions = len(self.prompt_logprobs) + len(self.output_logprobs) * (2 if spec.mode == "both" else 1)
+        return num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
         """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""
@@ -317,13 +318,13 @@ class Run:
 
         def watch(num_new: int) -> None:
             nonlocal num_prompt
-            if num_new:
-                hold.pay(num_prompt + num_new)
-                num_prompt = 0
             self._work.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)
+            if num_new:
+                hold.pay(num_prompt + num_new)
+                num_prompt = 0
 
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # stays so when the generator is closed early

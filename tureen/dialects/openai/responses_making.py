@@ -74,7 +74,7 @@ class Making(NamedTuple):
                 "output": items.output,
                 "usage": _usage(output, num_reasoning),
             }
-            | _unenforced(self.head, output)
+            | _constraint_notes(self.head, output)
         )
 
 
@@ -92,13 +92,14 @@ def _cut_by(output: Output) -> str | None:
     return "max_output_tokens"
 
 
-def _unenforced(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """Says in the metadata, whose values are strings, what of the constraint was not enforced."""
-    told = output.conformity.metadata
-    if not told:
+def _constraint_notes(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Says in the metadata, whose values are strings, what became of the constraint."""
+    notes = output.constraint_notes
+    if not notes:
         return {}
-    valid = {"valid": "true" if told["valid"] else "false"} if "valid" in told else {}
-    return {"metadata": head["metadata"] | {"unenforced": ", ".join(told["unenforced"]), **valid}}
+    unenforced = {"unenforced": ", ".join(notes["unenforced"])} if "unenforced" in notes else {}
+    flags = {name: "true" if notes[name] else "false" for name in ("valid", "closed_early") if name in notes}
+    return {"metadata": head["metadata"] | unenforced | flags}
 
 
 def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     planning.check_priority(chat.priority, context)
     setup = await offload.run(TOOL_SIZE * len(chat.tools), lambda: _tool_setup(chat, context))
     sampling = await planning.sampling_of(setup.sampling, context, setup.names, chat.defaults)
-    count = planning.check_size(1, [sampling], chat.field)
+    count = planning.check_size(1, [sampling], chat.field, context.config)
     prompt = await _prompt(chat, setup.tools, state, owner, count)
     reasoning, starts_inside = context.reasoning_format, False
     if reasoning is not None:

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.params import INT64_MAX, MAX_N
+from tureen.config import MAX_N, MAX_PROMPTS
+from tureen.contract.params import INT64_MAX
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
@@ -29,7 +30,7 @@ from tureen.requests.drafts import Draft, Options, Plan, plan_of
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
+from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.text.detokenizer import Detokenizer
 
@@ -136,9 +137,9 @@ async def _plan(
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
-    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, max_prompts=MAX_PROMPTS)
+    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context)
     batch = len(prompt_names)
-    planning.check_size(batch, [sampling], "prompt")
+    planning.check_size(batch, [sampling], "prompt", context.config)
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
     resolved = await tokenising.resolve(inputs, prompt_names, state)
     options = Options(

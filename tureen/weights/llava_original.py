@@ -22,8 +22,8 @@ SPAN: Final = re.compile(r"\((\d)x(\d)\),\.\.\.,\((\d)x(\d)\)")
 """A grid as training scripts write it, in tiles: "(1x1),...,(6x6)"."""
 
 
-class Tower(NamedTuple):
-    """A vision tower that configs name."""
+class NamedTower(NamedTuple):
+    """What is known of a vision tower that configs name."""
 
     vision_config: Mapping[str, Any]
     strategy: str  # vision_feature_select_strategy of Hugging Face's form: which tokens of the tower are features
@@ -40,8 +40,8 @@ class Form(NamedTuple):
     merge_types: tuple[str | None, ...]  # mm_patch_merge_type that it stands for
 
 
-TOWERS: dict[str, Tower] = {
-    "openai/clip-vit-large-patch14-336": Tower(
+TOWERS: dict[str, NamedTower] = {
+    "openai/clip-vit-large-patch14-336": NamedTower(
         {
             "model_type": "clip_vision_model",
             "hidden_size": 1024,
@@ -55,7 +55,7 @@ TOWERS: dict[str, Tower] = {
         layer=None,
         picture_values={},
     ),
-    "google/siglip-so400m-patch14-384": Tower(
+    "google/siglip-so400m-patch14-384": NamedTower(
         {
             "model_type": "siglip_vision_model",
             "hidden_size": 1152,
@@ -117,7 +117,7 @@ def preprocessor(config: dict[str, Any]) -> dict[str, Any]:
     return {"image_processor_type": form.processor, **cropped, **tower.picture_values}
 
 
-def _tower(config: Mapping[str, Any]) -> Tower:
+def _tower(config: Mapping[str, Any]) -> NamedTower:
     _refuse_other(config, "mm_vision_tower", tuple(TOWERS))
     return TOWERS[config["mm_vision_tower"]]
 

@@ -23,7 +23,7 @@ SPAN: Final = re.compile(r"\((\d)x(\d)\),\.\.\.,\((\d)x(\d)\)")
 
 
 class NamedTower(NamedTuple):
-    """What is known of a vision tower that configs name."""
+    """A vision tower that configs name, and how its features are used."""
 
     vision_config: Mapping[str, Any]
     strategy: str  # vision_feature_select_strategy of Hugging Face's form: which tokens of the tower are features

@@ -30,7 +30,10 @@ def clients_page(generated: str) -> str:
     parts = ["# Clients", "", generated, "", INTRO, "", "| client | version | has no effect |", "|---|---|---|"]
     parts += [f"| {run['title']} | {_versions(run)} | {_names(run['told'])} |" for run in clients]
     for run in clients:
-        parts += ["", f"## {run['title']}", "", *_list("Ran", run["checks"]), *_list("Refused", run["refused"])]
+        lists = (("Ran", run["checks"]), ("Refused", run["refused"]), ("Note", run.get("notes", [])))
+        parts += ["", f"## {run['title']}"]
+        for title, items in lists:
+            parts += ["", f"{title}:", "", *(f"- {item}" for item in items)] if items else []
     return "\n".join([*parts, ""])
 
 
@@ -40,7 +43,3 @@ def _versions(run: dict[str, Any]) -> str:
 
 def _names(fields: list[str]) -> str:
     return ", ".join(f"`{field}`" for field in fields) or "–"
-
-
-def _list(title: str, items: list[str]) -> list[str]:
-    return [f"{title}:", "", *(f"- {item}" for item in items), ""] if items else []

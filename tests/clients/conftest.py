@@ -78,7 +78,8 @@ def url(server_url: str, recorder: Recorder | None, request: pytest.FixtureReque
         check = request.node.originalname.removeprefix("test_").replace("_", " ")
     recorder.client = name
     run = recorder.runs.setdefault(name, {"checks": [], "told": [], "refused": []})
-    run |= {"title": title, "versions": versions, "checks": sorted({*run["checks"], check})}
+    notes = list(getattr(module, "NOTES", ()))
+    run |= {"title": title, "versions": versions, "checks": sorted({*run["checks"], check}), "notes": notes}
     return recorder.url
 
 

@@ -8,6 +8,9 @@ from questions import CAPITAL, Person
 
 CLIENT = "DSPy"
 PACKAGES = ("dspy", "litellm")
+NOTES = (
+    "It sends a schema only for model names that it knows, such as gpt-4o-mini: a server of one model takes any name.",
+)
 KNOWN_NAME = "openai/gpt-4o-mini"  # of names that it does not know, it believes that they take no schema
 
 

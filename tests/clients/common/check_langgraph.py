@@ -13,6 +13,9 @@ from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
 CLIENT = "LangGraph's agents (Python)"
 PACKAGES = ("langchain", "langgraph")
+NOTES = (
+    "A form that is given as a call needs parallel_tool_calls: false; a model that calls it twice is an error there.",
+)
 
 
 @pytest.fixture(params=["openai", "anthropic"])

@@ -11,6 +11,7 @@ from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
 CLIENT = "LlamaIndex"
 PACKAGES = ("llama-index-llms-openai-like",)
+NOTES = ("Closing its stream does not close the connection: the server goes on until the answer ends.",)
 
 TOOL = FunctionTool.from_defaults(get_weather)
 ASK = [ChatMessage(role="user", content=CAPITAL)]

@@ -13,6 +13,9 @@ from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
 CLIENT = "Pydantic AI"
 PACKAGES = ("pydantic-ai-slim",)
+NOTES = (
+    "Whether a model of Anthropic's API takes a form it knows by the model's name: NativeOutput is not sent for others.",
+)
 
 SETTINGS = {"temperature": 0, "max_tokens": 200}
 

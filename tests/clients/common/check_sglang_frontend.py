@@ -10,7 +10,8 @@ import sglang as sgl
 CLIENT = "SGLang's frontend language"
 PACKAGES = ("sglang",)
 NOTES = (
-    "Two ways of `select` read log-probabilities of the prompt that they did not ask for, or that the protocol gives as null; SGLang's own server of that version fails them too.",
+    "Two ways of `select` read log-probabilities of the prompt that they did not ask for, or that the protocol gives "
+    "as null; SGLang's own server of that version fails them too.",
 )
 
 FRANCE = "The capital of France is"

@@ -13,9 +13,7 @@ from questions import CAPITAL, DESCRIBE, WEATHER, Person, get_weather
 
 CLIENT = "Pydantic AI"
 PACKAGES = ("pydantic-ai-slim",)
-NOTES = (
-    "Whether a model of Anthropic's API takes a form it knows by the model's name: NativeOutput is not sent for others.",
-)
+NOTES = ("By its name it knows whether a model of Anthropic's API takes a form: NativeOutput is not sent for others.",)
 
 SETTINGS = {"temperature": 0, "max_tokens": 200}
 

@@ -209,6 +209,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
+    batch_path: Annotated[
+        str | None,
+        _meta(
+            "server",
+            "Folder in which files and batches are kept, of one server; made where there is none. Default: none.",
+        ),
+    ] = None
+    max_batch_bytes: Annotated[
+        int, _meta("server", "Most bytes of files, answers of batches among them, that one client may keep.", ge=1)
+    ] = 1 << 30
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     incremental_streaming_output: Annotated[
         bool, _meta("server", "Stream events carry only what is new, not everything so far.")

@@ -71,6 +71,9 @@ class Docs(NamedTuple):
 class Entry(Route):
     """A route with its access level and its documentation. A route of another class is closed to everybody."""
 
+    max_body_bytes: int | None = None
+    """Largest body of this route; None = --max-body-bytes."""
+
     def __init__(
         self,
         path: str,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import importlib
+from typing import TYPE_CHECKING, Literal
 
+from tureen.dialects.openai import batch_routes, file_routes, tokenize_routes
 from tureen.dialects.openai import chat as openai_chat
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
 from tureen.dialects.openai import embeddings as openai_embeddings
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
-from tureen.dialects.openai import tokenize_routes
+from tureen.dialects.openai.batch_routes import BatchBody
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody
@@ -19,6 +21,9 @@ from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
 from tureen.requests.tool_fields import ToolChoiceField, ToolList
+
+if TYPE_CHECKING:
+    from tureen.dialects.openai.batches import BatchService
 
 ToolChoiceMode = Literal["auto", "none", "required"]
 
@@ -29,7 +34,19 @@ EMBEDDINGS = "See [embeddings](embeddings.md)."
 def routes(state: ServerState) -> list[Entry]:
     """Returns the routes of all modules of this API."""
     modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
-    return [entry for module in modules for entry in module.routes(state)]
+    entries = [entry for module in modules for entry in module.routes(state)]
+    service = _open_batches(state, entries)
+    return [*entries, *file_routes.routes(service), *batch_routes.routes(state, service)]
+
+
+def _open_batches(state: ServerState, entries: list[Entry]) -> BatchService | None:
+    """Opens the folder of --batch-path; None where no batches are run. Raises StartupError."""
+    if state.context.config.batch_path is None:
+        return None
+    batches = importlib.import_module("tureen.dialects.openai.batches")  # SQLite and forms, for those who use them
+    service: BatchService = batches.BatchService(state, entries)
+    state.lifecycle.services.append(service)
+    return service
 
 
 DIALECT = Dialect(
@@ -46,6 +63,7 @@ DIALECT = Dialect(
         BodySection("`POST /v1/completions`", WITH_PARAMETERS, CompletionBody),
         BodySection("`POST /v1/responses`", "See [Responses](responses.md). Sampling parameters too.", ResponsesBody),
         BodySection("`POST /v1/embeddings`", EMBEDDINGS, EmbeddingsBody),
+        BodySection("`POST /v1/batches`", "See [batches](batches.md).", BatchBody),
         BodySection("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
         BodySection("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),
     ),

@@ -1,0 +1,161 @@
+"""Serves OpenAI's `/v1/files`: what batches read and write.
+
+Source: https://platform.openai.com/docs/api-reference/files
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tureen.batches.records import MAX_FILE_BYTES, MAX_FILES, StoredFile
+from tureen.errors import NotFound
+from tureen.http.dialect import Docs, Entry, client_name
+from tureen.http.sse import StreamedResponse
+from tureen.requests.body import convert, refuse_unknown
+
+if TYPE_CHECKING:
+    from tureen.dialects.openai.batches import BatchService
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+FORM_BYTES = 64 << 10
+"""Bytes that a form may have besides its file."""
+PIECE_BYTES = 64 << 10
+
+NOT_HERE = NotFound(
+    "this server keeps no files and runs no batches; start it with --batch-path PATH", code="not_available"
+)
+
+
+class UploadEntry(Entry):
+    """A route whose body is a file."""
+
+    max_body_bytes = MAX_FILE_BYTES + FORM_BYTES
+
+
+class FilesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of a list of files."""
+
+    limit: int = MAX_FILES
+    after: str | None = None
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+def routes(service: BatchService | None) -> list[Entry]:
+    """Returns the routes. `service`: None where nothing is kept; then they say so."""
+
+    def present() -> BatchService:
+        if service is None:
+            raise NOT_HERE
+        return service
+
+    async def upload(request: Request) -> Response:
+        return json_answer(shown(await present().receive(request)))
+
+    async def listed(request: Request) -> Response:
+        query = read_query(request, FilesQuery)
+        page = present().page(query.limit, MAX_FILES, query.after, query.order == "asc", query.purpose)
+        files, has_more = await present().store.files(client_name(request), page, int(time.time()))
+        return json_answer(list_of([shown(file) for file in files], has_more))
+
+    async def one(request: Request) -> Response:
+        return json_answer(shown(await _file(request, present())))
+
+    async def deleted(request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        await present().store.delete_file(client_name(request), file_id, int(time.time()))
+        return json_answer({"id": file_id, "object": "file", "deleted": True})
+
+    async def content(request: Request) -> ASGIApp:
+        file = await _file(request, present())
+        try:
+            opened = await asyncio.to_thread(present().store.contents.read, file.id)
+        except FileNotFoundError:
+            raise NotFound("the file's bytes are no longer there", field="file_id", code="file_not_found") from None
+        return _content(opened, file.num_bytes)
+
+    path = "/v1/files/{file_id}"
+    return [
+        UploadEntry(
+            "/v1/files",
+            upload,
+            access="user",
+            methods=["POST"],
+            any_model=True,
+            is_limited=False,  # nothing runs; how much a client may keep has a limit of its own
+            docs=Docs("OpenAI", "Keep a file of requests, sent as a form: `file`, and `purpose` batch."),
+        ),
+        Entry("/v1/files", listed, access="user", docs=Docs("OpenAI", "List the files.")),
+        Entry(path, one, access="user", docs=Docs("OpenAI", "Describe a file.")),
+        Entry(path, deleted, access="user", methods=["DELETE"], docs=Docs("OpenAI", "Delete a file.")),
+        Entry(
+            f"{path}/content",
+            content,
+            access="user",
+            docs=Docs("OpenAI", "Read a file.", answer="application/octet-stream"),
+        ),
+    ]
+
+
+def json_answer(content: Mapping[str, Any]) -> Response:
+    """Returns an answer in JSON."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def list_of(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """Returns OpenAI's list of objects."""
+    ids = [shown["id"] for shown in objects] or [None]
+    return {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
+
+
+def shown(file: StoredFile) -> dict[str, Any]:
+    """Returns a file as OpenAI shows it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def read_query(request: Request, kind: type[Q]) -> Q:
+    """Reads the query of a URL as `kind`. Raises InvalidRequest."""
+    sent: dict[str, Any] = {name: value for name, value in request.query_params.items() if value}
+    refuse_unknown(sent, kind.__struct_fields__)
+    limit = sent.get("limit", "")
+    return convert(sent | ({"limit": int(limit)} if limit[:9].isdecimal() and limit.isascii() else {}), kind)
+
+
+async def _file(request: Request, service: BatchService) -> StoredFile:
+    return await service.store.file(client_name(request), request.path_params["file_id"], int(time.time()))
+
+
+def _content(file: io.BufferedReader, num_bytes: int) -> StreamedResponse:
+    """Sends as many bytes of a file as it had when it was looked up."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        left = num_bytes
+        try:
+            while left and (piece := await asyncio.to_thread(file.read, min(left, PIECE_BYTES))):
+                left -= len(piece)
+                yield piece
+        finally:
+            file.close()
+
+    headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(num_bytes).encode())]
+    return StreamedResponse({"type": "http.response.start", "status": 200, "headers": headers}, pieces())

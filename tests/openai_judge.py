@@ -72,7 +72,7 @@ def joined_messages(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         message, logprobs = one.get("message", {}), one.get("logprobs")
         one |= {name: value for name, value in choice.items() if name != "delta"} | {"message": message}
         for name in ("content", "reasoning_content"):
-            if name in choice["delta"]:
+            if choice["delta"].get(name) is not None:
                 message[name] = message.get(name, "") + choice["delta"][name]
         message |= {name: choice["delta"][name] for name in ("role", "refusal") if name in choice["delta"]}
         for call in choice["delta"].get("tool_calls", ()):

@@ -220,6 +220,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, _meta("server", "Most bytes of files, answers of batches among them, that one client may keep.", ge=1)
     ] = 1 << 30
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
+    unknown_fields: Annotated[
+        Literal["refuse", "tell"] | None,
+        _meta(
+            "server",
+            "Fields that an API does not have: refused by name, or accepted and listed in the header x-tureen-ignored. "
+            "Default: told in the APIs of OpenAI, Anthropic, Ollama and TGI, refused on /generate.",
+        ),
+    ] = None
     incremental_streaming_output: Annotated[
         bool, _meta("server", "Stream events carry only what is new, not everything so far.")
     ] = False

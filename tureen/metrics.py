@@ -85,7 +85,7 @@ class Histogram(Collector):
 
 
 class Metrics:
-    """All series of one server. Their one label is `model_name`, besides `finish_reason` and `status`."""
+    """All series of one server. Their one label is `model_name`, besides `finish_reason`, `status` and `field`."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -108,6 +108,12 @@ class Metrics:
         )
         self._responses = Counter(
             "sglang:http_responses", "HTTP responses.", [*labels, "status"], registry=self._registry
+        )
+        self._ignored = Counter(
+            "sglang:num_ignored_fields",
+            "Requests with a field that was accepted and had no effect; `unknown`: with fields that no API has.",
+            [*labels, "field"],
+            registry=self._registry,
         )
         for finish in FINISHES:
             self._requests.labels(model_name, finish)
@@ -147,6 +153,10 @@ class Metrics:
 
     def count_response(self, status: int) -> None:
         self._responses.labels(self._model_name, str(status)).inc()
+
+    def count_ignored(self, field: str) -> None:
+        """Counts a request with a field that had no effect. `field`: a declared name, or `unknown`."""
+        self._ignored.labels(self._model_name, field).inc()
 
     def render(self) -> bytes:
         """Returns all series in the Prometheus text format, version 0.0.4."""

@@ -160,7 +160,7 @@ REFUSED = [
     ({"tools": [{"type": "custom", "custom": {"name": "shell", "format": {"type": "grammar"}}}]}, "tools[0].custom"),
     ({"tools": [tool("regex")], "tool_choice": {"type": "function", "function": {"name": "shell"}}}, "tool_choice"),
     ({"tools": [tool("regex"), PLAIN], "tool_choice": {"type": "custom", "custom": {"name": "plain"}}}, "tool_choice"),
-    ({"tools": [tool("regex")], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [tool("regex")], "structural_tag": {"type": "structural_tag", "format": {}}}, "structural_tag"),
 ]
 
 

@@ -77,7 +77,7 @@ DIALECT = Dialect(
 )
 '''
 FIELDS = """
-[body.told]
+[body.differs]
 most = "4 unless given"
 
 [body.refused]

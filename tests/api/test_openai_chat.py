@@ -20,7 +20,7 @@ from patience import wait_until
 from PIL import Image
 
 from tureen.dialects.openai.answer import StreamUsage
-from tureen.dialects.openai.chat_body import NOT_OFFERED
+from tureen.dialects.openai.chat_body import TABLE
 from tureen.media.loader import MediaLoader
 from tureen.requests.generation import Run
 
@@ -273,9 +273,11 @@ def test_what_an_output_gets_while_its_first_chunk_is_sent_comes_with_the_next_o
 
 
 def _without_ids(one: dict) -> dict:
-    calls = [{"function": call["function"]} for call in one["message"].get("tool_calls", [])]
-    message = one["message"] | ({"tool_calls": calls} if calls else {})
-    return one | {"message": message | {"content": message["content"] or ""}}
+    """As `joined_messages` has a stream's: what is null does not come there."""
+    message = {name: value for name, value in one["message"].items() if value is not None or name == "refusal"}
+    if "tool_calls" in message:
+        message["tool_calls"] = [{"function": call["function"]} for call in message["tool_calls"]]
+    return one | {"message": message | {"content": message.get("content", "")}}
 
 
 def test_reasoning_is_told_apart_and_counted(app: App):
@@ -286,7 +288,24 @@ def test_reasoning_is_told_apart_and_counted(app: App):
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
     whole = choice(app, said, separate_reasoning=False)["message"]
     assert whole["content"] == "<think>hm</think>yes"
-    assert "reasoning_content" not in whole
+    assert whole["reasoning_content"] is None
+
+
+def test_what_an_answer_does_not_have_is_null(app: App):
+    message = choice(app, "say:yes")["message"]
+    assert message == {
+        "role": "assistant", "content": "yes", "refusal": None, "reasoning_content": None, "tool_calls": None,
+    }  # fmt: skip
+    message = choice(app, f"say:{CALL}", tools=[WEATHER])["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, None)
+    message = choice(app, "say:<think>hm</think>yes")["message"]
+    assert (message["reasoning_content"], message["tool_calls"]) == ("hm", None)
+
+
+def test_every_delta_of_a_model_that_thinks_has_its_reasoning_or_null(app: App):
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(app, f"say:<think>hm</think>yes{CALL}", tools=[WEATHER])]
+    assert "".join(delta["reasoning_content"] or "" for delta in deltas) == "hm"
+    assert all(delta["reasoning_content"] is None for delta in deltas if "content" in delta or "tool_calls" in delta)
 
 
 def test_calls_have_ids_of_their_own(app: App):
@@ -508,9 +527,9 @@ def test_pictures_are_shown_where_they_stand(template):
         app.check_idle()
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
+@pytest.mark.parametrize("name", TABLE.refused)
 def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
-    nothing, _ = NOT_OFFERED[name]
+    nothing, _ = TABLE.refused[name]
     error = refusal(app, **{name: "something"})
     assert error["param"] == name
     assert error["code"] == ("chat_template_not_allowed" if name == "chat_template" else "not_available")

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tureen.contract.types import FinishReason, OutputDelta, PositionLogprobs
-from tureen.dialects.openai.completions import NOT_OFFERED, GrowingText, parse
+from tureen.dialects.openai.completions import TABLE, GrowingText, parse
 from tureen.requests.generation import Output
 from tureen.text.tokenizer import Tokenizer
 
@@ -509,9 +509,9 @@ def test_a_format_that_cannot_be_is_refused_by_name(app: App, given, param):
     assert param is None or error["param"] == param
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
+@pytest.mark.parametrize("name", TABLE.refused)
 def test_what_there_is_not_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
-    nothing, _ = NOT_OFFERED[name]
+    nothing, _ = TABLE.refused[name]
     error = refusal(app, prompt="say:a", **{name: "something"})
     assert error["param"] == name
     assert error["code"] == "not_available"

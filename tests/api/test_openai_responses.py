@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai_judge import make_client
 from patience import wait_until
 
-from tureen.dialects.openai.responses_body import NOT_OFFERED, ResponsesBody, parse
+from tureen.dialects.openai.responses_body import TABLE, ResponsesBody, parse
 from tureen.dialects.openai.responses_input import conversation_of
 
 PATH = "/v1/responses"
@@ -333,7 +333,6 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
             "input[0].content[0].detail",
         ),
         ([{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
-        ([{"role": "user", "content": "a", "foo": 1}], "input[0].foo"),
         ([{"type": "function_call_output", "call_id": "x", "output": "a"}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "x", "name": "a", "arguments": "{"}], "input[0].arguments"),
         ([{"type": "function_call", "call_id": "x", "name": "a", "arguments": "[]"}], "input[0].arguments"),
@@ -342,6 +341,20 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
 )
 def test_input_of_a_wrong_form_is_refused_by_name(app: App, items, named):
     assert refusal(app, input=items)["param"] == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input[0].foo"),
+        ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ],
+)
+def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields, told):
+    answer = app.post("/v1/responses", **{"input": "hi", "max_output_tokens": 2} | fields)
+    assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, told)
+    assert answer.json()["ignored_fields"] == [told]
 
 
 @pytest.mark.parametrize(
@@ -358,7 +371,6 @@ def test_input_of_a_wrong_form_is_refused_by_name(app: App, items, named):
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tools": [WEATHER | {"parameters": {"type": "array"}}]}, "tools[0].parameters"),
-        ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
@@ -374,7 +386,6 @@ def test_input_of_a_wrong_form_is_refused_by_name(app: App, items, named):
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "x"}}}}, "text.format.schema"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {}}, "stream_options"),
         ({"service_tier": "flex"}, "service_tier"),
@@ -386,11 +397,11 @@ def test_fields_out_of_bounds_are_refused_by_name(app: App, fields, named):
 
 
 def test_what_is_not_offered_is_refused_by_name_unless_it_asks_for_nothing(app: App):
-    for name in NOT_OFFERED:
+    for name in TABLE.refused:
         error = refusal(app, **{name: "something"})
         assert error["param"] == name
         assert error["message"].startswith(f"{name} is not available: ")
-    nothing = {name: value for name, (value, _) in NOT_OFFERED.items()}
+    nothing = {name: value for name, (value, _) in TABLE.refused.items()}
     assert without_ids(ask(app, "say:a", **nothing)["output"]) == [message("a")]
 
 

@@ -6,6 +6,7 @@ import json
 import random
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from byte_tokenizer import EOS
@@ -14,7 +15,7 @@ from inline_compiler import VOCABULARY, InlineCompiler
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.text.messages import CallArguments, CallStart, Content, Tool, ToolChoice
-from tureen.text.tools import PARSERS, constraint, schema_fields
+from tureen.text.tools import PARSERS, calls_or, constraint, schema_fields
 
 WEATHER = {
     "type": "object",
@@ -164,6 +165,32 @@ def test_a_strict_tool_gets_valid_arguments_wherever_the_model_calls_it(name, pa
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
         counts.append(len(calls))
     assert min(counts) == 0 < max(counts)
+    assert parallel or max(counts) == 1
+
+
+ANSWER = {"type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"]}
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_output_is_valid_calls_or_else_the_object(name, parallel):
+    answer = {"type": "json_schema", "json_schema": ANSWER | {"additionalProperties": False}}
+    tools = tuple(msgspec.structs.replace(tool, strict=True) for tool in TOOLS)
+    tag = calls_or(PARSERS[name], tools, answer, parallel=parallel)
+    called, counts, answers = set(), [], 0
+    for seed in range(40):
+        content, calls = read(name, drawn(tag, seed), tools)
+        check(calls, tools)
+        assert bool(content) is not bool(calls)
+        if content:
+            jsonschema.validate(json.loads(content), ANSWER)
+            answers += 1
+        called |= {tool for tool, _ in calls}
+        counts.append(len(calls))
+    assert called == set(SCHEMAS)
+    assert answers
+    assert allows(tag, '{"warm": true}')
+    assert not allows(tag, "It is warm.")
     assert parallel or max(counts) == 1
 
 

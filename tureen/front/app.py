@@ -66,7 +66,11 @@ def build_app(
 
     app = Starlette(
         routes=_routes(state),
-        middleware=[Middleware(Gate, state=state), Middleware(replay.Replay, state=state), Middleware(Limiter)],
+        middleware=[
+            Middleware(Gate, state=state),
+            Middleware(replay.Replay, state=state),
+            Middleware(Limiter, unknown_fields=config.unknown_fields),
+        ],
         exception_handlers={
             TureenError: _tureen_error,
             RecursionError: _too_deep,

@@ -14,7 +14,7 @@ from tureen.front.page import page
 from tureen.http.dialect import CompatRoute, Docs, Entry, dialects
 from tureen.requests.state import ServerState
 
-Standing = Literal["honoured", "differs", "refused"]
+Standing = Literal["honoured", "differs", "told", "refused"]
 
 
 class FieldVerdict(NamedTuple):
@@ -27,7 +27,8 @@ class FieldVerdict(NamedTuple):
 
 LEAD = """\
 <header><h1>What of each API is honoured</h1><a href="docs">routes and fields</a> <a href="compat.json">as JSON</a>
-<p>Every field is acted on or refused by name. A field that is on no list is refused with the nearest name.</p></header>
+<p>Every field is acted on, refused by name, or told: it is accepted, has no effect, and is listed in the answer's
+header <code>x-tureen-ignored</code>.</p></header>
 """
 
 
@@ -56,17 +57,22 @@ def compat_routes() -> list[CompatRoute]:
 
 
 def rows_of(route: CompatRoute) -> Iterator[FieldVerdict]:
-    """Yields the verdict on each field: first those that are declared, then those that are refused."""
+    """Yields the verdict on each field: first those that are declared, then those that have no effect, then those
+    that are refused."""
     for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for field in msgspec.structs.fields(part.struct):
-            name, note = field.encode_name, part.table.told.get(field.encode_name)
-            if name not in part.table.refused:
+            name, note = field.encode_name, part.table.differs.get(field.encode_name)
+            if name not in part.table.refused and name not in part.table.told:
                 yield FieldVerdict(
                     front + name, "honoured" if note is None else "differs", note or _meaning(field.type)
                 )
         for alias, name in part.aliases.items():
             yield FieldVerdict(front + alias, "honoured", f"The same as {name}.")
+    for part in route.parts:
+        front = f"{part.name}." if part.name else ""
+        for name, verdict in sorted(part.table.told.items()):
+            yield FieldVerdict(front + name, "told", verdict.why)
     for part in route.parts:
         front = f"{part.name}." if part.name else ""
         for name, (_, why) in sorted(part.table.refused.items()):
@@ -81,10 +87,20 @@ def _meaning(kind: Any) -> str:
 
 def _as_json() -> Response:
     table = [
-        {"api": route.api, "route": route.route, "fields": [row._asdict() for row in rows_of(route)]}
+        {
+            "api": route.api,
+            "route": route.route,
+            "other_fields": _other_fields(route),
+            "fields": [row._asdict() for row in rows_of(route)],
+        }
         for route in compat_routes()
     ]
     return Response(msgspec.json.encode({"apis": table}), media_type="application/json")
+
+
+def _other_fields(route: CompatRoute) -> Standing:
+    """Returns what becomes of fields that no list has."""
+    return "told" if route.parts[0].table.tells_unknown else "refused"
 
 
 def _section(route: CompatRoute) -> str:
@@ -94,4 +110,5 @@ def _section(route: CompatRoute) -> str:
         for row in rows_of(route)
     ]
     heading = f"<h2>{html.escape(route.api)} <code>{route.route}</code></h2>"
-    return f"{heading}<table><tr><th>field</th><th></th><th></th></tr>{''.join(lines)}</table>\n"
+    others = f"<p>Fields that are not listed are {_other_fields(route)}.</p>"
+    return f"{heading}{others}<table><tr><th>field</th><th></th><th></th></tr>{''.join(lines)}</table>\n"

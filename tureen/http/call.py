@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
 from starlette.types import Scope, Send
@@ -12,6 +12,7 @@ from tureen.errors import TureenError
 from tureen.http.errors import error_response
 from tureen.requests.keys import NO_LIMITS, Limits
 from tureen.requests.quotas import ClientId, ClientWork
+from tureen.requests.telling import Telling
 
 SCOPE_KEY = "tureen.call"
 """Key of the ClientCall in an ASGI scope; only this module and `replay.py` use it."""
@@ -32,9 +33,10 @@ class ClientCall:
     has_client_left: bool = False
     refusal_status: int = 0  # status by which the connection refused the rest of the request; 0 = it did not
     work: ClientWork | None = None  # None: the route's use is not limited or counted
+    telling: Telling = field(default_factory=Telling)  # its fields that have no effect
 
     def sent_by(self, send: Send) -> ClientCall:
-        """Returns a copy of the call whose stream is sent by `send`; both share their work."""
+        """Returns a copy of the call whose stream is sent by `send`; both share their work and what is told."""
         return replace(self, send_part=send)
 
     def client_id(self, scope: Scope) -> ClientId:

@@ -27,9 +27,11 @@ from tureen.http.dialect import Entry
 from tureen.http.head import host_name
 from tureen.http.listener import LOOPBACK
 from tureen.log import RateLimit, get_logger
+from tureen.requests import telling
 from tureen.requests.keys import NO_LIMITS, SCHEME, Key, Keys
 from tureen.requests.quotas import Account, ClientWork, serving
 from tureen.requests.state import ServerState
+from tureen.requests.telling import UnknownFields
 
 QUIET_PATHS = ("/health", "/metrics")
 FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
@@ -40,6 +42,7 @@ BODY_GRACE_S = 30.0
 MIN_BODY_RATE = 16 << 10
 """Bytes a second that a client must send after BODY_GRACE_S. Time that the server itself takes is not counted."""
 MAX_BODY_S = 600.0
+IGNORED_HEADER, STRICT_HEADER = b"x-tureen-ignored", b"x-tureen-strict"
 CLIENT_GONE_STATUS = 499
 """Status in log and metrics of a request whose client has left, as in nginx."""
 
@@ -102,6 +105,8 @@ class Gate:
         is_gone = not call.refusal_status and (call.has_client_left or status in (0, CLIENT_GONE_STATUS))
         status = call.refusal_status or status
         self._state.metrics.count_response(CLIENT_GONE_STATUS if is_gone else status)
+        for label in call.telling.labels:
+            self._state.metrics.count_ignored(label)
         if scope["path"] in QUIET_PATHS:
             return
         left_out = self._bad_requests.admit() if 400 <= status < 500 and not is_gone else 0
@@ -115,19 +120,45 @@ class Gate:
 
 
 class Limiter:
-    """ASGI middleware that raises TooManyRequests for a client with too many requests inside, and makes the
-    request's work the current one (quotas.py)."""
+    """ASGI middleware that raises TooManyRequests for a client with too many requests inside, makes the request's
+    work the current one (quotas.py), and lists the fields that had no effect in its answer's head (telling.py)."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, unknown_fields: UnknownFields | None) -> None:
         self._app = app
+        self._unknown_fields = unknown_fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = call_of(scope).work if scope["type"] == "http" else None
-        if work is None:
+        call = call_of(scope) if scope["type"] == "http" else None
+        if call is None or call.work is None:
             await self._app(scope, receive, send)
             return
-        with work.account.running(), serving(work):
-            await self._app(scope, receive, send)
+        told, work = call.telling, call.work
+        told.unknown_fields = self._unknown_fields
+        told.is_strict = STRICT_HEADER in dict(scope["headers"]) and is_strict(scope)
+
+        async def send_telling(message: Message) -> None:
+            if message["type"] == "http.response.start" and told.paths:
+                headers = [*message.get("headers", ()), (IGNORED_HEADER, told.header())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        token = telling.current.set(told)
+        try:
+            with work.account.running(), serving(work):
+                await self._app(scope, receive, send_telling)
+        finally:
+            telling.current.reset(token)
+
+
+def is_strict(scope: Scope) -> bool:
+    """Returns whether the client asks that fields without effect be refused. Raises InvalidRequest."""
+    value = _header(scope, STRICT_HEADER)
+    if value not in ("", "0", "1"):
+        raise InvalidRequest(
+            f"x-tureen-strict must be 1, which refuses fields that would have no effect, or 0, got {echo(value)}",
+            field="x-tureen-strict",
+        )
+    return value == "1"
 
 
 def check_host(scope: Scope, config: Config) -> None:

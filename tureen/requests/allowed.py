@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import inspect
 
-_type_info = cache(inspect.type_info)
+type_info = cache(inspect.type_info)
 
 
 def words_at(kind: Any, steps: Sequence[str]) -> list[str]:
@@ -26,19 +26,19 @@ def fields_at(kind: Any, steps: Sequence[str]) -> list[str]:
 
 def _at(kind: Any, steps: Sequence[str]) -> list[inspect.Type]:
     """Returns the types that `steps` lead to from `kind`."""
-    types = list(_plain(_type_info(kind)))
+    types = list(members(type_info(kind)))
     for step in steps:
         types = [inner for type_info in types for inner in _inside(type_info, step)]
     return types
 
 
-def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
+def members(kind: inspect.Type) -> Iterator[inspect.Type]:
     """Yields the members of a union, or the type itself; constraints (`Meta`) are taken off."""
     if isinstance(kind, inspect.Metadata):
-        yield from _plain(kind.type)
+        yield from members(kind.type)
     elif isinstance(kind, inspect.UnionType):
         for alternative in kind.types:
-            yield from _plain(alternative)
+            yield from members(alternative)
     else:
         yield kind
 
@@ -50,8 +50,8 @@ def _inside(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
             yield inspect.LiteralType((kind.tag,))
         for field in kind.fields:
             if field.encode_name == step:
-                yield from _plain(field.type)
+                yield from members(field.type)
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and step.startswith("["):
-        yield from _plain(kind.item_type)
+        yield from members(kind.item_type)
     elif isinstance(kind, inspect.DictType):
-        yield from _plain(kind.value_type)
+        yield from members(kind.value_type)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -11,13 +10,16 @@ import msgspec
 
 from tureen.contract.params import ALIASES, EMPTY_IS_UNSET, SamplingParams
 from tureen.errors import InvalidRequest, UnsupportedMediaType, echo
+from tureen.requests import unknown_fields
 from tureen.requests.allowed import fields_at, words_at
+from tureen.requests.verdicts import FieldTable
 
 T = TypeVar("T")
 
 PARAM_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 JSON_TYPE, CHARSETS = "application/json", ("utf-8", "utf8", "us-ascii")
 TEXT_LISTS = ("stop", "stop_regex")
+NO_VERDICTS = FieldTable()
 MAX_TOLD = 200
 """Characters kept of a message by msgspec: it may quote the client's input."""
 
@@ -71,14 +73,28 @@ def refuse_unknown(fields: Mapping[str, Any], known: Collection[str], where: str
     """
     for name in fields:
         if name not in known:
-            hints = difflib.get_close_matches(name[:64], known, n=1)
-            hint = f"; did you mean '{hints[0]}'?" if hints else ""
-            place = f" in {where}" if where else ""
-            raise InvalidRequest(
-                f"unknown field {echo(name)}{place}{hint}",
-                field=f"{where}.{echo(name)[1:-1]}" if where else echo(name)[1:-1],
-                code="unknown_parameter",
-            )
+            unknown_fields.refuse(name, known, where)
+
+
+def offered(fields: Mapping[str, Any], known: Collection[str], table: FieldTable, where: str = "") -> dict[str, Any]:
+    """Returns the fields of an object that are to be converted: those of `known` that are not null.
+
+    Fields without effect, as `table` has them, are told (telling.py); unknown ones too, where the table or the server
+    says so. `where`: what errors call the object; "" = the body itself. Raises InvalidRequest for refused fields.
+    """
+    kept = {}
+    for name, value in fields.items():
+        path = f"{where}.{name}" if where else name
+        if name in table.refused:
+            table.check(name, value, path)
+            continue
+        if name in table.told:
+            table.tell(name, value, path)
+        elif name not in known:
+            unknown_fields.settle(name, (*known, *table.refused), table, where)
+        if value is not None and name in known:
+            kept[name] = value
+    return kept
 
 
 def refuse_not_offered(fields: Mapping[str, Any], not_offered: Mapping[str, tuple[Any, str]], where: str = "") -> None:
@@ -92,14 +108,19 @@ def refuse_not_offered(fields: Mapping[str, Any], not_offered: Mapping[str, tupl
             raise InvalidRequest(f"{field} is not available: {why}", field=field, code="not_available")
 
 
-def convert(value: Any, kind: type[T], path: Callable[[str], str] = str) -> T:
+def convert(value: Any, kind: type[T], path: Callable[[str], str] = str, table: FieldTable = NO_VERDICTS) -> T:
     """Converts plain data to a declared type. Raises InvalidRequest naming the field, what was got and what is allowed.
 
-    `path` returns what an error calls a field of `value`.
+    `path` returns what an error calls a field of `value`; `table`: what becomes of fields inside of it that its type
+    does not have.
     """
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError) as error:
+        if str(error).startswith(UNKNOWN_FIELD):
+            cleaned = unknown_fields.without_unknown(value, kind, table, path)
+            if cleaned != value:
+                return convert(cleaned, kind, path)
         raise _as_invalid_request(str(error), value, kind, path) from None
 
 

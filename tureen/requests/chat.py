@@ -14,8 +14,10 @@ import msgspec
 from tureen.contract.params import CONSTRAINTS
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest
+from tureen.grammar.base import GrammarSpec
 from tureen.log import get_logger
 from tureen.requests import planning
+from tureen.requests.answer_format import AnswerFormat, answer_format
 from tureen.requests.chat_prompt import ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.loading import loading
@@ -25,7 +27,7 @@ from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import Message, Tool, ToolChoice
 from tureen.text.reasoning import ReasoningFormat
-from tureen.text.tools import ToolFormat, constraint, schema_fields
+from tureen.text.tools import ToolFormat, calls_or, constraint, schema_fields
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 """Default of chat APIs: an answer may go on to the end of the context."""
@@ -98,6 +100,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
         separate_reasoning=chat.separate_reasoning,
         starts_inside=starts_inside,
         num_neutralised=prompt.num_neutralised,
+        answer=setup.answer,
     )
     plan = _plan(chat, prompt, sampling, setup, state, owner=owner, arrived_s=arrived_s)
     return msgspec.structs.replace(plan, reading=reading)
@@ -111,6 +114,7 @@ class ToolSetup(NamedTuple):
     sampling: Mapping[str, Any]  # the body's parameters, and a grammar where tool_choice, strict or parallel need one
     names: Names
     error_fields: Mapping[str, str] = {}  # a schema's path in errors about the grammar -> the client's field
+    answer: GrammarSpec | None = None  # what an output that is no call is judged by
 
 
 def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
@@ -129,22 +133,43 @@ def _tool_setup(chat: Chat, context: Context) -> ToolSetup:
         raise InvalidRequest("tools: the server runs with --tool-call-parser none; leave them out", field="tools")
     if form.SPECIAL:
         _keep_special_tokens(sampling, chat, "calls of tools")
+    answer = answer_format(sampling, chat.names) if chat.tool_choice.mode == "auto" else None
+    return _calls(chat, form, sampling) if answer is None else _calls_or_answer(chat, form, sampling, answer)
+
+
+def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
+    """Returns the setup of a chat whose tools alone may need a grammar. Raises InvalidRequest."""
     tag = constraint(form, chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls)
     if tag is None:
         return ToolSetup(chat.tools, form, sampling, chat.names)
-    conflicting = next((name for name in CONSTRAINTS if sampling.get(name) is not None), None)
-    if conflicting is not None:
-        field = chat.names.path(conflicting)
+    if sampling.get("structural_tag") is not None:
+        field = chat.names.path("structural_tag")
         raise InvalidRequest(
             f"{field} cannot go with tools that must be called a certain way (tool_choice, strict, or "
             "parallel_tool_calls: false): both say what the output is; send one",
             field=field,
         )
+    called = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
+    strict = any(tool.strict for tool in called)
+    if all(sampling.get(name) is None for name in CONSTRAINTS):
+        strict = strict or bool(sampling.get("strict_schema"))
+    for name in CONSTRAINTS:  # what an answer must be says nothing of calls
+        sampling.pop(name, None)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
     error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
-    called = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
-    strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in called)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)
+
+
+def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], answer: AnswerFormat) -> ToolSetup:
+    """Returns the setup of a chat whose output is calls, or else what `answer` says."""
+    tag = calls_or(form, chat.tools, answer.layout, parallel=chat.parallel_tool_calls)
+    names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
+    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
+    error_fields |= {f"structural_tag.format.elements[1].{answer.place}": chat.names.path(answer.parameter)}
+    strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in chat.tools)
+    del sampling[answer.parameter]
+    sampling |= {"structural_tag": tag, "strict_schema": strict}
+    return ToolSetup(chat.tools, form, sampling, names, error_fields, answer.spec)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:

@@ -18,7 +18,7 @@ from tureen.log import get_logger
 from tureen.metrics import Metrics
 from tureen.requests.drafts import Plan
 from tureen.requests.quotas import current_work
-from tureen.requests.reading import OutputReader
+from tureen.requests.reading import PLAIN, OutputReader, Reading
 from tureen.requests.state import ServerState
 from tureen.text.messages import Part
 
@@ -28,11 +28,12 @@ WHOLE_INTERVAL = 64
 log = get_logger("api")
 
 
-async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -> None:
+async def check_grammar(output: Output, last: OutputDelta, state: ServerState, reading: Reading = PLAIN) -> None:
     """Checks an output that is complete by its grammar with another implementation, in a helper process.
 
     Where the grammar does not keep all of the constraint, the output may be wrong, and its `conformity` says so.
-    `last`: the delta that ends it, not yet added to `output`. Raises RequestFailed when the two differ otherwise.
+    `last`: the delta that ends it, not yet added to `output`; `reading`: tells calls from an answer, where an output
+    may be either. Raises RequestFailed when the two differ otherwise.
     """
     spec, finish, token_ids = output.request.grammar, last.finish, [*output.token_ids, *last.token_ids]
     if spec is None or finish is None or finish.type != "stop" or isinstance(finish.matched, str):
@@ -40,6 +41,7 @@ async def check_grammar(output: Output, last: OutputDelta, state: ServerState) -
     ends = state.context.info.eos_token_ids
     if finish.matched in output.request.params.stop_token_ids and finish.matched not in ends:
         return
+    spec = reading.judge(spec, FinishedOutput(output.text + last.text, token_ids, finish))
     kept = token_ids[:-1] if token_ids and token_ids[-1] in ends else token_ids
     text = b"".join(map(state.context.tokenizer.token_bytes, kept)).decode("utf-8", "replace")
     verdict = await state.helpers.check(spec, text)
@@ -79,6 +81,14 @@ def most_tokens(request: GenerateRequest, index: int) -> int:
 
 def _prompt_tokens(request: GenerateRequest, index: int) -> int:
     return 0 if index % request.params.n else len(request.token_ids)
+
+
+class FinishedOutput(msgspec.Struct):
+    """A finished output, as far as reading needs it."""
+
+    text: str
+    token_ids: list[int]
+    finish: FinishReason | None
 
 
 class Sent(NamedTuple):
@@ -321,7 +331,9 @@ class Run:
             self._submit()  # frees the reserved place; the stream submits the request in its first turn
             async with contextlib.aclosing(stream):
                 async for delta in stream:
-                    await check_grammar(output, delta, self._state)  # before anybody sees that the output ended
+                    await check_grammar(
+                        output, delta, self._state, self._reading
+                    )  # before anybody sees that the output ended
                     output.add(delta)
                     if output.finish is not None:
                         finish = output.finish.type

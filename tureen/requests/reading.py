@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tureen.contract.types import FinishReason
+from tureen.grammar.base import GrammarSpec
 from tureen.text.free_input import FreeInputs
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning, Tool
 from tureen.text.reasoning import ReasoningFormat, ReasoningParser
@@ -34,6 +35,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     separate_reasoning: bool = True  # else reasoning is a part of the content, between its marks
     starts_inside: bool = False  # the prompt ends within the reasoning
     num_neutralised: int = 0  # control tokens written in messages, which were tokenized as plain text
+    answer: GrammarSpec | None = None  # of an output that may be calls or this: its constraint where it is no call
+
+    def judge(self, spec: GrammarSpec, output: ReadableOutput) -> GrammarSpec:
+        """Returns the constraint by which a finished output is judged: `spec`, or that of an answer without calls."""
+        if self.answer is None:
+            return spec
+        reader = self.reader()
+        reader.catch_up(output)
+        return spec if reader.has_calls else msgspec.structs.replace(self.answer, after=spec.after)
 
     @property
     def notes(self) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Reads a dialect's `fields.toml`: which fields of the original API are honoured with a difference, or refused."""
+"""Reads a dialect's `fields.toml`: which fields of the original API are honoured with a
+difference, accepted without effect, or refused."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+
+from tureen.errors import InvalidRequest
+from tureen.requests import telling
+
+T = TypeVar("T")
 
 
 class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,10 +24,20 @@ class FieldRefusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nothing: Any = None  # the value that asks for nothing, as null does
 
 
+class FieldWithoutEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A field of the original API that is accepted, has no effect, and is told."""
+
+    why: str
+    nothing: Any = None  # the value that asks for nothing, as null does: it is not told
+    only: list[Any] | None = None  # the values that are accepted; others are refused. None: all
+
+
 class WrittenTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of `fields.toml` as it is written."""
 
-    told: dict[str, str] = {}  # field -> the difference
+    unknown: Literal["refused", "told"] = "refused"
+    differs: dict[str, str] = {}  # field -> the difference
+    told: dict[str, str | FieldWithoutEffect] = {}  # field -> why it has no effect
     refused: dict[str, str | FieldRefusal] = {}
 
 
@@ -29,20 +45,59 @@ class FieldTable(NamedTuple):
     """The verdicts on the fields of one object of a body. Fields that it does not name are honoured as in the original
     API."""
 
-    told: Mapping[str, str] = MappingProxyType({})  # honoured, with a difference that /compat tells
+    differs: Mapping[str, str] = MappingProxyType({})  # honoured, with a difference that /compat tells
+    told: Mapping[str, FieldWithoutEffect] = MappingProxyType({})
+    """Field -> why it has no effect. A field of an object inside is written `tools[].strict`."""
     refused: Mapping[str, tuple[Any, str]] = MappingProxyType({})
     """Field -> (the value that asks for nothing; why any other is refused)."""
+    tells_unknown: bool = False  # fields that nobody knows are accepted and told; else they are refused
 
     def joined(self, other: FieldTable) -> FieldTable:
         """Returns this table joined with another, whose verdicts win."""
-        return FieldTable({**self.told, **other.told}, {**self.refused, **other.refused})
+        replaced = {*other.differs, *other.told, *other.refused}
+        return FieldTable(
+            {**_without(self.differs, replaced), **other.differs},
+            {**_without(self.told, replaced), **other.told},
+            {**_without(self.refused, replaced), **other.refused},
+            self.tells_unknown or other.tells_unknown,
+        )
+
+    def check(self, name: str, value: Any, path: str) -> None:
+        """Raises InvalidRequest, with the reason, where a refused field asks for something. `path`: the field in the
+        request."""
+        nothing, why = self.refused[name]
+        if value not in (None, nothing):
+            raise InvalidRequest(f"{path} is not available: {why}", field=path, code="not_available")
+
+    def tell(self, name: str, value: Any, path: str) -> None:
+        """Tells a field that has no effect. Raises InvalidRequest for a value that is not accepted."""
+        verdict = self.told[name]
+        if value in (None, verdict.nothing):
+            return
+        if verdict.only is not None and value not in verdict.only:
+            raise InvalidRequest(f"{path} is not available: {verdict.why}", field=path, code="not_available")
+        telling.tell(path, verdict.why)
 
 
 @cache
 def read_tables(path: Path) -> dict[str, FieldTable]:
     """Reads the tables of a file, by the name of the body's object that each is about."""
     written = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=dict[str, WrittenTable])
-    return {name: FieldTable(table.told, _refused(table)) for name, table in written.items()}
+    return {
+        name: FieldTable(table.differs, _told(table), _refused(table), table.unknown == "told")
+        for name, table in written.items()
+    }
+
+
+def _without(verdicts: Mapping[str, T], names: set[str]) -> dict[str, T]:
+    return {name: verdict for name, verdict in verdicts.items() if name not in names}
+
+
+def _told(table: WrittenTable) -> dict[str, FieldWithoutEffect]:
+    return {
+        name: FieldWithoutEffect(verdict) if isinstance(verdict, str) else verdict
+        for name, verdict in table.told.items()
+    }
 
 
 def _refused(table: WrittenTable) -> dict[str, tuple[Any, str]]:

@@ -101,6 +101,14 @@ def constraint(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, *, p
     return None if layout is None else {"type": "structural_tag", "format": layout}
 
 
+def calls_or(form: ToolFormat, tools: Sequence[Tool], answer: Mapping[str, Any], *, parallel: bool) -> dict[str, Any]:
+    """Returns the structural tag of an output that is calls of the tools and nothing else, or else is in `answer`, a
+    format of structural tags. Arguments are valid where a tool is strict; of other tools they are an object."""
+    known = [_with_object(tool) if tool.strict else _free(tool) for tool in tools]
+    calls = form.structural_tag(known, required=True, parallel=parallel)
+    return {"type": "structural_tag", "format": {"type": "or", "elements": [calls, answer]}}
+
+
 def _with_object(tool: Tool) -> Tool:
     schema = tool.parameters or NO_ARGUMENTS
     return msgspec.structs.replace(tool, parameters={**schema, "type": "object"})
@@ -123,10 +131,10 @@ def schema_fields(
     `field`, `grammar_field`: the client's field of a tool's schema or grammar, with {} for the tool's index.
     """
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
-    paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called
+    paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called, in order
     return {
         path: (grammar_field if tools[index].free_input is not None else field).format(index)
-        for path, index in zip(paths, called, strict=True)
+        for path, index in zip(paths, called, strict=False)
     }
 
 

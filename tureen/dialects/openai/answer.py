@@ -21,6 +21,7 @@ from tureen.log import get_logger
 from tureen.requests import planning
 from tureen.requests.generation import Output
 from tureen.requests.state import Context
+from tureen.requests.telling import answer_field
 from tureen.text.tokenizer import Tokenizer
 
 Answer = dict[str, Any]
@@ -59,8 +60,10 @@ def head(name: str, kind: str, body: OpenAIBody, context: Context) -> Answer:
 
 
 def metadata(body: OpenAIBody, context: Context, **notes: str) -> Answer:
-    """Returns `metadata`: the client's own, the version of the weights, and `notes`."""
-    return {"metadata": {**(body.metadata or {}), "weight_version": context.config.weight_version, **notes}}
+    """Returns `metadata`: the client's own, the version of the weights, and `notes`; and beside it the list of
+    the fields that had no effect."""
+    own = {**(body.metadata or {}), "weight_version": context.config.weight_version, **notes}
+    return {"metadata": own, **answer_field()}
 
 
 def ending(output: Output) -> Answer:

@@ -15,7 +15,7 @@ from tureen.contract.types import LogprobSpec
 from tureen.dialects.openai.response_format import ResponseFormat, format_constraints
 from tureen.errors import InvalidRequest
 from tureen.log import get_logger
-from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.body import PARAM_FIELDS, TEXT_LISTS, convert, offered
 from tureen.requests.constraint_fields import (
     GUIDED,
     GuidedBackend,
@@ -150,21 +150,15 @@ class RequestedSampling(NamedTuple):
     names: Names
 
 
-def read(payload: Mapping[str, Any], kind: type[T], not_offered: Mapping[str, tuple[Any, str]]) -> T:
-    """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest.
-
-    `not_offered`: field -> (the value that asks for nothing, the reason why others are refused).
-    """
-    refuse_unknown(payload, (*kind.__struct_fields__, *not_offered))
-    refuse_not_offered(payload, not_offered)
+def read(payload: Mapping[str, Any], kind: type[T], table: FieldTable) -> T:
+    """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest. `table`: the verdicts on its
+    fields."""
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
-        for name, value in payload.items()
-        if value is not None
-        and name not in not_offered
-        and not (value == "" and ALIASES.get(name, name) in EMPTY_IS_UNSET)
+        for name, value in offered(payload, kind.__struct_fields__, table).items()
+        if not (value == "" and ALIASES.get(name, name) in EMPTY_IS_UNSET)
     }
-    body = convert(fields, kind)
+    body = convert(fields, kind, table=table)
     options = body.stream_options
     if options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", field="stream_options")

@@ -81,6 +81,8 @@ class GrowingChoice:
         self._custom = plan.reading.custom_tools
         self._custom_calls = set[int]()  # indices of the calls of custom tools that were sent
         self._tokenizer = context.tokenizer
+        # as DeepSeek's and SGLang's deltas have it, whose clients read the field of every delta
+        self._no_reasoning = {} if plan.reading.reasoning is None else {"reasoning_content": None}
         self._parts: list[Part] = []
         self._finish_reason: str | None = None
         self._num_tokens = 0  # tokens whose log-probabilities were sent
@@ -101,10 +103,8 @@ class GrowingChoice:
         answer = join_parts(self._parts)
         message: Answer = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
         message["refusal"] = None
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["tool_calls"] = [self._call(name, text) for name, text in answer.calls]
+        message["reasoning_content"] = answer.reasoning or None
+        message["tool_calls"] = [self._call(name, text) for name, text in answer.calls] or None
         return {"index": self.output.index, "message": message} | self._rest()
 
     def _call(self, name: str, text: str) -> Answer:
@@ -127,9 +127,14 @@ class GrowingChoice:
                 more = {"custom": {"input": text}} if index in self._custom_calls else {"function": {"arguments": text}}
                 return {"tool_calls": [{"index": index, **more}]}
 
+    def first_chunk(self) -> Answer:
+        """Returns the choice of the chunk before all others, which tells the role."""
+        role = {"role": "assistant", "content": "", "refusal": None} | self._no_reasoning
+        return {"index": self.output.index, "delta": role, "logprobs": None, "finish_reason": None}
+
     def chunk(self, delta: Answer, *, is_last: bool = False) -> Answer:
         """Returns the choice of a chunk. Log-probabilities are in the first chunk after their token."""
-        choice: Answer = {"index": self.output.index, "delta": delta}
+        choice: Answer = {"index": self.output.index, "delta": self._no_reasoning | delta}
         return choice | (self._rest() if is_last else {"logprobs": self._logprobs(), "finish_reason": None})
 
     def _rest(self) -> Answer:
@@ -186,8 +191,7 @@ async def _chunks(
                 choice.end()
             if output.index not in begun:
                 begun.add(output.index)
-                role = {"role": "assistant", "content": "", "refusal": None}
-                yield chunk({"index": output.index, "delta": role, "logprobs": None, "finish_reason": None})
+                yield chunk(choice.first_chunk())
             for part in event.parts:
                 yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:

@@ -22,7 +22,6 @@ from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice,
 from tureen.text.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Message, Tool
 
 TABLE = openai_fields.table_of("chat")
-NOT_OFFERED = TABLE.refused
 
 
 class MediaUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,11 +142,11 @@ def parse(payload: dict[str, Any]) -> ChatBody:
     for where, fields in (("", payload), ("chat_template_kwargs.", payload.get("chat_template_kwargs"))):
         if isinstance(fields, dict) and fields.get("chat_template") is not None:
             raise InvalidRequest(
-                f"{where}chat_template is not available: {NOT_OFFERED['chat_template'][1]}",
+                f"{where}chat_template is not available: {TABLE.refused['chat_template'][1]}",
                 field=f"{where}chat_template",
                 code="chat_template_not_allowed",
             )
-    body = openai_fields.read(payload, ChatBody, NOT_OFFERED)
+    body = openai_fields.read(payload, ChatBody, TABLE)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     if body.add_generation_prompt is body.continue_final_message:

@@ -36,7 +36,6 @@ from tureen.text.detokenizer import Detokenizer
 DEFAULT_MAX_TOKENS = 16
 
 TABLE = openai_fields.table_of("completions")
-NOT_OFFERED = TABLE.refused
 
 
 class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +117,7 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 
 def parse(payload: dict[str, Any]) -> CompletionBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
-    body = openai_fields.read(payload, CompletionBody, NOT_OFFERED)
+    body = openai_fields.read(payload, CompletionBody, TABLE)
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:

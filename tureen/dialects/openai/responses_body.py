@@ -25,7 +25,6 @@ from tureen.requests.tool_fields import MAX_TOOLS, check_tools, choose, custom_t
 from tureen.text.messages import MAX_MESSAGES, FreeInput, Tool, ToolChoice
 
 TABLE = openai_fields.table_of("responses")
-NOT_OFFERED = TABLE.refused
 
 
 class ResponsesToolFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +104,7 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
         payload = payload | {"input": read_items(payload["input"])}
-    body = openai_fields.read(payload, ResponsesBody, NOT_OFFERED)
+    body = openai_fields.read(payload, ResponsesBody, TABLE)
     if body.stream_options is not None and (
         body.stream_options.include_usage or body.stream_options.continuous_usage_stats
     ):

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from tureen.batches.lines import InputCheck, InputLine, parse, read_lines
-from tureen.batches.records import Batch, Counts, InputFault, Status, StoredFile
-from tureen.batches.results import Failure, Response, Result, ResultLog, answered, failed
+from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
+from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
 from tureen.batches.store import FULL, Store
 from tureen.errors import PayloadTooLarge
 
 T = TypeVar("T")
+C = TypeVar("C", io.BufferedReader, ResultLog)
 
 SLICE_BYTES, SLICE_LINES = 1 << 20, 256
 """How much of an input is read at a time: what comes in the meantime waits no longer."""
 
-EXPIRED = Failure("batch_expired", "This request could not be executed before the completion window expired.")
-CANCELLED = Failure("batch_cancelled", "This request was not executed: its batch was cancelled.")
-NO_ROOM = Failure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
+EXPIRED = LineFailure("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = LineFailure("batch_cancelled", "This request was not executed: its batch was cancelled.")
+NO_ROOM = LineFailure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
 
-Answer = Callable[[Batch, bytes], Awaitable[Response]]
+Answer = Callable[[BatchRecord, bytes], Awaitable[Response]]
 """A function that runs a line: it gets the batch and the line's body."""
 
 
@@ -58,7 +60,7 @@ class Slots:
 
 
 class Means(NamedTuple):
-    """What all jobs share."""
+    """The means that all jobs share."""
 
     store: Store
     answer: Answer
@@ -71,12 +73,12 @@ class Means(NamedTuple):
 class Job:
     """A batch that has not ended. `batch` is its record as it is now."""
 
-    def __init__(self, batch: Batch, means: Means) -> None:
+    def __init__(self, batch: BatchRecord, means: Means) -> None:
         self.batch = batch
         self._means = means
         self._log: ResultLog | None = None
         self._num_held = 0  # bytes of answers that count for the client's room
-        self._pending: list[Result] = []
+        self._pending: list[LineResult] = []
         self._writing = asyncio.Lock()
         self._is_cancelled = asyncio.Event()
         if batch.status == "cancelling":
@@ -100,7 +102,7 @@ class Job:
         try:
             if self.batch.status == "validating" and not await self._in_time(self._validate):
                 return
-            self._log = await self._on_disk(lambda: ResultLog(self._means.store.contents, self.batch))
+            self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
             self._settle()
             if self.batch.status == "in_progress":
                 await self._in_time(self._work)
@@ -141,7 +143,7 @@ class Job:
         if check.faults:
             await self._enter("failed", faults=tuple(check.faults))
             return False
-        await self._enter("in_progress", counts=Counts(check.num_lines))
+        await self._enter("in_progress", counts=Counts(check.num_lines), ignored=tuple(sorted(check.ignored)))
         return True
 
     async def _work(self) -> bool:
@@ -172,7 +174,7 @@ class Job:
             result = failed(self.batch, line.number, line.custom_id, NO_ROOM)
         await self._write(result)
 
-    async def _write(self, result: Result) -> None:
+    async def _write(self, result: LineResult) -> None:
         """Returns when a result is on the disk, together with those that came meanwhile. Raises OSError."""
         self._pending.append(result)
         async with self._writing:
@@ -180,7 +182,7 @@ class Job:
             if results:
                 await self._append(results)
 
-    async def _append(self, results: list[Result]) -> None:
+    async def _append(self, results: list[LineResult]) -> None:
         assert self._log is not None
         await self._on_disk(partial(self._log.append, results))
         self._settle()
@@ -214,16 +216,16 @@ class Job:
         batch, now_s = self.batch, int(time.time())
         expires_at = None if batch.output_expires_s is None else now_s + batch.output_expires_s
         ids = (batch.output_id, batch.error_id)
-        made, left_out = list[StoredFile](), list[str]()
+        handed, left_out = list[StoredFile](), list[str]()
         for file_id, kind, size in zip(ids, ("output", "error"), result_log.sizes, strict=True):
             if size:
                 name = f"{batch.id}_{kind}.jsonl"
-                made.append(StoredFile(file_id, batch.client, name, "batch_output", size, now_s, expires_at))
+                handed.append(StoredFile(file_id, batch.client, name, "batch_output", size, now_s, expires_at))
             else:
                 left_out.append(file_id)
         output, error = (None if file_id in left_out else file_id for file_id in ids)
         ended = batch.now(status, now_s, counts=result_log.counts, output_file_id=output, error_file_id=error)
-        await self._means.store.save_batch(ended, made)
+        await self._means.store.save_batch(ended, handed)
         self.batch = ended
         for file_id in left_out:
             await self._on_disk(partial(self._means.store.contents.remove, file_id))
@@ -242,7 +244,7 @@ class Job:
     async def _slices(self, *, at_once: bool = False) -> AsyncGenerator[list[tuple[int, bytes]], None]:
         """Yields the numbered lines of the input, many at a time; each time when lines may begin, or `at_once`. Raises
         OSError."""
-        file = await self._on_disk(partial(self._means.store.contents.read, self.batch.input_file_id))
+        file = await self._opened(partial(self._means.store.contents.read, self.batch.input_file_id))
         try:
             lines = read_lines(file, self._means.max_line_bytes)
             while True:
@@ -255,8 +257,22 @@ class Job:
         finally:
             self._means.disk.submit(file.close)
 
+    async def _opened(self, open_it: Callable[[], C]) -> C:
+        """Returns what is opened; closes it when nobody waits for it any more."""
+        opening = self._means.disk.submit(open_it)
+        try:
+            return await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close)
+            raise
+
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._means.disk, work)
+
+
+def _close(opening: Future[C]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _piece(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:

@@ -12,6 +12,7 @@ import msgspec
 from tureen.batches.records import MAX_LINES, InputFault
 from tureen.errors import echo
 
+MAX_IGNORED = 64
 MAX_FAULTS = 100
 """Most faults of an input that are told."""
 MAX_ID_CHARS = 512
@@ -70,6 +71,7 @@ class InputCheck:
     def __init__(self, endpoint: str, max_bytes: int) -> None:
         self.num_lines = 0
         self.faults: list[InputFault] = []
+        self.ignored: set[str] = set()  # names of fields that have no effect
         self._endpoint = endpoint
         self._max_bytes = max_bytes
         self._seen: set[bytes] = set()  # digests of custom_ids
@@ -104,7 +106,7 @@ class InputCheck:
     def _check(self, raw: bytes) -> None:
         if len(raw) > self._max_bytes:
             raise BadLine("line_too_long", f"the line has more than {self._max_bytes} bytes; send less in it")
-        written = _written(raw)
+        written = self._written(raw)
         if not 1 <= len(written.custom_id) <= MAX_ID_CHARS:
             told = f"custom_id must have 1 to {MAX_ID_CHARS} characters, got {len(written.custom_id)}"
             raise BadLine("invalid_custom_id", told, "custom_id")
@@ -121,23 +123,20 @@ class InputCheck:
             raise BadLine("duplicate_custom_id", told, "custom_id")
         self._seen.add(digest)
 
-
-def _written(raw: bytes) -> WrittenLine:
-    """Raises BadLine."""
-    try:
-        raw.decode()
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        unknown = [name for name in fields if name not in FIELDS]
-        missing = [name for name in FIELDS if name not in fields]
-        if unknown:
-            told = f"unknown field {echo(unknown[0])}; a line has {', '.join(FIELDS)}"
-            raise BadLine("unknown_parameter", told, echo(unknown[0])[1:-1])
-        if missing:
-            raise BadLine("missing_required_parameter", f"{missing[0]} is missing", missing[0])
-        return msgspec.json.decode(raw, type=WrittenLine)
-    except UnicodeDecodeError:
-        raise BadLine("invalid_json_line", "the line is not UTF-8") from None
-    except msgspec.ValidationError as error:
-        raise BadLine("invalid_json_line", f"the line must be an object of a request: {error}"[:200]) from None
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadLine("invalid_json_line", f"the line is not valid JSON: {error}"[:200]) from None
+    def _written(self, raw: bytes) -> WrittenLine:
+        """Raises BadLine."""
+        try:
+            raw.decode()
+            fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+            if len(self.ignored) < MAX_IGNORED:
+                self.ignored.update(echo(name)[1:-1] for name in fields.keys() - set(FIELDS))
+            missing = [name for name in FIELDS if name not in fields]
+            if missing:
+                raise BadLine("missing_required_parameter", f"{missing[0]} is missing", missing[0])
+            return msgspec.json.decode(raw, type=WrittenLine)
+        except UnicodeDecodeError:
+            raise BadLine("invalid_json_line", "the line is not UTF-8") from None
+        except msgspec.ValidationError as error:
+            raise BadLine("invalid_json_line", f"the line must be an object of a request: {error}"[:200]) from None
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise BadLine("invalid_json_line", f"the line is not valid JSON: {error}"[:200]) from None

@@ -53,7 +53,7 @@ class Counts(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A batch of requests. A new record replaces it when it changes."""
 
     id: str
@@ -67,6 +67,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     times: dict[str, int] = {}  # status -> when the batch came to it
     counts: Counts = Counts()
     faults: tuple[InputFault, ...] = ()
+    ignored: tuple[str, ...] = ()  # fields of lines that have no effect
     metadata: dict[str, str] | None = None
     output_expires_s: int | None = None  # so long after their making the files of answers are kept
     output_file_id: str | None = None
@@ -90,7 +91,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def digits(self) -> str:
         return self.id.removeprefix("batch_")
 
-    def now(self, status: Status, time_s: int, **changes: object) -> Batch:
+    def now(self, status: Status, time_s: int, **changes: object) -> BatchRecord:
         """Returns the record of the batch in another status since `time_s`."""
         return msgspec.structs.replace(self, status=status, times={**self.times, status: time_s}, **changes)
 

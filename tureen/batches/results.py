@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from tureen.batches.contents import Contents
-from tureen.batches.records import Batch, Counts
+from tureen.batches.records import BatchRecord, Counts
 
 
-class Result(NamedTuple):
+class LineResult(NamedTuple):
     """The answer to a line, as a line of JSON."""
 
     number: int  # of the line in the input
@@ -26,7 +26,7 @@ class Result(NamedTuple):
     is_error: bool
 
 
-class Failure(msgspec.Struct):
+class LineFailure(msgspec.Struct):
     """The reason why a line has no answer."""
 
     code: str
@@ -47,7 +47,7 @@ class WrittenResult(msgspec.Struct):
     id: str
     custom_id: str
     response: Response | None
-    error: Failure | None
+    error: LineFailure | None
 
 
 class ResultId(msgspec.Struct):
@@ -56,15 +56,15 @@ class ResultId(msgspec.Struct):
     id: str
 
 
-def answered(batch: Batch, number: int, custom_id: str, response: Response) -> Result:
+def answered(batch: BatchRecord, number: int, custom_id: str, response: Response) -> LineResult:
     """Makes the result of a line that was run."""
     text = _text(WrittenResult(_id(batch, number), custom_id, response, None))
-    return Result(number, text, response.status_code >= 400)
+    return LineResult(number, text, response.status_code >= 400)
 
 
-def failed(batch: Batch, number: int, custom_id: str, failure: Failure) -> Result:
+def failed(batch: BatchRecord, number: int, custom_id: str, failure: LineFailure) -> LineResult:
     """Makes the result of a line that was not run."""
-    return Result(number, _text(WrittenResult(_id(batch, number), custom_id, None, failure)), True)
+    return LineResult(number, _text(WrittenResult(_id(batch, number), custom_id, None, failure)), True)
 
 
 def _text(result: WrittenResult) -> bytes:
@@ -72,14 +72,14 @@ def _text(result: WrittenResult) -> bytes:
     return (msgspec.json.encode(msgspec.json.decode(text)) if b"\n" in text else text) + b"\n"
 
 
-def _id(batch: Batch, number: int) -> str:
+def _id(batch: BatchRecord, number: int) -> str:
     return f"batch_req_{batch.digits}_{number}"
 
 
 class ResultLog:
     """The two files of a batch. One thread at a time."""
 
-    def __init__(self, contents: Contents, batch: Batch) -> None:
+    def __init__(self, contents: Contents, batch: BatchRecord) -> None:
         """Opens the files or makes them, and reads which lines are answered. Raises OSError."""
         self.done: set[int] = set()  # numbers of lines
         self._total = batch.counts.total
@@ -103,7 +103,7 @@ class ResultLog:
         """Bytes of the answers, and of the errors."""
         return self._sizes[self._output], self._sizes[self._errors]
 
-    def append(self, results: Sequence[Result]) -> int:
+    def append(self, results: Sequence[LineResult]) -> int:
         """Adds results of lines that have none yet; when it returns, they are on the disk. Returns the bytes that were
         added.
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from tureen.batches.job import Answer, Job, Means, Slots
-from tureen.batches.records import Batch
+from tureen.batches.records import BatchRecord
 from tureen.batches.store import Store
 from tureen.errors import Conflict
 from tureen.log import get_logger
@@ -46,18 +46,18 @@ class BatchRunner:
             self.add(batch)
         self._spawn(asyncio.create_task(self._sweep_forever()))
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: BatchRecord) -> None:
         """Begins a batch, or goes on with it."""
         self._jobs[batch.id] = Job(batch, self._means)
         if not self._is_stopped:
             self._spawn(asyncio.create_task(self._drive(batch.id)))
 
-    def current(self, batch: Batch) -> Batch:
+    def current(self, batch: BatchRecord) -> BatchRecord:
         """Returns a batch that was saved as it is now."""
         job = self._jobs.get(batch.id)
         return batch if job is None else msgspec.structs.replace(job.batch, counts=job.counts)
 
-    async def cancel(self, batch: Batch) -> Batch:
+    async def cancel(self, batch: BatchRecord) -> BatchRecord:
         """Begins to cancel a batch and returns it. Raises Conflict for one that has ended, or is about to."""
         now = self.current(batch)
         if now.has_ended or now.status == "finalizing":
@@ -105,5 +105,5 @@ class BatchRunner:
             await asyncio.sleep(SWEEP_S)
 
 
-def _failed(batch: Batch) -> tuple[int, int]:
+def _failed(batch: BatchRecord) -> tuple[int, int]:
     return batch.counts.failed, batch.counts.total

@@ -11,11 +11,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from tureen.batches.contents import Contents, make_folder
-from tureen.batches.records import MAX_BATCHES, MAX_FILES, MAX_UNENDED, Batch, StoredFile
+from tureen.batches.records import MAX_BATCHES, MAX_FILES, MAX_UNENDED, BatchRecord, StoredFile
 from tureen.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, TooManyRequests, echo
 from tureen.storage.database import Database, Schema
 
-R = TypeVar("R", StoredFile, Batch)
+R = TypeVar("R", StoredFile, BatchRecord)
 
 FLAG = "--batch-path"
 SCHEMA = Schema(
@@ -139,7 +139,7 @@ class Store:
 
     # ---- batches
 
-    async def add_batch(self, batch: Batch) -> None:
+    async def add_batch(self, batch: BatchRecord) -> None:
         """Remembers a new batch. Raises TooManyRequests for one more than a client may have."""
 
         def add(connection: sqlite3.Connection) -> None:
@@ -165,7 +165,7 @@ class Store:
 
         await self._database.run(add)
 
-    async def save_batch(self, batch: Batch, files: Sequence[StoredFile] = ()) -> None:
+    async def save_batch(self, batch: BatchRecord, files: Sequence[StoredFile] = ()) -> None:
         """Remembers a batch as it is now, and the files that it made, whose bytes are there."""
 
         def save(connection: sqlite3.Connection) -> None:
@@ -178,28 +178,30 @@ class Store:
 
         await self._database.run(save)
 
-    async def batch(self, client: str, batch_id: str) -> Batch:
+    async def batch(self, client: str, batch_id: str) -> BatchRecord:
         """Returns a client's batch as it was saved last. Raises NotFound."""
 
-        def select(connection: sqlite3.Connection) -> Batch:
+        def select(connection: sqlite3.Connection) -> BatchRecord:
             rows = connection.execute("SELECT record FROM batches WHERE client = ? AND id = ?", (client, batch_id))
-            for batch in _decoded(Batch, rows):
+            for batch in _decoded(BatchRecord, rows):
                 return batch
             raise NotFound(f"there is no batch {echo(batch_id)}", field="batch_id", code="batch_not_found")
 
         return await self._database.run(select)
 
-    async def batches(self, client: str, page: Page) -> tuple[list[Batch], bool]:
+    async def batches(self, client: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """Returns batches of a client, and whether there are more behind them. Raises InvalidRequest."""
-        return await self._database.run(lambda connection: _page(connection, Batch, "batches", client, page))
+        return await self._database.run(lambda connection: _page(connection, BatchRecord, "batches", client, page))
 
 
 def _all_files(connection: sqlite3.Connection) -> list[StoredFile]:
     return list(_decoded(StoredFile, connection.execute("SELECT record FROM files")))
 
 
-def _unended(connection: sqlite3.Connection) -> list[Batch]:
-    return list(_decoded(Batch, connection.execute("SELECT record FROM batches WHERE NOT has_ended ORDER BY number")))
+def _unended(connection: sqlite3.Connection) -> list[BatchRecord]:
+    return list(
+        _decoded(BatchRecord, connection.execute("SELECT record FROM batches WHERE NOT has_ended ORDER BY number"))
+    )
 
 
 def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
@@ -219,10 +221,10 @@ def _file(connection: sqlite3.Connection, client: str, file_id: str, now_s: int)
 
 
 def _is_needed(connection: sqlite3.Connection, file: StoredFile) -> bool:
-    found = connection.execute(
+    users = connection.execute(
         "SELECT 1 FROM batches WHERE client = ? AND input_file_id = ? AND NOT has_ended", (file.client, file.id)
     )
-    return found.fetchone() is not None
+    return users.fetchone() is not None
 
 
 def _page(
@@ -238,8 +240,8 @@ def _page(
     where = ""
     bound: list[object] = []
     if page.after is not None:
-        found = connection.execute(f"SELECT number FROM {table} WHERE client = ? AND id = ?", (client, page.after))
-        row = found.fetchone()
+        numbers = connection.execute(f"SELECT number FROM {table} WHERE client = ? AND id = ?", (client, page.after))
+        row = numbers.fetchone()
         if row is None:
             raise InvalidRequest(f"after: there is nothing with the id {echo(page.after)}", field="after")
         where = f"AND number {'>' if page.is_ascending else '<'} ?"

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from tureen.errors import InvalidRequest, RequestFailed, TureenError
-from tureen.http.call import call_of, error_response_for
+from tureen.http.call import SCOPE_KEY, ClientCall, error_response_for
 from tureen.http.dialect import Entry
 from tureen.log import get_logger
+from tureen.requests import telling
 from tureen.requests.quotas import ClientWork, serving
 
 log = get_logger("http")
@@ -25,8 +26,9 @@ class InnerAnswer(NamedTuple):
     body: bytes
 
 
-async def call_route(entry: Entry, body: bytes, request_id: str, client_name: str, work: ClientWork) -> InnerAnswer:
-    """Returns a route's answer to a JSON body of the client, which `work` is charged to. Access is not checked."""
+async def call_route(entry: Entry, body: bytes, call: ClientCall, work: ClientWork) -> InnerAnswer:
+    """Returns a route's answer to a JSON body. Access is not checked. `call`: who asks, and for what `work`."""
+    call.work, call.render_error = work, entry.render_error
     scope: dict[str, Any] = {
         "type": "http",
         "http_version": "1.1",
@@ -37,10 +39,8 @@ async def call_route(entry: Entry, body: bytes, request_id: str, client_name: st
         "headers": [(b"content-type", b"application/json")],
         "client": None,
         "path_params": {},
+        SCOPE_KEY: call,
     }
-    call = call_of(scope)
-    call.request_id, call.client_name, call.work = request_id, client_name, work
-    call.limits, call.render_error = work.account.limits, entry.render_error
     unread, sent = [body], list[Message]()
 
     async def receive() -> Message:
@@ -52,6 +52,7 @@ async def call_route(entry: Entry, body: bytes, request_id: str, client_name: st
     async def send(message: Message) -> None:
         sent.append(message)
 
+    token = telling.current.set(call.telling)
     with serving(work):
         try:
             response = await entry.endpoint(Request(scope, receive))
@@ -60,9 +61,11 @@ async def call_route(entry: Entry, body: bytes, request_id: str, client_name: st
         except RecursionError:
             response = error_response_for(InvalidRequest("the body is nested too deeply", code="invalid_json"), scope)
         except Exception:  # this request fails, others go on
-            log.exception("%s failed", request_id)
+            log.exception("%s failed", call.request_id)
             failure = RequestFailed("an internal error ended this request; the server goes on")
             response = error_response_for(failure, scope)
+        finally:
+            telling.current.reset(token)
         await response(scope, receive, send)
     head = sent[0]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head["headers"]}

@@ -39,7 +39,7 @@ log = get_logger("storage")
 
 
 class Damaged(Exception):
-    """What is in the file is not what was written there."""
+    """The file holds something other than was written there."""
 
 
 class Schema(NamedTuple):
@@ -73,7 +73,7 @@ class Database:
         return await asyncio.wrap_future(self._thread.submit(self._transact, work))
 
     def run_now(self, work: Work[T]) -> T:
-        """As `run`, for a start: the caller waits."""
+        """Does what `run` does, for a start: the caller waits."""
         return self._thread.submit(self._transact, work).result()
 
     async def wipe(self) -> None:

@@ -11,21 +11,24 @@ from typing import NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from tureen.batches.records import Batch, Purpose, StoredFile
+from tureen.batches.records import BatchRecord, Purpose, StoredFile
 from tureen.batches.results import Response
 from tureen.batches.runner import BatchRunner
 from tureen.batches.store import Page, Store
 from tureen.batches.upload import uploading
-from tureen.dialects.openai.batch_routes import ExpiresAfter
+from tureen.dialects.openai.batch_body import TABLE, ExpiresAfter
 from tureen.errors import InvalidRequest, echo
+from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry, client_name
 from tureen.http.errors import error_object
 from tureen.http.inner_call import InnerAnswer, call_route
 from tureen.http.multipart import Form, read_form
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests import telling, unknown_fields
+from tureen.requests.body import convert
 from tureen.requests.keys import NO_LIMITS, Limits
 from tureen.requests.quotas import Account, ClientWork
 from tureen.requests.state import ServerState
+from tureen.requests.telling import Telling
 
 MAX_ATTEMPTS = 3
 """How often a line is run whose output was aborted, as by an operator's command."""
@@ -36,6 +39,8 @@ OWN_FAULT = ("deadline_unreachable",)
 """Codes of such answers that speak of the line after all."""
 
 MAX_WAIT_S = 60
+
+pause = asyncio.sleep
 
 UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_NAME_CHARS = 255
@@ -79,6 +84,7 @@ class BatchService:
     async def receive(self, request: Request) -> StoredFile:
         """Keeps the file of an upload. Raises InvalidRequest, UnsupportedMediaType, PayloadTooLarge."""
         self._state.check_open()
+        telling.current.set(call_of(request.scope).telling)
         async with uploading(self.store, client_name(request)) as upload:
             form = await read_form(request, "file", upload.write)
             fields = _fields(form)
@@ -116,7 +122,9 @@ class UploadFields(NamedTuple):
 
 def _fields(form: Form) -> UploadFields:
     """Raises InvalidRequest."""
-    refuse_unknown(form.fields, UPLOAD_FIELDS)
+    for name in form.fields:
+        if name not in UPLOAD_FIELDS:
+            unknown_fields.settle(name, UPLOAD_FIELDS, TABLE)
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         got = "none" if purpose is None else echo(purpose)
@@ -137,7 +145,7 @@ class LineCaller(NamedTuple):
     state: ServerState
     endpoints: Mapping[str, Entry]
 
-    async def answer(self, batch: Batch, body: bytes) -> Response:
+    async def answer(self, batch: BatchRecord, body: bytes) -> Response:
         """Returns the answer to a line. It runs when nobody else does, and again when the server could not answer."""
         request_id = uuid.uuid4().hex[:12]
         refusal = _refusal(body)
@@ -145,12 +153,17 @@ class LineCaller(NamedTuple):
             return Response(refusal.status, request_id, msgspec.Raw(msgspec.json.encode(error_object(refusal))))
         num_attempts = 0
         while True:
-            work = ClientWork(Account(Limits(weight=self._limits(batch.client).weight)), when_idle=True)
-            answer = await call_route(self.endpoints[batch.endpoint], body, request_id, batch.client, work)
+            limits = Limits(weight=self._limits(batch.client).weight)
+            told = Telling(unknown_fields=self.state.context.config.unknown_fields)
+            call = ClientCall(request_id, batch.client, limits, telling=told)
+            work = ClientWork(Account(limits), when_idle=True)
+            answer = await call_route(self.endpoints[batch.endpoint], body, call, work)
             num_attempts += 1
             if _is_our_fault(answer):
-                await asyncio.sleep(min(MAX_WAIT_S, int(answer.headers.get("retry-after", "1"))))
+                await pause(min(MAX_WAIT_S, int(answer.headers.get("retry-after", "1"))))
             elif not (work.has_failed and answer.status == 200) or num_attempts == MAX_ATTEMPTS:
+                for label in told.labels:
+                    self.state.metrics.count_ignored(label)
                 return Response(answer.status, request_id, msgspec.Raw(answer.body))
 
     def _limits(self, client: str) -> Limits:

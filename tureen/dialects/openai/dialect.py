@@ -12,7 +12,7 @@ from tureen.dialects.openai import completions as openai_completions
 from tureen.dialects.openai import embeddings as openai_embeddings
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
-from tureen.dialects.openai.batch_routes import BatchBody
+from tureen.dialects.openai.batch_body import BatchBody
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody

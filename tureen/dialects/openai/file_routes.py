@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from tureen.batches.records import MAX_FILE_BYTES, MAX_FILES, StoredFile
 from tureen.errors import NotFound
+from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.http.sse import StreamedResponse
 from tureen.requests.body import convert, refuse_unknown
@@ -53,63 +54,73 @@ class FilesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def routes(service: BatchService | None) -> list[Entry]:
     """Returns the routes. `service`: None where nothing is kept; then they say so."""
-
-    def present() -> BatchService:
-        if service is None:
-            raise NOT_HERE
-        return service
-
-    async def upload(request: Request) -> Response:
-        return json_answer(shown(await present().receive(request)))
-
-    async def listed(request: Request) -> Response:
-        query = read_query(request, FilesQuery)
-        page = present().page(query.limit, MAX_FILES, query.after, query.order == "asc", query.purpose)
-        files, has_more = await present().store.files(client_name(request), page, int(time.time()))
-        return json_answer(list_of([shown(file) for file in files], has_more))
-
-    async def one(request: Request) -> Response:
-        return json_answer(shown(await _file(request, present())))
-
-    async def deleted(request: Request) -> Response:
-        file_id = request.path_params["file_id"]
-        await present().store.delete_file(client_name(request), file_id, int(time.time()))
-        return json_answer({"id": file_id, "object": "file", "deleted": True})
-
-    async def content(request: Request) -> ASGIApp:
-        file = await _file(request, present())
-        try:
-            opened = await asyncio.to_thread(present().store.contents.read, file.id)
-        except FileNotFoundError:
-            raise NotFound("the file's bytes are no longer there", field="file_id", code="file_not_found") from None
-        return _content(opened, file.num_bytes)
-
+    answers = FileAnswers(service)
     path = "/v1/files/{file_id}"
+    docs = Docs("OpenAI", "Read a file.", answer="application/octet-stream")
     return [
         UploadEntry(
             "/v1/files",
-            upload,
+            answers.upload,
             access="user",
             methods=["POST"],
             any_model=True,
             is_limited=False,  # nothing runs; how much a client may keep has a limit of its own
             docs=Docs("OpenAI", "Keep a file of requests, sent as a form: `file`, and `purpose` batch."),
         ),
-        Entry("/v1/files", listed, access="user", docs=Docs("OpenAI", "List the files.")),
-        Entry(path, one, access="user", docs=Docs("OpenAI", "Describe a file.")),
-        Entry(path, deleted, access="user", methods=["DELETE"], docs=Docs("OpenAI", "Delete a file.")),
-        Entry(
-            f"{path}/content",
-            content,
-            access="user",
-            docs=Docs("OpenAI", "Read a file.", answer="application/octet-stream"),
-        ),
+        Entry("/v1/files", answers.files, access="user", docs=Docs("OpenAI", "List the files.")),
+        Entry(path, answers.file, access="user", docs=Docs("OpenAI", "Describe a file.")),
+        Entry(path, answers.delete, access="user", methods=["DELETE"], docs=Docs("OpenAI", "Delete a file.")),
+        Entry(f"{path}/content", answers.content, access="user", docs=docs),
     ]
 
 
-def json_answer(content: Mapping[str, Any]) -> Response:
+class FileAnswers:
+    """Answers requests about files. Each raises NotFound where none are kept."""
+
+    def __init__(self, service: BatchService | None) -> None:
+        self._service = service
+
+    async def upload(self, request: Request) -> Response:
+        file, told = await present(self._service).receive(request), call_of(request.scope).telling
+        return json_answer(shown(file), {"x-tureen-ignored": told.header().decode()} if told.paths else None)
+
+    async def files(self, request: Request) -> Response:
+        service, query = present(self._service), read_query(request, FilesQuery)
+        page = service.page(query.limit, MAX_FILES, query.after, query.order == "asc", query.purpose)
+        files, has_more = await service.store.files(client_name(request), page, int(time.time()))
+        return json_answer(list_of([shown(file) for file in files], has_more))
+
+    async def file(self, request: Request) -> Response:
+        return json_answer(shown(await self._file(request)))
+
+    async def delete(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        await present(self._service).store.delete_file(client_name(request), file_id, int(time.time()))
+        return json_answer({"id": file_id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> ASGIApp:
+        file = await self._file(request)
+        try:
+            opened = await asyncio.to_thread(present(self._service).store.contents.read, file.id)
+        except FileNotFoundError:
+            raise NotFound("the file's bytes are no longer there", field="file_id", code="file_not_found") from None
+        return _content(opened, file.num_bytes)
+
+    async def _file(self, request: Request) -> StoredFile:
+        store = present(self._service).store
+        return await store.file(client_name(request), request.path_params["file_id"], int(time.time()))
+
+
+def present(service: BatchService | None) -> BatchService:
+    """Returns the service. Raises NotFound where there is none."""
+    if service is None:
+        raise NOT_HERE
+    return service
+
+
+def json_answer(content: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     """Returns an answer in JSON."""
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
 
 
 def list_of(objects: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
@@ -139,10 +150,6 @@ def read_query(request: Request, kind: type[Q]) -> Q:
     refuse_unknown(sent, kind.__struct_fields__)
     limit = sent.get("limit", "")
     return convert(sent | ({"limit": int(limit)} if limit[:9].isdecimal() and limit.isascii() else {}), kind)
-
-
-async def _file(request: Request, service: BatchService) -> StoredFile:
-    return await service.store.file(client_name(request), request.path_params["file_id"], int(time.time()))
 
 
 def _content(file: io.BufferedReader, num_bytes: int) -> StreamedResponse:

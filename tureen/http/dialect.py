@@ -16,9 +16,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
-from tureen.http.call import call_of
+from tureen.http.call import call_of, until_gone
 from tureen.http.errors import error_response
-from tureen.http.sse import EventStream, until_gone
+from tureen.http.sse import EventStream
 from tureen.registry import find_dialects
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.offload import INLINE_CHARS, offload

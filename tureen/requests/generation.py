@@ -317,13 +317,13 @@ class Run:
 
         def watch(num_new: int) -> None:
             nonlocal num_prompt
-            if num_new:
-                hold.pay(num_prompt + num_new)
-                num_prompt = 0
             self._work.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)
+            if num_new:
+                hold.pay(num_prompt + num_new)
+                num_prompt = 0
 
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # stays so when the generator is closed early

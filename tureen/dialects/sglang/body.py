@@ -55,6 +55,8 @@ PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
+NO_MEDIA = PromptMedia((), (), "image", "image_data", "video_data")
+
 HiddenStatesField = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
 LogprobIds = Annotated[
@@ -280,6 +282,8 @@ def adapters_of(parsed: ParsedBody) -> list[tuple[str, str]]:
 
 def _media(body: GenerateBody, batch: int, *, is_batch: bool) -> list[PromptMedia]:
     """Returns the pictures and videos of each of `batch` prompts. Raises InvalidRequest."""
+    if body.image_data is None and body.video_data is None and body.modalities is None:
+        return [NO_MEDIA] * batch
     media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=is_batch)
     if body.session_params is not None and any(item.pictures or item.videos for item in media):
         raise InvalidRequest(

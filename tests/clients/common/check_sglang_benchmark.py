@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+CLIENT = "SGLang's benchmark"
+PACKAGES = ("sglang",)
+
 NUM_PROMPTS = 6
 
 

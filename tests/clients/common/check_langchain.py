@@ -7,6 +7,9 @@ from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
+CLIENT = "LangChain for OpenAI (Python)"
+PACKAGES = ("langchain-openai",)
+
 ASK = [HumanMessage("What is the capital city of France? Answer in one sentence.")]
 
 

@@ -7,6 +7,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+CLIENT = "Instructor"
+PACKAGES = ("instructor",)
+
 
 class Person(BaseModel):
     """A person."""

@@ -7,6 +7,9 @@ import json
 import ollama
 import pytest
 
+CLIENT = "Ollama's SDK (Python)"
+PACKAGES = ("ollama",)
+
 ASK = [{"role": "user", "content": "What is the capital city of France? Answer in one sentence."}]
 BRIEF = {"temperature": 0, "num_predict": 24, "seed": 1}
 

@@ -1,16 +1,12 @@
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { LONG, check, done, leaves, url } from "./questions.mjs";
 
-const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none", maxRetries: 0 });
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
 const model = (await client.models.list()).data[0].id;
 const messages = [{ role: "user", content: "What is the capital city of France? Answer in one sentence." }];
 const chat = { model, messages, max_tokens: 24, temperature: 0 };
 const tools = [{ type: "function", function: { name: "get_weather", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
-let passed = 0;
-
-async function check(name, work) {
-  try { await work(); passed += 1; } catch (error) { console.log(`FAILED ${name}: ${error.stack}`); process.exitCode = 1; }
-}
 
 const whole = await client.chat.completions.create(chat);
 await check("a chat", () => assert.match(whole.choices[0].message.content, /Paris/));
@@ -45,4 +41,7 @@ await check("a response", async () => {
 await check("an error has its class and names the field", async () => {
   await assert.rejects(client.chat.completions.create({ ...chat, temperature: -1 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
 });
-console.log(`${passed} passed`);
+await check("a stream that is left is aborted", () => leaves(async () => {
+  for await (const _ of await client.chat.completions.create({ ...chat, messages: [{ role: "user", content: LONG }], max_tokens: 4000, stream: true })) break;
+}));
+done();

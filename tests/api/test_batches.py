@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from app_under_test import App
 from batch_app import ROUTE, BatchApp, line
 
-from tureen.batches import job, lines
+from tureen.batches import job, lines, results, runner, upload
 from tureen.errors import Unavailable
 
 ENDLESS = {"prompt": "abc", "max_tokens": 1000}
@@ -78,10 +79,7 @@ def test_a_line_that_fails_has_the_error_that_http_gives_and_the_others_are_answ
 
 
 def test_a_body_that_json_cannot_have_is_an_error_of_its_line(app):
-    bad = '{"custom_id": "deep", "method": "POST", "url": "%s", "body": {"prompt": %s}}' % (
-        ROUTE,
-        "[" * 400 + "]" * 400,
-    )
+    bad = json.dumps(line("deep", prompt="DEEP")).replace('"DEEP"', "[" * 400 + "]" * 400)
     ended = app.ended(app.begin(bad + "\n" + json.dumps(line("fine"))))
     assert ended["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
     assert app.lines(ended["error_file_id"])["deep"]["response"]["status_code"] == 400
@@ -412,6 +410,52 @@ def test_a_line_whose_output_an_operator_ended_runs_again(tmp_path):
         assert body["choices"][0]["text"] == "a" * 500
 
 
+@pytest.mark.parametrize("num_answered", [0, 5])
+def test_a_batch_whose_input_somebody_took_away_fails_and_keeps_its_answers(tmp_path, num_answered):
+    folder = tmp_path / "kept"
+    with BatchApp(folder, slow=True) as app:
+        batch = app.begin(
+            [*(line(f"r{index}") for index in range(5)), *(line(f"s{index}", **ENDLESS) for index in range(5))]
+        )
+        app.wait_until(lambda: app.service.runner._jobs[batch["id"]].counts.completed >= num_answered)
+    (folder / "files" / batch["input_file_id"]).unlink()
+    with BatchApp(folder) as app:
+        ended = app.ended(batch)
+        assert ended["status"] == "failed"
+        assert [fault["code"] for fault in ended["errors"]["data"]] == ["input_file_missing"]
+        assert len(app.lines(ended["output_file_id"])) == num_answered
+
+
+def test_a_full_disk_stops_a_batch_until_there_is_room_and_loses_no_line(app, monkeypatch):
+    num_writes = 0
+    write = results._write
+
+    def refusing(file, text):
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes in (2, 3):
+            file.write(text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, text)
+
+    monkeypatch.setattr(results, "_write", refusing)
+    monkeypatch.setattr(runner, "RETRY_S", 0.0)
+    ended = app.ended(app.begin([line(f"r{index}", prompt="say:" + "a" * index) for index in range(30)]))
+    assert num_writes > 3
+    assert ended["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert len(app.lines(ended["output_file_id"])) == 30
+
+
+def test_an_upload_to_a_full_disk_is_refused_for_now(app, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(upload, "_write_all", refuse)
+    response = app.send(b"abc")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "storage_failed")
+    assert app.get("/v1/files")["data"] == []
+
+
 # ---- whose they are
 
 
@@ -500,7 +544,7 @@ ROUTES = [
 def test_without_a_folder_each_route_names_the_setting(method, path):
     with App() as app:
         response = app.request(method, path)
-        assert response.status_code == 404
+        assert response.status_code == 400
         assert "--batch-path" in response.json()["error"]["message"]
 
 

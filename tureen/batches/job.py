@@ -12,11 +12,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from tureen.batches.lines import InputCheck, InputLine, parse, read_lines
 from tureen.batches.records import BatchRecord, Counts, InputFault, Status, StoredFile
 from tureen.batches.results import LineFailure, LineResult, Response, ResultLog, answered, failed
 from tureen.batches.store import FULL, Store
 from tureen.errors import PayloadTooLarge
+from tureen.files import NotRegular
 
 T = TypeVar("T")
 C = TypeVar("C", io.BufferedReader, ResultLog)
@@ -27,6 +30,9 @@ SLICE_BYTES, SLICE_LINES = 1 << 20, 256
 EXPIRED = LineFailure("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = LineFailure("batch_cancelled", "This request was not executed: its batch was cancelled.")
 NO_ROOM = LineFailure(FULL, "The answer was not kept: this client keeps as many bytes of files as it may.")
+
+MISSING = (FileNotFoundError, NotRegular)
+NO_INPUT = InputFault("input_file_missing", "the input file is no longer there")
 
 Answer = Callable[[BatchRecord, bytes], Awaitable[Response]]
 """A function that runs a line: it gets the batch and the line's body."""
@@ -104,9 +110,13 @@ class Job:
                 return
             self._log = await self._opened(lambda: ResultLog(self._means.store.contents, self.batch))
             self._settle()
-            if self.batch.status == "in_progress":
-                await self._in_time(self._work)
-            await self._finish(self._log)
+            try:
+                if self.batch.status == "in_progress":
+                    await self._in_time(self._work)
+                await self._finish(self._log)
+            except* MISSING:
+                self.batch = msgspec.structs.replace(self.batch, faults=(NO_INPUT,))
+                await self._hand_over("failed", self._log)
         finally:
             if self._log is not None:
                 self._means.disk.submit(self._log.close)
@@ -138,8 +148,8 @@ class Job:
                     if check.is_over:
                         break
             check.end()
-        except FileNotFoundError:
-            check.faults.append(InputFault("input_file_missing", "the input file is no longer there"))
+        except MISSING:
+            check.faults.append(NO_INPUT)
         if check.faults:
             await self._enter("failed", faults=tuple(check.faults))
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -94,6 +94,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     def now(self, status: Status, time_s: int, **changes: object) -> BatchRecord:
         """Returns the record of the batch in another status since `time_s`."""
         return msgspec.structs.replace(self, status=status, times={**self.times, status: time_s}, **changes)
+
+
+class Page(NamedTuple):
+    """A part of a list: which entries a client asked for."""
+
+    limit: int
+    after: str | None = None  # id of the entry before the first
+    is_ascending: bool = False  # the oldest first
+    purpose: str | None = None
 
 
 def new_id(prefix: str) -> str:

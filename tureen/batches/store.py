@@ -6,12 +6,12 @@ import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from tureen.batches.contents import Contents, make_folder
-from tureen.batches.records import MAX_BATCHES, MAX_FILES, MAX_UNENDED, BatchRecord, StoredFile
+from tureen.batches.records import MAX_BATCHES, MAX_FILES, MAX_UNENDED, BatchRecord, Page, StoredFile
 from tureen.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, TooManyRequests, echo
 from tureen.storage.database import Database, Schema
 
@@ -34,15 +34,6 @@ CREATE INDEX batches_of_client ON batches (client, number);
 CREATE INDEX unended_batches ON batches (client, input_file_id) WHERE NOT has_ended""",
 )
 FULL = "storage_full"
-
-
-class Page(NamedTuple):
-    """A part of a list: which entries a client asked for."""
-
-    limit: int
-    after: str | None = None  # id of the entry before the first
-    is_ascending: bool = False  # the oldest first
-    purpose: str | None = None
 
 
 class Store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -65,6 +66,8 @@ class Docs(NamedTuple):
     stream: str | None = None  # media type of its streams; None = it has none
     answer: str = "application/json"  # media type of its other answers
     headers: Mapping[str, str] = {}  # request headers that only this route reads: name -> meaning
+    query: type[msgspec.Struct] | None = None  # fields of the query
+    form: type[msgspec.Struct] | None = None  # fields of a form with a file, which bytes stand for
     error: ErrorShape | None = None  # errors after the body is read; None = our own form
 
 
@@ -94,6 +97,12 @@ class Entry(Route):
         self.access = access
         self.any_model = any_model
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+    def at(self, path: str) -> Entry:
+        """Returns the same route at another path."""
+        copied = copy.copy(self)
+        Route.__init__(copied, path, self.endpoint, methods=sorted(self.methods or ()))
+        return copied
 
 
 class BodyPart(NamedTuple):

@@ -33,7 +33,7 @@ class FormReader:
         self.filename: str | None = None
         self.piece = bytearray()
         self._file_field = file_field
-        self._headers: dict[str, str] = {}
+        self._headers: dict[bytes, bytes] = {}
         self._header = [bytearray(), bytearray()]  # name and value of the one that is being read
         self._field = ""
         self._value: bytearray | None = None  # of the field that is being read; None: it is the file
@@ -68,12 +68,12 @@ class FormReader:
         return Form(self.fields, self.filename)
 
     def _end_header(self) -> None:
-        name, value = (part.decode("utf-8", "replace") for part in self._header)
-        self._headers[name.lower()] = value
+        name, value = self._header
+        self._headers[bytes(name).lower()] = bytes(value)
         self._header = [bytearray(), bytearray()]
 
     def _begin_part(self) -> None:
-        _, options = parse_options_header(self._headers.get("content-disposition", ""))
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         self._value = None if self._field == self._file_field else bytearray()
         if self._field in self.fields or (self._value is None and self.filename is not None):

@@ -217,7 +217,7 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None, Meta(description="Another name of sampling_seed.")
     ] = None
     stop_sequences: Annotated[
-        Stops | None, Meta(description="Strings that end the answer. At most 64 of 1..1024 characters.")
+        Stops | None, Meta(description="Strings that end the answer. At most --max-stop-strings of 1..1024 characters.")
     ] = None
     stream: Annotated[bool, Meta(description="Answer with server-sent events.")] = False
     metadata: Annotated[

@@ -42,5 +42,5 @@ class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BatchesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of a list of batches."""
 
-    limit: int = 20
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
     after: str | None = None

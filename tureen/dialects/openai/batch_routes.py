@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tureen.batches.records import BatchRecord, new_id
+from tureen.batches.records import BatchRecord, Page, new_id
 from tureen.dialects.openai.batch_body import TABLE, BatchBody, BatchesQuery
 from tureen.dialects.openai.file_routes import json_answer, list_of, present, read_query
 from tureen.errors import InvalidRequest, echo
@@ -26,7 +26,6 @@ from tureen.requests.telling import ANSWER_FIELD, answer_field
 if TYPE_CHECKING:
     from tureen.dialects.openai.batches import BatchService
 
-MAX_LISTED = 100
 WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S = 30 * 86400
@@ -46,7 +45,9 @@ def routes(state: ServerState, service: BatchService | None) -> list[Entry]:
     )
     return [
         Entry("/v1/batches", answers.create, access="user", methods=["POST"], any_model=True, docs=docs),
-        Entry("/v1/batches", answers.batches, access="user", docs=Docs("OpenAI", "List the batches.")),
+        Entry(
+            "/v1/batches", answers.batches, access="user", docs=Docs("OpenAI", "List the batches.", query=BatchesQuery)
+        ),
         Entry(path, answers.batch, access="user", docs=Docs("OpenAI", "Describe a batch: how far it is.")),
         Entry(
             f"{path}/cancel",
@@ -60,7 +61,7 @@ def routes(state: ServerState, service: BatchService | None) -> list[Entry]:
 
 
 class BatchAnswers:
-    """Answers requests about batches. Each raises NotFound where none are run."""
+    """Answers requests about batches. Each raises InvalidRequest where none are run."""
 
     def __init__(self, state: ServerState, service: BatchService | None) -> None:
         self._state = state
@@ -84,7 +85,7 @@ class BatchAnswers:
 
     async def batches(self, request: Request) -> Response:
         service, query = present(self._service), read_query(request, BatchesQuery)
-        page = service.page(query.limit, MAX_LISTED, query.after)
+        page = Page(query.limit, query.after)
         batches, has_more = await service.store.batches(client_name(request), page)
         return json_answer(list_of([shown(service.runner.current(batch)) for batch in batches], has_more))
 

@@ -14,15 +14,16 @@ from starlette.requests import Request
 from tureen.batches.records import BatchRecord, Purpose, StoredFile
 from tureen.batches.results import Response
 from tureen.batches.runner import BatchRunner
-from tureen.batches.store import Page, Store
+from tureen.batches.store import Store
 from tureen.batches.upload import uploading
 from tureen.dialects.openai.batch_body import TABLE, ExpiresAfter
-from tureen.errors import InvalidRequest, echo
+from tureen.errors import InvalidRequest, Unavailable, echo
 from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry, client_name
 from tureen.http.errors import error_object
 from tureen.http.inner_call import InnerAnswer, call_route
 from tureen.http.multipart import Form, read_form
+from tureen.log import get_logger
 from tureen.requests import telling, unknown_fields
 from tureen.requests.body import convert
 from tureen.requests.keys import NO_LIMITS, Limits
@@ -41,6 +42,8 @@ OWN_FAULT = ("deadline_unreachable",)
 MAX_WAIT_S = 60
 
 pause = asyncio.sleep
+
+log = get_logger("batches")
 
 UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_NAME_CHARS = 255
@@ -82,21 +85,20 @@ class BatchService:
         )
 
     async def receive(self, request: Request) -> StoredFile:
-        """Keeps the file of an upload. Raises InvalidRequest, UnsupportedMediaType, PayloadTooLarge."""
+        """Keeps the file of an upload. Raises InvalidRequest, UnsupportedMediaType, PayloadTooLarge, Unavailable."""
         self._state.check_open()
         telling.current.set(call_of(request.scope).telling)
-        async with uploading(self.store, client_name(request)) as upload:
-            form = await read_form(request, "file", upload.write)
-            fields = _fields(form)
-            return await upload.keep(fields.filename, fields.purpose, fields.lifetime_s)
-
-    def page(
-        self, limit: int, most: int, after: str | None, is_ascending: bool = False, purpose: str | None = None
-    ) -> Page:
-        """Checks what a client asks for of a list. Raises InvalidRequest."""
-        if not 1 <= limit <= most:
-            raise InvalidRequest(f"limit must be 1 to {most}, got {limit}", field="limit")
-        return Page(limit, after, is_ascending, purpose)
+        try:
+            async with uploading(self.store, client_name(request)) as upload:
+                fields = _fields(await read_form(request, "file", upload.write))
+                return await upload.keep(fields.filename, fields.purpose, fields.lifetime_s)
+        except OSError as error:
+            log.error("an upload cannot be kept: %s", error.strerror)
+            raise Unavailable(
+                "the file cannot be kept: the disk of --batch-path is full, or cannot be written now",
+                code="storage_failed",
+                retry_after_s=MAX_WAIT_S,
+            ) from None
 
     def start(self) -> None:
         """Goes on with the batches of before."""

@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 ToolChoiceMode = Literal["auto", "none", "required"]
 
 WITH_PARAMETERS = "See [OpenAI's API](openai.md). Sampling parameters too, by their own names."
+VERSION = "/v1"
 EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 
 def routes(state: ServerState) -> list[Entry]:
-    """Returns the routes of all modules of this API."""
+    """Returns the routes of all modules of this API, each with and without `/v1`."""
     modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
     entries = [entry for module in modules for entry in module.routes(state)]
     service = _open_batches(state, entries)
-    return [*entries, *file_routes.routes(service), *batch_routes.routes(state, service)]
+    entries += [*file_routes.routes(service), *batch_routes.routes(state, service)]
+    return [*entries, *(entry.at(entry.path.removeprefix(VERSION)) for entry in entries)]
 
 
 def _open_batches(state: ServerState, entries: list[Entry]) -> BatchService | None:

@@ -9,15 +9,17 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.batches.records import MAX_FILE_BYTES, MAX_FILES, StoredFile
-from tureen.errors import NotFound
+from tureen.batches.records import MAX_FILE_BYTES, MAX_FILES, Page, StoredFile
+from tureen.errors import InvalidRequest, NotFound
+from tureen.files import NotRegular
 from tureen.http.call import call_of
 from tureen.http.dialect import Docs, Entry, client_name
 from tureen.http.sse import StreamedResponse
@@ -32,7 +34,7 @@ FORM_BYTES = 64 << 10
 """Bytes that a form may have besides its file."""
 PIECE_BYTES = 64 << 10
 
-NOT_HERE = NotFound(
+NOT_HERE = InvalidRequest(
     "this server keeps no files and runs no batches; start it with --batch-path PATH", code="not_available"
 )
 
@@ -43,10 +45,17 @@ class UploadEntry(Entry):
     max_body_bytes = MAX_FILE_BYTES + FORM_BYTES
 
 
+class UploadForm(msgspec.Struct, frozen=True):
+    """The fields of an upload's form. batches.py reads them."""
+
+    file: Annotated[bytes, Meta(description="The requests, one JSON object a line.")]
+    purpose: Annotated[Literal["batch"], Meta(description="What the file is for.")]
+
+
 class FilesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of a list of files."""
 
-    limit: int = MAX_FILES
+    limit: Annotated[int, Meta(ge=1, le=MAX_FILES)] = MAX_FILES
     after: str | None = None
     order: Literal["asc", "desc"] = "desc"
     purpose: str | None = None
@@ -65,9 +74,9 @@ def routes(service: BatchService | None) -> list[Entry]:
             methods=["POST"],
             any_model=True,
             is_limited=False,  # nothing runs; how much a client may keep has a limit of its own
-            docs=Docs("OpenAI", "Keep a file of requests, sent as a form: `file`, and `purpose` batch."),
+            docs=Docs("OpenAI", "Keep a file of requests.", form=UploadForm, example={"file": "", "purpose": "batch"}),
         ),
-        Entry("/v1/files", answers.files, access="user", docs=Docs("OpenAI", "List the files.")),
+        Entry("/v1/files", answers.files, access="user", docs=Docs("OpenAI", "List the files.", query=FilesQuery)),
         Entry(path, answers.file, access="user", docs=Docs("OpenAI", "Describe a file.")),
         Entry(path, answers.delete, access="user", methods=["DELETE"], docs=Docs("OpenAI", "Delete a file.")),
         Entry(f"{path}/content", answers.content, access="user", docs=docs),
@@ -75,7 +84,7 @@ def routes(service: BatchService | None) -> list[Entry]:
 
 
 class FileAnswers:
-    """Answers requests about files. Each raises NotFound where none are kept."""
+    """Answers requests about files. Each raises InvalidRequest where none are kept."""
 
     def __init__(self, service: BatchService | None) -> None:
         self._service = service
@@ -86,7 +95,7 @@ class FileAnswers:
 
     async def files(self, request: Request) -> Response:
         service, query = present(self._service), read_query(request, FilesQuery)
-        page = service.page(query.limit, MAX_FILES, query.after, query.order == "asc", query.purpose)
+        page = Page(query.limit, query.after, query.order == "asc", query.purpose)
         files, has_more = await service.store.files(client_name(request), page, int(time.time()))
         return json_answer(list_of([shown(file) for file in files], has_more))
 
@@ -102,7 +111,7 @@ class FileAnswers:
         file = await self._file(request)
         try:
             opened = await asyncio.to_thread(present(self._service).store.contents.read, file.id)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotRegular):
             raise NotFound("the file's bytes are no longer there", field="file_id", code="file_not_found") from None
         return _content(opened, file.num_bytes)
 
@@ -112,7 +121,7 @@ class FileAnswers:
 
 
 def present(service: BatchService | None) -> BatchService:
-    """Returns the service. Raises NotFound where there is none."""
+    """Returns the service. Raises InvalidRequest where there is none."""
     if service is None:
         raise NOT_HERE
     return service

@@ -92,6 +92,20 @@ def test_a_line_cannot_ask_for_a_stream(app):
     assert (error["status_code"], error["body"]["error"]["param"]) == (400, "stream")
 
 
+def test_a_line_cannot_ask_for_an_answer_before_it_is_done(tmp_path):
+    with BatchApp(tmp_path / "kept", chat_template="chatml", responses_store=str(tmp_path / "responses")) as app:
+        body = {"input": "abc", "max_output_tokens": 16, "store": True}
+        lines = [
+            {"custom_id": name, "method": "POST", "url": "/v1/responses", "body": body | more}
+            for name, more in (("kept", {}), ("background", {"background": True}))
+        ]
+        ended = app.ended(app.begin(lines, "/v1/responses"))
+        error = app.lines(ended["error_file_id"])["background"]["response"]
+        assert (error["status_code"], error["body"]["error"]["param"]) == (400, "background")
+        answer = app.lines(ended["output_file_id"])["kept"]["response"]["body"]
+        assert app.get(f"/v1/responses/{answer['id']}")["output"] == answer["output"]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [

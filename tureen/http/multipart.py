@@ -18,7 +18,7 @@ MAX_FIELD_BYTES = 4096
 Sink = Callable[[bytes], Awaitable[None]]
 
 
-class Form(NamedTuple):
+class UploadedForm(NamedTuple):
     """A form that was read."""
 
     fields: dict[str, str]
@@ -59,13 +59,13 @@ class FormReader:
         except FormParserError as error:
             raise InvalidRequest(f"the form is not valid {FORM}: {error}"[:200], code="invalid_form") from None
 
-    def finish(self) -> Form:
+    def finish(self) -> UploadedForm:
         """Returns the form when all of it is read. Raises InvalidRequest."""
         if not self._is_complete:
             raise InvalidRequest("the form ends before its last boundary", code="invalid_form")
         if self.filename is None:
             raise InvalidRequest(f"{self._file_field} is missing", field=self._file_field)
-        return Form(self.fields, self.filename)
+        return UploadedForm(self.fields, self.filename)
 
     def _end_header(self) -> None:
         name, value = self._header
@@ -101,7 +101,7 @@ class FormReader:
         self._is_complete = True
 
 
-async def read_form(request: Request, file_field: str, sink: Sink) -> Form:
+async def read_form(request: Request, file_field: str, sink: Sink) -> UploadedForm:
     """Reads a form whose one file is in `file_field`; the file's bytes go to `sink` as they come.
 
     Raises UnsupportedMediaType, InvalidRequest, and what `sink` raises.

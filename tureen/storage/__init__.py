@@ -2,6 +2,6 @@
 
 Nothing of it is imported by a server without a setting that names such a file.
 
-Imports: errors, files, log; asyncio.
-Imported by: batches.
+Imports: errors, files, log; asyncio, msgspec.
+Imported by: batches, dialects, requests.
 """

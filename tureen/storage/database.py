@@ -39,7 +39,7 @@ log = get_logger("storage")
 
 
 class Damaged(Exception):
-    """The file holds something other than was written there."""
+    """The file has something else in it than was written there."""
 
 
 class Schema(NamedTuple):
@@ -73,7 +73,7 @@ class Database:
         return await asyncio.wrap_future(self._thread.submit(self._transact, work))
 
     def run_now(self, work: Work[T]) -> T:
-        """Does what `run` does, for a start: the caller waits."""
+        """Does as `run`, and the caller waits: for a start."""
         return self._thread.submit(self._transact, work).result()
 
     async def wipe(self) -> None:

@@ -22,7 +22,7 @@ from tureen.http.call import ClientCall, call_of
 from tureen.http.dialect import Entry, client_name
 from tureen.http.errors import error_object
 from tureen.http.inner_call import InnerAnswer, call_route
-from tureen.http.multipart import Form, read_form
+from tureen.http.multipart import UploadedForm, read_form
 from tureen.log import get_logger
 from tureen.requests import telling, unknown_fields
 from tureen.requests.body import convert
@@ -49,10 +49,11 @@ UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_NAME_CHARS = 255
 
 
-class StreamField(msgspec.Struct):
-    """The part of a body that says whether its answer is a stream."""
+class NotInBatches(msgspec.Struct):
+    """The fields of bodies by which an answer would come otherwise than whole and when it is done."""
 
-    stream: msgspec.Raw = msgspec.Raw(b"false")
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+    background: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ErrorCode(msgspec.Struct):
@@ -122,7 +123,7 @@ class UploadFields(NamedTuple):
     lifetime_s: int | None
 
 
-def _fields(form: Form) -> UploadFields:
+def _fields(form: UploadedForm) -> UploadFields:
     """Raises InvalidRequest."""
     for name in form.fields:
         if name not in UPLOAD_FIELDS:
@@ -175,14 +176,15 @@ class LineCaller(NamedTuple):
 
 
 def _refusal(body: bytes) -> InvalidRequest | None:
-    """Returns the error for a line whose answer would be a stream."""
+    """Returns the error for a line whose answer would not come whole and when it is done."""
     try:
-        sent = msgspec.json.decode(body, type=StreamField)
+        sent = msgspec.json.decode(body, type=NotInBatches)
     except msgspec.DecodeError:
         return None  # the route says what is wrong
-    if bytes(sent.stream).strip() != b"true":
-        return None
-    return InvalidRequest("stream: the answers of a batch are in a file; leave it out", field="stream")
+    for field in NotInBatches.__struct_fields__:
+        if bytes(getattr(sent, field)).strip() == b"true":
+            return InvalidRequest(f"{field}: the answers of a batch are in a file; leave it out", field=field)
+    return None
 
 
 def _is_our_fault(answer: InnerAnswer) -> bool:

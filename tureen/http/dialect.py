@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -91,6 +92,12 @@ class Entry(Route):
         self.access = access
         self.any_model = any_model
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+    def at(self, path: str) -> Entry:
+        """Returns the same route at another path."""
+        copied = copy.copy(self)
+        Route.__init__(copied, path, self.endpoint, methods=sorted(self.methods or ()))
+        return copied
 
 
 class BodyPart(NamedTuple):

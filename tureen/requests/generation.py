@@ -7,7 +7,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -153,6 +153,13 @@ class Output:
         self.finish = delta.finish
 
     @property
+    def constraint_notes(self) -> dict[str, Any]:
+        """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
+        enforced and no limit was near."""
+        is_closed_early = self.finish is not None and self.finish.closed_early
+        return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+
+    @property
     def num_logprobs(self) -> int:
         """How many log-probabilities an answer shows for the output so far."""
         spec = self.request.logprobs
@@ -172,6 +179,16 @@ class Output:
     def cumulative_logprob(self) -> float:
         """Sum of the output tokens' natural log-probabilities; the request must have asked for them."""
         return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
+
+
+def joined_notes(outputs: Sequence[Output]) -> dict[str, Any]:
+    """Returns the `constraint_notes` of an answer that has one place for all its outputs: `valid` where all are, and
+    `closed_early` where any is."""
+    notes = [output.constraint_notes for output in outputs]
+    joined = {key: value for some in notes for key, value in some.items()}
+    if "valid" in joined:
+        joined["valid"] = all(some.get("valid", False) for some in notes)
+    return joined
 
 
 class OutputEvent(NamedTuple):

@@ -96,6 +96,16 @@ def id_lists(
     return [Prompt(ids) for ids in lists]
 
 
+def last_tokens(prompt: Prompt, most: int | None, field: str) -> Prompt:
+    """Returns the last `most` tokens of a prompt; None = all. Raises InvalidRequest with `field`, which asks for this,
+    for a prompt with pictures that would be cut."""
+    if most is None or len(prompt.token_ids) <= most:
+        return prompt
+    if prompt.media:
+        raise InvalidRequest(f"{field}: a prompt with pictures is not cut; leave it out", field=field)
+    return prompt._replace(token_ids=prompt.token_ids[-most:])
+
+
 def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
     """Returns the error for a prompt of `num_prompt` tokens that exceeds the context."""
     return InvalidRequest(

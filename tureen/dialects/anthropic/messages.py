@@ -220,7 +220,7 @@ def _head(body: AnthropicBody) -> dict[str, Any]:
     return {"id": f"msg_{uuid.uuid4().hex[:24]}", "type": "message", "role": "assistant", "model": body.model}
 
 
-def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, str | None]:
+def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, Any]:
     output = last.output
     matched = output.finish.matched if output.finish is not None else None
     sequence = matched if isinstance(matched, str) else None
@@ -232,7 +232,7 @@ def _stop(last: OutputEvent, plan: Plan, body: AnthropicBody) -> dict[str, str |
         named, sequence = "tool_use", None
     else:
         named = "end_turn" if sequence is None else "stop_sequence"
-    return {"stop_reason": named, "stop_sequence": sequence}
+    return {"stop_reason": named, "stop_sequence": sequence, **output.constraint_notes}
 
 
 def _usage(output: Output, plan: Plan, parts: Sequence[Part], state: ServerState) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from tureen.requests.constraint_fields import (
     structured_constraints,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import Output, Run, Sent, joined_notes
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
 from tureen.requests.state import Context, ServerState
@@ -190,8 +190,8 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
     except TureenError as error:
         return as_mindie(error)
     prefix = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
-    texts = [prefix + output.text for output in _ranked(outputs, body)]
-    return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
+    answer = {"text": [prefix + output.text for output in _ranked(outputs, body)], **joined_notes(outputs)}
+    return Response(_json.encode(answer), headers=_headers(), media_type="application/json")
 
 
 def parse(payload: dict[str, Any], context: Context) -> MindieBody:
@@ -297,10 +297,11 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
         async for event in events:
             _check_complete(event.output)
             has_new = any(len(output.text) > output.sent.chars for output in run.outputs)
-            if has_new or (is_first and all(output.finish is not None for output in run.outputs)):
-                yield (
-                    _json.encode({"text": [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]}) + NUL
-                )
+            is_last = all(output.finish is not None for output in run.outputs)
+            notes = joined_notes(run.outputs) if is_last else {}
+            if has_new or (is_last and (is_first or notes)):
+                texts = [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]
+                yield _json.encode({"text": texts, **notes}) + NUL
                 is_first = False
 
 

@@ -23,13 +23,15 @@ from tureen.requests.tool_fields import ToolChoiceField, ToolList
 ToolChoiceMode = Literal["auto", "none", "required"]
 
 WITH_PARAMETERS = "See [OpenAI's API](openai.md). Sampling parameters too, by their own names."
+VERSION = "/v1"
 EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 
 def routes(state: ServerState) -> list[Entry]:
-    """Returns the routes of all modules of this API."""
+    """Returns the routes of all modules of this API, each with and without `/v1`."""
     modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
-    return [entry for module in modules for entry in module.routes(state)]
+    entries = [entry for module in modules for entry in module.routes(state)]
+    return [*entries, *(entry.at(entry.path.removeprefix(VERSION)) for entry in entries)]
 
 
 DIALECT = Dialect(

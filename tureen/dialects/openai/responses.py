@@ -135,12 +135,13 @@ def _end(items: OutputItems, plan: Plan, output: Output, parts: Sequence[Part], 
 
 
 def _told(head: dict[str, Any], output: Output) -> dict[str, Any]:
-    """Says in the metadata, whose values are strings, what of the constraint was not enforced."""
-    told = output.conformity.metadata
-    if not told:
+    """Says in the metadata, whose values are strings, what became of the constraint."""
+    notes = output.constraint_notes
+    if not notes:
         return {}
-    valid = {"valid": "true" if told["valid"] else "false"} if "valid" in told else {}
-    return {"metadata": head["metadata"] | {"unenforced": ", ".join(told["unenforced"]), **valid}}
+    unenforced = {"unenforced": ", ".join(notes["unenforced"])} if "unenforced" in notes else {}
+    flags = {name: "true" if notes[name] else "false" for name in ("valid", "closed_early") if name in notes}
+    return {"metadata": head["metadata"] | unenforced | flags}
 
 
 def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:

@@ -301,14 +301,12 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
-        meta |= {"forced_tokens": output.usage.forced_tokens, **output.conformity.metadata}
+        meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
     if plan.effective:
         meta["effective"] = plan.effective[output.index]
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:
-        if output.finish.closed_early:
-            meta["closed_early"] = True
         meta["e2e_latency"] = output.elapsed_s
         if output.request.hidden_states != "none":
             meta[HIDDEN_FIELD] = _hidden_states(output)

@@ -345,12 +345,13 @@ def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[st
     best, *others = texts
     prefix = body.inputs if body.parameters.return_full_text else ""
     answer: dict[str, Any] = {"generated_text": prefix + best.whole}
-    if body.parameters.details:
-        answer["details"] = _details(best, body, context)
-        if others:
-            answer["details"]["best_of_sequences"] = [
-                {"generated_text": prefix + sample.whole} | _details(sample, body, context) for sample in others
-            ]
+    if not body.parameters.details:
+        return answer | best.output.constraint_notes
+    answer["details"] = _details(best, body, context)
+    if others:
+        answer["details"]["best_of_sequences"] = [
+            {"generated_text": prefix + sample.whole} | _details(sample, body, context) for sample in others
+        ]
     return answer
 
 
@@ -373,6 +374,7 @@ def _summary(output: Output) -> dict[str, Any]:
         "finish_reason": _finish_reason(output.finish),
         "generated_tokens": len(output.token_ids),
         "seed": None if output.request.params.is_greedy else output.request.seed,
+        **output.constraint_notes,
     }
 
 

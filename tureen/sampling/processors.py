@@ -196,7 +196,8 @@ def typical_p(weights: Values, masses: Sequence[float]) -> NDArray[np.bool_]:
     reached = np.cumsum(np.take_along_axis(shares, order, axis=1), axis=1) >= np.array(masses)[:, None]
     last = np.where(reached.any(axis=1), reached.argmax(axis=1), np.count_nonzero(shares, axis=1) - 1)
     rows = np.arange(len(weights))
-    return (distance <= distance[rows, order[rows, last]][:, None]) & (weights > 0)
+    typical: NDArray[np.bool_] = (distance <= distance[rows, order[rows, last]][:, None]) & (weights > 0)
+    return typical
 
 
 # Running them

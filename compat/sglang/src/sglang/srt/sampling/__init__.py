@@ -1,0 +1,1 @@
+"""Holds the module that SGLang's clients import."""

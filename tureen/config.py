@@ -213,6 +213,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
+    responses_store: Annotated[
+        str | None,
+        _meta(
+            "server",
+            "SQLite file in which /v1/responses keeps responses and conversations; made where there is none. Default: "
+            "nothing is kept.",
+        ),
+    ] = None
+    responses_ttl_s: Annotated[
+        float,
+        _meta("server", "A response is kept so long after it was made or continued.", alias="--responses-ttl", gt=0),
+    ] = 30 * 86400.0
+    responses_max_mib: Annotated[
+        int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
+    ] = 1024
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     unknown_fields: Annotated[
         Literal["refuse", "tell"] | None,

@@ -284,7 +284,7 @@ class Streams:
                 has_ended = delta.finish is not None
                 if delta.finish is not None and delta.finish.type == "error":
                     if delta.token_ids or delta.text:
-                        yield delta
+                        yield msgspec.structs.replace(delta, finish=None)  # the error is the end, and the only one
                     raise as_error(delta.finish)
                 yield delta
         finally:

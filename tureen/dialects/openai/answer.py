@@ -40,7 +40,7 @@ def name_of(body: OpenAIBody, prefix: str) -> str:
     rid = getattr(body, field)
     if rid is not None:
         planning.check_rid(rid, field)
-    name = f"{prefix}-{uuid.uuid4().hex}" if rid is None else rid
+    name = f"{prefix}{uuid.uuid4().hex}" if rid is None else rid
     for user in (body.user, body.safety_identifier):
         if user is not None:
             log.debug("request %s is for user %s", echo(name), echo(user))

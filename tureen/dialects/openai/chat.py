@@ -51,7 +51,7 @@ def routes(state: ServerState) -> list[Entry]:
 async def _respond(request: Request, state: ServerState) -> ASGIApp:
     def read(payload: dict[str, Any]) -> tuple[ChatBody, str, Chat]:
         body = openai_chat_fields.parse(payload)
-        name = openai_answer.name_of(body, "chatcmpl")
+        name = openai_answer.name_of(body, "chatcmpl-")
         return body, name, openai_chat_fields.chat_of(body, payload, name, state)
 
     context = state.context

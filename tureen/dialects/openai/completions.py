@@ -100,7 +100,7 @@ def routes(state: ServerState) -> list[Entry]:
 async def _respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     state.check_accepting()
     body, context = parse(payload), state.context
-    name = openai_answer.name_of(body, "cmpl")
+    name = openai_answer.name_of(body, "cmpl-")
     plan, prefixes = await prepared(request, _plan(body, payload, name, client_name(request), state))
     run = Run(state, plan)
     texts = [GrowingText(output, prefixes[output.index // body.num_generated], body, context) for output in run.outputs]

@@ -1,1 +1,0 @@
-"""Holds the module that SGLang's clients import."""

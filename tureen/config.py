@@ -49,7 +49,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _meta(
             "model",
-            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, or a .jinja file. Default: the model's own, "
+            "Template of chat messages: chatml, chatml-llava, vicuna_v1.1, a .jinja file, or a .json file as "
+            "SGLang has it. Default: the model's own, "
             "else chatml where its tokenizer has <|im_start|>. /generate takes prompts as they are.",
         ),
     ] = None

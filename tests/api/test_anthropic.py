@@ -13,7 +13,7 @@ from app_under_test import App, LiveServer
 from fake_engine import CONTEXT_LEN
 from patience import PATIENCE_S, until, wait_until
 
-from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, parse
+from tureen.dialects.anthropic.body import TABLE, AnthropicBody, parse
 from tureen.dialects.anthropic.conversation import conversation_of
 from tureen.requests.chat_prompt import chat_prompt
 
@@ -378,12 +378,10 @@ def test_a_conversation_becomes_messages_of_a_chat():
     [
         (user([{"type": "document"}]), "messages[0].content[0].type"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
-        (user([{"type": "text", "text": "a", "foo": 1}]), "foo"),
         (user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}]), "messages[0].content[0]"),
         (user([{"type": "tool_result", "tool_use_id": "nope"}]), "messages[0].content[0].tool_use_id"),
         (user([{"type": "image", "source": {"type": "file", "file_id": "x"}}]), "messages[0].content[0].source"),
         (user([{"type": "text", "text": "a", "citations": [{}]}]), "citations"),
-        (user([{"type": "text", "text": "a", "cache_control": {"type": "forever"}}]), "cache_control.type"),
         ([{"role": "assistant", "content": [PICTURE]}], "messages[0].content[0]"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
         ([], "messages"),
@@ -426,7 +424,6 @@ def test_messages_of_a_wrong_form_are_refused_by_name(app: App, messages, named)
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
-        ({"output_config": {"effort": "high"}}, "effort"),
         ({"min_p": 2}, "min_p"),
         ({"seed": 1, "sampling_seed": 2}, "sampling_seed"),
         ({"temprature": 1}, "did you mean 'temperature'"),
@@ -436,11 +433,11 @@ def test_fields_out_of_bounds_are_refused_by_name(app: App, fields, named):
     assert named in refusal(app, **fields)
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
+@pytest.mark.parametrize("name", TABLE.refused)
 def test_what_is_not_offered_is_refused_by_name_unless_it_asks_for_nothing(app: App, name):
     message = refusal(app, **{name: "something"})
     assert message.startswith(f"{name} is not available: ")
-    assert ask(app, "say:a", **{name: NOT_OFFERED[name][0]})["content"] == [{"type": "text", "text": "a"}]
+    assert ask(app, "say:a", **{name: TABLE.refused[name][0]})["content"] == [{"type": "text", "text": "a"}]
 
 
 def test_null_is_the_default_of_every_field_that_has_one(app: App):
@@ -467,18 +464,35 @@ def test_sampling_parameters_of_other_apis_act(app: App):
     assert first == again
 
 
-def test_models_that_are_not_there(app: App):
-    error = ask(app, status=404, model="claude")["error"]
-    assert error["type"] == "not_found_error"
-    assert "fake-model" in error["message"]
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": user([{"type": "text", "text": "say:a", "foo": 1}])}, "messages[0].content[0].foo"),
+        ({"cache_control": {"type": "ephemeral"}}, "cache_control"),
+        (
+            {"messages": user([{"type": "text", "text": "say:a", "cache_control": {"type": "ephemeral"}}])},
+            "messages[0].content[0].cache_control",
+        ),
+        ({"system": [{"type": "text", "text": "a", "cache_control": None}], "model": "claude"}, "model"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "object"}, "eager_input_streaming": True}]},
+            "tools[0].eager_input_streaming",
+        ),
+        ({"speed": "fast"}, "speed"),
+    ],
+)
+def test_what_cannot_change_the_answer_is_told(app: App, fields, told):
+    body = {"model": "default", "max_tokens": 5, "messages": user("say:a")} | fields
+    answer = app.request("POST", "/v1/messages", json=body)
+    assert (answer.status_code, answer.headers["x-tureen-ignored"]) == (200, told), answer.text
+    streamed = app.request("POST", "/v1/messages", json=body | {"stream": True})
+    assert streamed.headers["x-tureen-ignored"] == told
 
 
 def test_the_client_knows_the_errors(client):
     with pytest.raises(anthropic.BadRequestError, match="temperature") as refused:
         client.messages.create(model="fake-model", max_tokens=5, messages=user("a"), extra_body={"temperature": 3})
     assert refused.value.body["error"]["type"] == "invalid_request_error"
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="other", max_tokens=5, messages=user("a"))
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="fake-model", max_tokens=0, messages=user("a"), stream=True)
 

@@ -11,29 +11,21 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
+from tureen.contract.params import EMPTY_IS_UNSET, INT64_MAX, INT64_MIN, JsonObject, SamplingParams, Stops
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.body import TEXT_LISTS, convert, refuse_not_offered, refuse_unknown
+from tureen.requests.body import TEXT_LISTS, convert, offered
 from tureen.requests.tool_fields import MAX_TOOLS
 from tureen.requests.verdicts import read_tables
 from tureen.text.messages import MAX_MESSAGES, MAX_PARTS
 
 MIN_THINKING = 1024  # tokens, as at Anthropic
 
-TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED = TABLES["body"].refused
+TABLE = read_tables(Path(__file__).with_name("fields.toml"))["body"]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 T = TypeVar("T")
 
 BlockList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
-
-
-class AnthropicCacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prefixes are always kept for reuse, for as long as there is room."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class AnthropicBase64Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="base64"):
@@ -53,7 +45,6 @@ class AnthropicTextBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """A text block."""
 
     text: str
-    cache_control: AnthropicCacheControl | None = None
     citations: Annotated[list[Any], Meta(max_length=0)] | None = None  # the server cites nothing
 
 
@@ -61,7 +52,6 @@ class AnthropicImageBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """A picture."""
 
     source: AnthropicBase64Source | AnthropicUrlSource
-    cache_control: AnthropicCacheControl | None = None
 
     @property
     def reference(self) -> str:
@@ -84,7 +74,6 @@ class AnthropicToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     id: str
     name: str
     input: JsonObject
-    cache_control: AnthropicCacheControl | None = None
 
 
 class AnthropicToolResultBlock(
@@ -95,7 +84,6 @@ class AnthropicToolResultBlock(
     tool_use_id: str
     content: str | BlockList[AnthropicTextBlock | AnthropicImageBlock] | None = None
     is_error: bool | None = None
-    cache_control: AnthropicCacheControl | None = None
 
 
 Block = (
@@ -118,7 +106,6 @@ class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
-    cache_control: AnthropicCacheControl | None = None
 
 
 class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,9 +167,6 @@ Thinking = Annotated[
 Config = Annotated[
     AnthropicOutputConfig | None, Meta(description="`format`: the answer is JSON that is valid against its `schema`.")
 ]
-Caching = Annotated[
-    AnthropicCacheControl | None, Meta(description="Prefixes are always kept for reuse, for as long as there is room.")
-]
 
 
 class AnthropicCountBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,7 +179,6 @@ class AnthropicCountBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     tool_choice: Choice = None
     thinking: Thinking = None
     output_config: Config = None
-    cache_control: Caching = None
 
 
 class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,7 +194,6 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
     tool_choice: Choice = None
     thinking: Thinking = None
     output_config: Config = None
-    cache_control: Caching = None
     temperature: Annotated[float, Meta(ge=0, le=1, description="0 = greedy; higher = more varied.")] = 1.0
     seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None, Meta(description="Another name of sampling_seed.")
@@ -230,14 +212,12 @@ class AnthropicBody(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fi
 
 def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
     """Checks a JSON body's form and returns it as `kind`. Raises InvalidRequest."""
-    refuse_unknown(payload, (*kind.__struct_fields__, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
     fields = {
         name: [value] if name in TEXT_LISTS and isinstance(value, str) else value
-        for name, value in payload.items()
-        if value is not None and name not in NOT_OFFERED
+        for name, value in offered(payload, kind.__struct_fields__, TABLE).items()
+        if not (value == "" and name in EMPTY_IS_UNSET)
     }
-    body = convert(fields, kind)
+    body = convert(fields, kind, table=TABLE)
     if isinstance(body, AnthropicBody):
         _check_budget(body)
     return body

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.dialects.anthropic.body import NOT_OFFERED, AnthropicBody, AnthropicCountBody, parse
+from tureen.dialects.anthropic.body import TABLE, AnthropicBody, AnthropicCountBody, parse
 from tureen.dialects.anthropic.conversation import AnthropicConversation, conversation_of, tool_choice_of, tools_of
 from tureen.errors import InvalidRequest, TureenError, echo
 from tureen.http.call import call_of
@@ -185,7 +185,7 @@ def _sampling(body: AnthropicBody, payload: dict[str, Any]) -> tuple[dict[str, A
     sampling: dict[str, Any] = {}
     for name in payload:
         target = PARAMETERS.get(name, name)
-        if target in PARAM_FIELDS and payload[name] is not None and name not in NOT_OFFERED:
+        if target in PARAM_FIELDS and payload[name] is not None and name not in TABLE.refused:
             if target in sampling:
                 raise InvalidRequest(f"{name} and {renamed[target]} are the same field; send one", field=name)
             sampling[target], renamed[target] = getattr(body, name), name

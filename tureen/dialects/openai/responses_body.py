@@ -16,7 +16,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.body import Label, OpenAIBody, Tokens
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.errors import InvalidRequest, echo
-from tureen.requests.body import convert, refuse_unknown
+from tureen.requests.body import convert
 from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
@@ -240,8 +240,7 @@ def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], 
         raise InvalidRequest(
             f"{field}.type must be function, custom or allowed_tools, got {echo(kind_name)}", field=f"{field}.type"
         )
-    refuse_unknown(tool_choice, ("type", *kind.__struct_fields__), field)
-    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}")
+    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}" if name else field, TABLE)
     if isinstance(choice, AllowedTool | AllowedCustomTool):
         return tools, choose(ToolChoice("required", choice.name), tools, field, f"{field}.name")
     for index, allowed in enumerate(choice.tools):

@@ -12,12 +12,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tureen.contract.params import JsonObject
+from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai.chat_body import MessageField
 from tureen.errors import InvalidRequest, echo
 from tureen.http.dialect import Docs, Entry, unless_gone
 from tureen.requests import tokenising, waves
-from tureen.requests.body import convert, read_json, refuse_unknown
+from tureen.requests.body import convert, offered, read_json
 from tureen.requests.chat_prompt import MESSAGE_CHARS, chat_tokens
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import offload
@@ -69,6 +70,7 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: Annotated[str | None, Meta(description="The served model.")] = None
 
 
+TABLE = openai_fields.TABLES["tokenize"]
 CHAT_FIELDS = ("tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 
 
@@ -107,8 +109,7 @@ def routes(state: ServerState) -> list[Entry]:
 async def _read(request: Request, kind: type[T], state: ServerState) -> T:
     """Reads a request's body as `kind`. Raises InvalidRequest, and NotFound for an unknown model."""
     payload = read_json(request.headers.get("content-type"), await request.body())
-    refuse_unknown(payload, kind.__struct_fields__)
-    body = convert({name: value for name, value in payload.items() if value is not None}, kind)
+    body = convert(offered(payload, kind.__struct_fields__, TABLE), kind, table=TABLE)
     adapter_of(body.model, state)
     return body
 

@@ -19,10 +19,11 @@ from tureen.contract.types import NO_TOKEN, EngineInfo, GenerateRequest, HiddenS
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
-from tureen.requests.body import convert, read_params, refuse_not_offered, refuse_unknown
+from tureen.requests.body import convert, offered, read_params, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
+from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import LARGE
 from tureen.requests.planning import Names, Sampling, check_batch, per_prompt
 from tureen.requests.processor_field import check_processor
@@ -53,7 +54,6 @@ MAX_HIDDEN_SIZE = 1 << 16
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
-NOT_OFFERED, PARAMS_NOT_OFFERED = TABLES["body"].refused, TABLES["sampling_params"].refused
 
 HiddenStatesField = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
@@ -132,6 +132,9 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | PerPrompt[str | None] | None,
         Meta(description="Name of a loaded adapter, or the path it was loaded from; see the adapters page."),
     ] = None
+    model: Annotated[str | None, Meta(description="The served model, or an adapter; of one model any name: told.")] = (
+        None
+    )
     session_params: Annotated[
         JsonObject | PerPrompt[JsonObject] | None,
         Meta(description="Continue a session: id, rid, offset, replace, drop_previous_output; see the sessions page."),
@@ -200,10 +203,7 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
             field=fields_sent[-1] if fields_sent else "text",
         )
-    known = {name: value for name, value in payload.items() if value is not None and name in FIELDS}
-    refuse_unknown(payload, (*FIELDS, *NOT_OFFERED))
-    refuse_not_offered(payload, NOT_OFFERED)
-    body = convert(known, GenerateBody)
+    body = convert(offered(payload, FIELDS, TABLES["body"]), GenerateBody)
     planning.check_priority(body.priority, context)
     inputs = _inputs(body, context)
     is_batch, [field] = _is_batch(body), fields_sent
@@ -263,9 +263,16 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 
 
 def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
-    offered = {name: value for name, value in params.items() if name not in PARAMS_NOT_OFFERED}
-    refuse_not_offered(params, PARAMS_NOT_OFFERED, where)
-    return planning.make_sampling(read_params(offered, where), context, Names(where))
+    return planning.make_sampling(read_params(params, where, TABLES["sampling_params"]), context, Names(where))
+
+
+def with_adapter(payload: dict[str, Any], state: ServerState) -> dict[str, Any]:
+    """Returns a body with the adapter that its `model` names in lora_path. Raises NotFound, InvalidRequest."""
+    model, path = payload["model"], payload.get("lora_path")
+    adapter = adapter_of(model, state) if isinstance(model, str) else ""
+    if adapter and path not in (None, adapter, state.adapters[adapter]):
+        raise InvalidRequest("lora_path and model name different adapters; send one", field="lora_path")
+    return payload | {"lora_path": adapter} if adapter and path is None else payload
 
 
 def adapters_of(parsed: ParsedBody) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from tureen.dialects.openai import body as openai_fields
 from tureen.dialects.openai.body import Label, OpenAIBody, Tokens
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
 from tureen.errors import InvalidRequest, echo
+from tureen.requests import telling
 from tureen.requests.body import convert
 from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
@@ -105,13 +106,8 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
     if isinstance(payload.get("input"), list) and len(payload["input"]) <= MAX_MESSAGES:
         payload = payload | {"input": read_items(payload["input"])}
     body = openai_fields.read(payload, ResponsesBody, TABLE)
-    if body.stream_options is not None and (
-        body.stream_options.include_usage or body.stream_options.continuous_usage_stats
-    ):
-        raise InvalidRequest(
-            "stream_options is not available: the last event always tells the usage; leave it out",
-            field="stream_options",
-        )
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
     return body
 
 

@@ -86,13 +86,10 @@ check: $(DEV) ## format, lint, types, import rules, sizes, ratchets
 	@$(BIN)/clang-format --dry-run --Werror $(KERNELS)/src/*.* $(KERNELS)/src/isa/* tests/kernels/models/*.cpp tests/kernels/models/*.h || { echo 'run: make fix'; exit 1; }
 	@echo 'check: all good'
 
-# An environment of its own: these clients want other versions than the server's tests, and gigabytes that nobody needs.
-test-clients: $(STAMP) ## official clients of the APIs against a real server; ARGS=--record keeps what they send
-	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/clients/requirements.txt
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.4.1
-	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai
-	@$(CLIENTS)/bin/python -m pytest --config-file tests/clients/pytest.ini tests/clients $(ARGS)
+# Environments of their own: clients want other versions than the server's tests and than each other, and gigabytes that nobody needs.
+test-clients: $(STAMP) ## clients of other projects against a real server; ARGS='crewai node' runs some, --record keeps what they send
+	@test -x $(CLIENTS)/bin/python || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet uv; }
+	@$(CLIENTS)/bin/python tools/test_clients.py $(ARGS)
 
 check-native: $(DEV) native ## tests of the native kernels with sanitizers, and as other processors run them
 	@$(BIN)/python tools/check_native.py $(ARGS)

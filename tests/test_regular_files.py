@@ -307,6 +307,7 @@ OWN = {
     "tureen/runner/trace.py": "folders, and a file that it makes",
     "tureen/runner/torch_trace.py": "a file that it has just made",
     "tureen/runner/transformers_forward.py": "a library, in a folder that was looked through before",
+    "tureen/storage/database.py": "a file that it makes",
     "tureen/http/certificates.py": "memory of its own",
     "tureen/offline.py": "no file",
     "tureen/engine/rows.py": "no file",

@@ -14,7 +14,7 @@ from pathlib import Path
 GOAL = 95.0
 PARTS = {
     "scheduler": (
-        ["engine/scheduler.py", "engine/queue.py", "engine/fairness.py"],
+        ["engine/scheduler.py", "engine/queue.py"],
         [
             "tests/engine/test_scheduler.py",
             "tests/engine/test_fairness.py",

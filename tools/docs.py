@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that derive from the code: parameters, settings, models."""
+"""Writes the pages of docs/ that derive from the code: parameters, settings, models, clients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tureen.contract.params import ALIASES, INT64_MAX, INT64_MIN, SamplingParams
 from tureen.http.dialect import dialects
 
 sys.path.insert(0, str(Path(__file__).parent))
+from clients_page import clients_page
 from models_page import models_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -40,7 +41,12 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     models = models_page(GENERATED.format(source="the files of tureen/models"))
-    return {"parameters.md": _parameters_page(), "settings.md": _settings_page(), "models.md": models}
+    return {
+        "parameters.md": _parameters_page(),
+        "settings.md": _settings_page(),
+        "models.md": models,
+        "clients.md": clients_page(GENERATED.format(source="tests/clients")),
+    }
 
 
 def _parameters_page() -> str:

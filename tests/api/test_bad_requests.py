@@ -165,6 +165,10 @@ CONTRADICTIONS = [
     ("top_logprobs_num", {"text": "a", "top_logprobs_num": 5}),
     ("token_ids_logprob", {"text": "a", "token_ids_logprob": [5]}),
     ("logprob_start_len", {"text": "a", "logprob_start_len": 1}),
+    ("logprob_start_len", {"text": "a", "logprob_start_len": 0}),
+    ("logprob_start_len", {"text": ["a", "b"], "return_logprob": [True, False], "logprob_start_len": [0, 0]}),
+    ("top_logprobs_num", {"text": ["a", "b"], "return_logprob": [True, False], "top_logprobs_num": [1, 1]}),
+    ("return_text_in_logprobs", {"text": "a", "return_text_in_logprobs": True}),
     ("text", {"text": "a" * (CONTEXT_LEN + 1)}),
     ("text", {"text": "a" * 10**6}),
     ("text[1]", {"text": ["a", "a" * 10**6]}),
@@ -271,6 +275,46 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(app: App, body, 
     assert error["message"].startswith("unknown field '")
     assert hint in error["message"]
     assert error["code"] == "unknown_parameter"
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "field"),
+    [
+        (
+            {"text": "a", "temperature": 0.5},
+            'temperature belongs in sampling_params: send "sampling_params": {"temperature": 0.5}',
+            "temperature",
+        ),
+        (
+            {"input_ids": [97], "seed": 7, "stream": True},
+            'seed belongs in sampling_params: send "sampling_params": {"seed": 7}',
+            "seed",
+        ),
+        (
+            {"text": "a", "stop": ["x" * 100]},
+            'stop belongs in sampling_params: send "sampling_params": {"stop": …}',
+            "stop",
+        ),
+        (
+            {"text": "a", "sampling_params": {"stream": True}},
+            'stream belongs beside sampling_params, not in it: send {"stream": true, …}',
+            "stream",
+        ),
+        (
+            {"text": ["a", "b"], "sampling_params": [{}, {"return_logprob": True}]},
+            'return_logprob belongs beside sampling_params, not in it: send {"return_logprob": true, …}',
+            "return_logprob",
+        ),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_refused_with_the_right_one(app: App, body, message, field):
+    error = app.error(**body)
+    assert (error["message"], error["param"], error["code"]) == (message, field, "misplaced_field")
+
+
+def test_a_misplaced_null_is_not_sent(app: App):
+    answer = app.generate(text="say:a", temperature=None, sampling_params={"stream": None})
+    assert answer["text"] == "a"
 
 
 def test_an_unknown_field_like_no_other_gets_no_suggestion(app: App):

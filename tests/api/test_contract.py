@@ -170,7 +170,9 @@ TGI_PARAMETERS = {
     "adapter_id": Case(None, 5, "test_mindie_s_model_and_tgi_s_adapter_id_name_adapters"),
     "grammar": Case({"type": "regex", "value": "a"}, {}, "test_a_grammar_constrains_the_text"),
 }
-LOGPROB_FIELDS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs_mode")
+LOGPROB_FIELDS = (
+    "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs", "logprobs_mode"
+)  # fmt: skip
 
 
 Body = Callable[[str, Any], dict[str, Any]]

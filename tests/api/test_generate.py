@@ -86,6 +86,18 @@ def test_logprobs_may_be_asked_for_one_prompt_of_a_batch(app: App):
     assert "output_token_logprobs" not in second["meta_info"]
 
 
+def test_a_value_for_all_prompts_acts_on_those_that_ask_for_logprobs(app: App):
+    asked = {"top_logprobs_num": 2, "token_ids_logprob": [5, 6], "logprob_start_len": 0}
+    answers = app.generate(text=["ab", "cd"], return_logprob=[False, True], **asked, return_text_in_logprobs=True)
+    assert "output_top_logprobs" not in answers[0]["meta_info"]
+    assert len(answers[1]["meta_info"]["input_top_logprobs"]) == 2
+
+
+def test_what_a_benchmark_sends_without_logprobs_is_taken(app: App):
+    defaults = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": []}
+    assert app.generate(text="say:a", **defaults, return_text_in_logprobs=False)["text"] == "a"
+
+
 @pytest.mark.parametrize(
     "name",
     [

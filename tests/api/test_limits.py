@@ -12,6 +12,7 @@ from declared_limits import Place, places_of, sample
 from msgspec import inspect
 from work import counted
 
+from tureen.config import MAX_N, MAX_PROMPTS, MAX_STOPS
 from tureen.dialects.openai.tokenize_routes import TokenizeBody
 from tureen.front.compat import compat_routes
 from tureen.front.generate import prompt_fields
@@ -33,7 +34,8 @@ NOT_OFFERED = {part.struct: frozenset(part.table.refused) for spoken in compat_r
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[App]:
-    with App(chat_template="chatml", max_body_bytes=2 * LARGEST) as running:
+    most = {"max_batch_size": MAX_PROMPTS, "max_n": MAX_N, "max_stop_strings": MAX_STOPS}
+    with App(chat_template="chatml", max_body_bytes=2 * LARGEST, **most) as running:
         yield running
 
 

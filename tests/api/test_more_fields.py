@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from app_under_test import App
 from fake_engine import HIDDEN_SIZE
+from fake_hidden_states import fake_hidden
 
 from tureen.config import Config
 from tureen.contract.params import SamplingParams
 from tureen.errors import StartupError
-from tureen.runner.fake import digest
 
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 
@@ -22,17 +22,6 @@ GREEDY = {"temperature": 0, "max_new_tokens": 4}
 def embeds(seed, length=5):
     dice = random.Random(seed)
     return [[dice.uniform(-1, 1) for _ in range(HIDDEN_SIZE)] for _ in range(length)]
-
-
-def fake_hidden(tokens):
-    """What the fake runner computes for each position: the first bytes of a hash over all stored up to there."""
-    stored, rows = b"", []
-    before = b""
-    for token in tokens:
-        before = digest(before, token)
-        stored += before
-        rows.append([float(byte) for byte in digest(stored)[:HIDDEN_SIZE]])
-    return rows
 
 
 # ---- embeddings

@@ -332,7 +332,7 @@ def test_an_answer_can_be_sent_back_as_it_came(client):
         ([{"type": "function_call_output", "call_id": "x", "output": "a"}], "input[0].call_id"),
         ([{"type": "function_call", "call_id": "x", "name": "a", "arguments": "{"}], "input[0].arguments"),
         ([{"type": "function_call", "call_id": "x", "name": "a", "arguments": "[]"}], "input[0].arguments"),
-        ([{"type": "reasoning", "id": "x", "summary": [], "encrypted_content": "x"}], "input[0].encrypted_content"),
+        ([{"type": "reasoning", "id": "x", "summary": [{"type": "text"}]}], "input[0].summary[0].type"),
     ],
 )
 def test_input_of_a_wrong_form_is_refused_by_name(app: App, items, named):
@@ -362,7 +362,10 @@ def test_fields_inside_that_this_server_does_not_know_are_told(app: App, fields,
         ({"top_p": 1.5}, "top_p"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"max_output_tokens": CONTEXT_LEN + 1}, "max_output_tokens"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"top_logprobs": 129}, "top_logprobs"),
+        ({"truncation": "some"}, "truncation"),
+        ({"logprobs_mode": "raw"}, "logprobs_mode"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
@@ -423,6 +426,8 @@ def test_a_fault_in_a_stream_is_its_last_event(app: App):
     assert app.post(PATH, input="say:\x01a").status_code == 500
     found = events(app, "say:ok\x01a")
     assert found[0]["type"] == "response.created"
+    ends = ("response.completed", "response.incomplete", "response.failed")
+    assert [one["type"] for one in found if one["type"] in ends] == ["response.failed"], "it ends once"
     assert found[-1]["type"] == "response.failed"
     EVENT.validate_python(found[-1], strict=True)
     assert found[-1]["response"]["status"] == "failed"

@@ -90,9 +90,9 @@ def test_sampling_parameters_have_their_names_defaults_and_bounds(spec):
     assert set(told) == {field.name for field in msgspec.structs.fields(SamplingParams)} | set(ALIASES)
     assert told["top_p"]["default"] == 1.0
     check = jsonschema.Draft202012Validator(_schema(spec, "SamplingParams"))
-    for good in ({"top_p": 1}, {"stop": "a"}, {"stop": ["a"]}, {"seed": None}, {"max_new_tokens": None}, {"n": 128}):
+    for good in ({"top_p": 1}, {"stop": "a"}, {"stop": ["a"]}, {"seed": None}, {"max_new_tokens": None}, {"n": 4096}):
         assert check.is_valid(good), good
-    for bad in ({"top_p": 0}, {"top_p": 1.1}, {"n": 129}, {"stop": 5}, {"temprature": 1}, {"dtype": "list"}):
+    for bad in ({"top_p": 0}, {"top_p": 1.1}, {"n": 4097}, {"stop": 5}, {"temprature": 1}, {"dtype": "list"}):
         assert not check.is_valid(bad), bad
 
 

@@ -116,6 +116,46 @@ def test_branches_share_what_they_have_in_common_and_nothing_else(app: App):
         assert end["output_ids"] == app.generate(input_ids=prompt, sampling_params=GREEDY)["output_ids"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_of_n_samples_is_a_branch_of_its_own(app: App, stream):
+    session = open_session(app)
+    root = app.generate(**ask(session, "root", rid="root"))
+    body = ask(session, "leaf", after="root", rid="leaf", params=SEEDED | {"n": 3})
+    if stream:
+        ends = [event for event in app.events(**body) if event["meta_info"]["finish_reason"]]
+        samples = sorted(ends, key=lambda event: event["index"])
+    else:
+        samples = app.generate(**body)
+    prompt = [*b"root", *root["output_ids"], *b"leaf"]
+    alone = app.generate(input_ids=prompt, sampling_params=SEEDED | {"n": 3})
+    assert [sample["output_ids"] for sample in samples] == [sample["output_ids"] for sample in alone]
+    assert [sample["meta_info"]["id"] for sample in samples] == ["leaf_0", "leaf_1", "leaf_2"]
+    for sample in samples:
+        end = app.generate(**ask(session, "!", after=sample["meta_info"]["id"]))
+        whole = [*prompt, *sample["output_ids"], *b"!"]
+        assert end["output_ids"] == app.generate(input_ids=whole, sampling_params=GREEDY)["output_ids"]
+
+
+def test_n_samples_replace_once_and_stand_beside_each_other(app: App):
+    session = open_session(app)
+    app.generate(**ask(session, "root", rid="root"))
+    app.generate(**ask(session, "old", after="root", rid="old"))
+    body = ask(session, "new", after="root", rid="new", replace=True, params=SEEDED | {"n": 3})
+    app.generate(**body)
+    names = set(app.state.sessions._open["", session].nodes)
+    assert names == {"root", "new_0", "new_1", "new_2"}
+
+
+def test_a_sample_whose_name_is_taken_replaces_nothing(app: App):
+    session = open_session(app)
+    app.generate(**ask(session, "root", rid="root"))
+    app.generate(**ask(session, "old", after="root", rid="old"))
+    app.generate(**ask(session, "other", rid="new_1"))
+    body = ask(session, "new", after="root", rid="new", replace=True, params=SEEDED | {"n": 3})
+    assert app.error(**body)["code"] == "duplicate_rid"
+    assert set(app.state.sessions._open["", session].nodes) == {"root", "old", "new_1"}
+
+
 def test_an_output_with_its_end_token_is_continued_as_it_is(app: App):
     session = open_session(app)
     first = app.generate(**ask(session, "say:ab", rid="f"))
@@ -461,7 +501,6 @@ def test_each_refusal_of_a_turn_says_what_is_wrong(app: App):
         ("input_ids", "empty", ask(session, [])),
         ("input_ids", "empty", ask(session, [], after="six", offset=-11)),
         ("session_params.replace", "expected bool", ask(session, "x", replace=1)),
-        ("session_params", "n > 1", ask(session, "x", params={"n": 2})),
         ("text", "context length", ask(session, "x" * 2047, after="six")),
     ]
     for param, words, body in cases:

@@ -162,8 +162,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         cache = self.cache
         assert cache.check() == []
-        assert cache.pool.num_free == self._free()
-        assert cache.tree.num_evictable == len(self.idle)
+        assert len(cache.pool.free) == self._free()
+        assert len(cache.tree.idle) == len(self.idle)
         for page in range(NUM_PAGES):
             in_tree = list(self.tree.values()).count(page)
             assert in_tree <= 1

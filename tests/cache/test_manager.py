@@ -69,7 +69,7 @@ def test_two_that_computed_the_same_page_end_up_with_one():
     assert cache.check() == []
     cache.close(one)
     cache.close(two)
-    assert (cache.tree.num_evictable, cache.pool.num_free) == (1, 7)
+    assert (len(cache.tree.idle), len(cache.pool.free)) == (1, 7)
 
 
 def test_a_table_that_does_not_fit_changes_nothing():
@@ -79,7 +79,7 @@ def test_a_table_that_does_not_fit_changes_nothing():
     assert _open(cache, [1, 2, 3, 4, 5, 6]) is None
     assert _open(cache, [1, 2, 3], headroom=1) is None
     assert cache.check() == []
-    assert (cache.tree.num_evictable, cache.pool.num_free) == (2, 0)
+    assert (len(cache.tree.idle), len(cache.pool.free)) == (2, 0)
     table = _open(cache, [1, 2, 3])
     assert table.num_matched == 1
     assert cache.grow(table, 4)
@@ -112,14 +112,14 @@ def test_nothing_is_published_below_pages_that_are_distrusted():
     assert cache.match(PLAIN, token_ids, 6) == []
     assert cache.check() == []
     cache.close(user)
-    assert cache.pool.num_free == 8
+    assert len(cache.pool.free) == 8
 
 
 def test_without_prefix_cache_nothing_is_kept():
     cache = CacheManager(8, 2, prefix_cache=False)
     table = _run(cache, [1, 2, 3, 4])
     assert not table.nodes
-    assert cache.pool.num_free == 8
+    assert len(cache.pool.free) == 8
 
 
 def test_flush_forgets_all_but_what_is_in_use():
@@ -131,7 +131,7 @@ def test_flush_forgets_all_but_what_is_in_use():
     assert len(cache.match(PLAIN, [1, 2, 3], 2)) == 1
     cache.close(table)
     assert cache.flush() == 1
-    assert cache.pool.num_free == 8
+    assert len(cache.pool.free) == 8
 
 
 def test_the_check_says_when_a_table_does_not_hold_what_it_shares():

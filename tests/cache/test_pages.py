@@ -7,11 +7,11 @@ def test_a_page_is_free_again_when_its_last_holder_gives_it_back():
     pool = PagePool(2)
     page = pool.take()
     pool.share(page)
-    assert (pool.count(page), pool.num_free) == (2, 1)
+    assert (pool.count(page), len(pool.free)) == (2, 1)
     assert pool.give_back(page) == 1
-    assert pool.num_free == 1
+    assert len(pool.free) == 1
     assert pool.give_back(page) == 0
-    assert pool.num_free == 2
+    assert len(pool.free) == 2
 
 
 def test_every_page_is_handed_out_once():

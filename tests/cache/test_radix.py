@@ -56,12 +56,12 @@ def test_the_prefix_used_longest_ago_is_evicted_first_and_leaves_before_their_pa
     _unlock(tree, third)
     _unlock(tree, second)
     order = []
-    while tree.num_evictable:
+    while len(tree.idle):
         before = {id(n): n for n in (*first, *second, *third) if tree.is_attached(n)}
         tree.evict()
         order += [node.page for node in before.values() if not tree.is_attached(node)]
     assert order == [first[1].page, third[0].page, second[1].page, first[0].page]
-    assert pool.num_free == 8
+    assert len(pool.free) == 8
 
 
 def test_locked_prefixes_are_never_evicted():
@@ -69,9 +69,9 @@ def test_locked_prefixes_are_never_evicted():
     nodes = _insert(pool, tree, [1, 2, 3, 4])
     other = _insert(pool, tree, [1, 2, 3, 4, 5, 6])
     _unlock(tree, nodes)
-    assert tree.num_evictable == 0
+    assert len(tree.idle) == 0
     _unlock(tree, other)
-    assert tree.num_evictable == 3
+    assert len(tree.idle) == 3
 
 
 def test_using_a_prefix_again_makes_it_the_newest():
@@ -95,9 +95,9 @@ def test_a_removed_branch_is_not_found_but_its_holders_keep_their_pages():
     assert tree.match(PLAIN, [1, 2, 3, 4], 2) == []
     assert [pool.count(node.page) for node in branch] == [1, 1]
     _unlock(tree, branch)
-    assert (tree.num_evictable, pool.num_free) == (0, 8)
+    assert (len(tree.idle), len(pool.free)) == (0, 8)
     tree.remove(branch[0])
-    assert pool.num_free == 8
+    assert len(pool.free) == 8
 
 
 def _rename(tree, nodes):
@@ -115,12 +115,12 @@ def _lengthen(tree, nodes):
 
 
 def _forget_an_idle_one(tree, nodes):
-    tree._idle.popitem()
+    tree.idle.popitem()
 
 
 def _turn_the_idle_around(tree, nodes):
-    for node in list(reversed(tree._idle)):
-        tree._idle.move_to_end(node)
+    for node in list(reversed(tree.idle)):
+        tree.idle.move_to_end(node)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_ten_thousand_pages_deep_is_no_recursion():
     assert tree.check(holders) == []
     _unlock(tree, nodes)
     tree.remove(nodes[0])
-    assert pool.num_free == 10_000
+    assert len(pool.free) == 10_000

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from patience import wait_until
 from recorder import Recorder
 from server_process import ServerProcess
 
@@ -56,10 +61,24 @@ def recorder(pytestconfig: pytest.Config, server_url: str) -> Iterator[Recorder 
 
 @pytest.fixture
 def url(server_url: str, recorder: Recorder | None, request: pytest.FixtureRequest) -> str:
-    """Of the server, or of the recorder in front of it."""
+    """Returns the address of the server, or of the recorder in front of it.
+
+    A module says what client it runs in CLIENT (a title) and PACKAGES (the client's packages); a test with a parameter
+    `script` runs the client that `describe_script` of its module describes.
+    """
     if recorder is None:
         return server_url
-    recorder.client = request.module.__name__.removeprefix("check_")
+    module, name = request.module, request.module.__name__.removeprefix("check_")
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if "script" in parameters:
+        name, title, versions = module.describe_script(parameters["script"])
+        check = "its script"
+    else:
+        title, versions = module.CLIENT, {package: version(package) for package in module.PACKAGES}
+        check = request.node.originalname.removeprefix("test_").replace("_", " ")
+    recorder.client = name
+    run = recorder.runs.setdefault(name, {"checks": [], "told": [], "refused": []})
+    run |= {"title": title, "versions": versions, "checks": sorted({*run["checks"], check})}
     return recorder.url
 
 
@@ -69,3 +88,21 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     subprocess.run([PYTHON, str(HERE / "write_tokenizer.py"), str(folder)], check=True)
     return str(folder)
+
+
+@pytest.fixture
+def aborted(server_url: str) -> Callable[[], AbstractContextManager[None]]:
+    """Returns a context in which a request is to be left; at its end it waits until the server has aborted one."""
+
+    def count() -> float:
+        with urllib.request.urlopen(f"{server_url}/metrics") as answer:
+            text = answer.read().decode()
+        return float(re.search(r"^\w+:num_aborted_requests\w*(?:{[^}]*})? (\S+)$", text, re.MULTILINE)[1])
+
+    @contextmanager
+    def one_more() -> Iterator[None]:
+        before = count()
+        yield
+        wait_until(lambda: count() > before, "the abort")
+
+    return one_more

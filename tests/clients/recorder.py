@@ -1,4 +1,7 @@
-"""A proxy that keeps what clients send: the requests become the golden tests of tests/api/test_recorded_clients.py."""
+"""Keeps what clients send, in a proxy: the requests become the golden tests of tests/api/test_recorded_clients.py.
+
+What each client is, what was asked of it and what the server told or refused becomes docs/clients.md.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "clients"
+RUNS = GOLDEN.parent / "client_runs.json"
+JSON_TYPE = "application/json"
 KEPT_HEADERS = ("accept", "anthropic-version")
 NOT_FORWARDED = ("transfer-encoding", "connection", "content-length")
 
@@ -20,6 +25,7 @@ class Recorder:
 
     def __init__(self, target: str) -> None:
         self.client = ""
+        self.runs: dict[str, dict[str, Any]] = {}  # client -> its title, versions, checks, told fields, refusals
         self._target = urlsplit(target)
         self._seen: dict[str, list[dict[str, Any]]] = {}
         recorder = self
@@ -53,28 +59,55 @@ class Recorder:
                 handler.send_header(name, value)
         handler.send_header("connection", "close")
         handler.end_headers()
-        while piece := response.read1(65536):
+        first = response.read1(65536)
+        self._note_answer(response, first)
+        piece = first
+        while piece:
             handler.wfile.write(piece)
             handler.wfile.flush()
+            piece = response.read1(65536)
         handler.close_connection = True
 
+    def _note_answer(self, response: http.client.HTTPResponse, body: bytes) -> None:
+        run = self.runs[self.client]
+        ignored = response.getheader("x-tureen-ignored")
+        run["told"] = sorted({*run["told"], *(ignored.split(", ") if ignored else [])})
+        if response.status in (400, 404, 422):
+            run["refused"] = sorted({*run["refused"], _message(body)})
+
     def _note(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        if body and JSON_TYPE not in handler.headers.get("content-type", ""):
+            return  # a file that is sent up
         headers = {name: handler.headers[name] for name in KEPT_HEADERS if name in handler.headers}
-        one = {
+        request = {
             "method": handler.command,
             "path": handler.path,
             "headers": headers,
             "body": json.loads(body) if body else None,
         }
         seen = self._seen.setdefault(self.client, [])
-        if one not in seen:
-            seen.append(one)
+        if request not in seen:
+            seen.append(request)
 
     def close(self) -> None:
         """Writes one file for each client."""
         self._server.shutdown()
         GOLDEN.mkdir(parents=True, exist_ok=True)
         for client, requests in self._seen.items():
-            records = [{"request": one, "answer": None} for one in requests]
+            records = [{"request": request, "answer": None} for request in requests]
             text = json.dumps(records, indent=1, ensure_ascii=False) + "\n"
             (GOLDEN / f"{client}.json").write_text(text, encoding="utf-8")
+        known = json.loads(RUNS.read_text(encoding="utf-8")) if RUNS.exists() else {}
+        text = json.dumps(known | self.runs, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        RUNS.write_text(text, encoding="utf-8")
+
+
+def _message(body: bytes) -> str:
+    """Returns the message of an error in any API's form."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return body.decode("utf-8", "replace")[:200]
+    while isinstance(error, dict):
+        error = error.get("error") or error.get("message") or str(error)
+    return str(error)[:200]

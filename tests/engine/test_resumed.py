@@ -16,9 +16,8 @@ from world import World, going_on, make_request, random_requests
 from tureen.contract.runner import Capacity
 from tureen.contract.types import FinishReason, LogprobSpec, OutputDelta, Usage
 from tureen.engine.engine import Engine
-from tureen.engine.fairness import OUTPUT_COST
 from tureen.engine.finish import aborted
-from tureen.engine.queue import Schedule
+from tureen.engine.queue import OUTPUT_COST, Schedule
 from tureen.engine.replays import TOKENS_AT_ONCE
 from tureen.errors import RequestFailed, Unavailable
 from tureen.grammar.base import GrammarSpec

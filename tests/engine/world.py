@@ -299,7 +299,7 @@ class World:
 
     def _has_sequences(self) -> bool:
         scheduler = self.engine.scheduler
-        return bool(scheduler.running or len(scheduler.queue))
+        return bool(scheduler.running or scheduler.queue.waiting)
 
     def check(self) -> None:
         """The books are right after a step."""
@@ -343,7 +343,7 @@ class World:
         """Nothing is left of any request."""
         engine, pool = self.engine, self.engine.cache.pool
         assert engine.cache.num_available == pool.num_pages
-        assert (engine._sequences, engine.scheduler.running, len(engine.scheduler.queue)) == ({}, [], 0)
+        assert (engine._sequences, engine.scheduler.running, engine.scheduler.queue.waiting) == ({}, [], [])
         assert (len(engine.preparing.grammars.waiting), self.compiler.pending) == (0, [])
         assert (len(engine.preparing.encoders.waiting), engine.preparing.encoders._current) == (0, None)
         assert len(engine.preparing.replays.waiting) == 0

@@ -43,7 +43,7 @@ ACTED_ON_IN = {
     "spaces_between_special_tokens": ("text",),
     "no_stop_trim": ("engine", "text"),
     "n": ("requests",),
-    "custom_params": ("sampling",),
+    "custom_params": ("requests",),
     "dtype": ("requests",),
     "strict_schema": ("requests",),
     "grammar_after": ("requests",),

@@ -75,6 +75,19 @@ def test_rows_of_a_batch_report_only_what_each_asked():
     assert (len(reports[3].top), [token for _, token in reports[3].token_ids]) == (1, [8, 2])
 
 
+@given(seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.5, 2.0]))
+@settings(max_examples=20, deadline=None)
+def test_both_kinds_of_logprobs_are_those_that_each_mode_gives(seed, temperature):
+    def reported(mode):
+        spec = LogprobSpec(top=3, token_ids=(8, 2), mode=mode)
+        return make_state(output=(4,), temperature=temperature, presence_penalty=1.0, logprobs=spec)
+
+    logits = make_logits(seed, VOCAB)
+    reports = {mode: _sampled(logits[None], reported(mode))[0].logprobs for mode in ("processed", "raw", "both")}
+    assert reports["both"].raw == reports["raw"]
+    assert msgspec.structs.replace(reports["both"], raw=None) == reports["processed"]
+
+
 def test_asking_for_logprobs_changes_no_token():
     logits = make_logits(0, VOCAB, rows=2, scale=0.5)
     for mode in ("raw", "processed"):

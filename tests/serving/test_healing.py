@@ -14,7 +14,7 @@ from tureen.contract.params import SamplingParams
 from tureen.contract.types import EngineStats, LogprobSpec, MediaItem
 from tureen.errors import NotFound, RequestFailed, StartupError, Unavailable
 from tureen.grammar.base import GrammarSpec
-from tureen.serving import healing, live
+from tureen.serving import healing, streams
 from tureen.serving.healing import TICK_S
 
 
@@ -84,7 +84,7 @@ def undisturbed():
 def way(request, monkeypatch):
     """How an engine goes on: behind what was sent, or by making it again."""
     if request.param == "repeated":
-        monkeypatch.setattr(live, "must_repeat", lambda _: True)
+        monkeypatch.setattr(streams, "must_repeat", lambda _: True)
     return request.param
 
 
@@ -187,7 +187,7 @@ def test_freezing_blames_nobody_and_hanging_does():
             look(world, GRACE_S + 1 if is_frozen else TIMEOUT_S + 1)
             await world.settle()
         await world.turns(1)
-        deaths = dict(world.client._streams._trials._deaths)
+        deaths = dict(world.client._streams._trials.deaths)
         await world.close()
         return deaths
 
@@ -411,7 +411,7 @@ def test_a_deadline_that_passes_in_the_pause_ends_the_request_with_what_it_has(m
 
 
 def test_an_output_that_comes_out_otherwise_ends_with_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr(live, "must_repeat", lambda _: True)
+    monkeypatch.setattr(streams, "must_repeat", lambda _: True)
 
     async def scenario():
         world = await World().start()
@@ -460,7 +460,7 @@ def test_a_replacement_is_in_the_state_that_operators_had_brought_the_engine_to(
         assert engine._rows._runner._weights == 7
         assert engine.adapters.paths() == {"kept": "/kept"}
         assert (engine.control.is_paused, engine.scheduler.is_held) == (True, False)
-        assert engine.control._released == {"kv_cache"}
+        assert engine.control.released == {"kv_cache"}
         await world.turns(1)
         assert world.answer("refused")["error"].code == "memory_released"
         await call(world, "resume_memory", tags=["kv_cache"])
@@ -469,7 +469,7 @@ def test_a_replacement_is_in_the_state_that_operators_had_brought_the_engine_to(
         await world.settle()
         assert len(world.hosts) == 3
         engine = world.host.engine
-        assert (engine.control.is_paused, engine.control._released, engine._rows._runner._weights) == (False, set(), 7)
+        assert (engine.control.is_paused, engine.control.released, engine._rows._runner._weights) == (False, set(), 7)
         await world.close()
 
     asyncio.run(scenario())

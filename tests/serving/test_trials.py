@@ -116,5 +116,5 @@ def test_after_one_death_all_run_and_after_a_second_half_of_them():
 def test_what_has_ended_is_forgotten():
     world = World(8, [2, 3]).run()
     trials = world.trials
-    assert (trials._deaths, trials._tried, [one for group in trials._held for one in group]) == ({}, {}, [])
+    assert (trials.deaths, trials._tried, [one for group in trials._held for one in group]) == ({}, {}, [])
     assert trials.may_run("anybody")

@@ -53,7 +53,7 @@ class CacheManager:
     @property
     def num_available(self) -> int:
         """The number of pages that can be had: free, or held by the radix tree alone."""
-        return self.pool.num_free + self.tree.num_evictable
+        return len(self.pool.free) + len(self.tree.idle)
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Returns how many pages hold so many tokens."""
@@ -93,7 +93,7 @@ class CacheManager:
         if missing > self.num_available:
             return False
         for _ in range(missing):
-            if self.pool.num_free == 0:
+            if not self.pool.free:
                 self.tree.evict()
             table.append(self.pool.take())
         table.room = len(table.pages) * self.page_size
@@ -134,7 +134,7 @@ class CacheManager:
 
     def flush(self) -> int:
         """Forgets every prefix that no sequence uses; returns how many pages that freed."""
-        num_flushed = self.tree.num_evictable
+        num_flushed = len(self.tree.idle)
         for _ in range(num_flushed):
             self.tree.evict()
         return num_flushed

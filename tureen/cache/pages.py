@@ -9,20 +9,17 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is used next
+        self.free = list(range(num_pages - 1, -1, -1))
+        """A stack of the free pages, to be changed by the pool only: the page freed last is used next."""
         self._counts = [0] * num_pages
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
 
     def count(self, page: int) -> int:
         """Returns how many hold this page: each page table counts, and the radix tree."""
         return self._counts[page]
 
     def take(self) -> int:
-        """Takes a free page, with a count of one. Raises IndexError when there is none: ask `num_free` first."""
-        page = self._free.pop()
+        """Takes a free page, with a count of one. Raises IndexError when there is none: look at `free` first."""
+        page = self.free.pop()
         self._counts[page] = 1
         return page
 
@@ -40,7 +37,7 @@ class PagePool:
             raise RuntimeError(f"page {page} was given back more often than taken")
         self._counts[page] = count
         if count == 0:
-            self._free.append(page)
+            self.free.append(page)
         return count
 
     def check(self, holders: list[int]) -> list[str]:
@@ -50,6 +47,6 @@ class PagePool:
             for page, (count, real) in enumerate(zip(self._counts, holders, strict=True))
             if count != real
         ]
-        if sorted(self._free) != [page for page, real in enumerate(holders) if real == 0]:
+        if sorted(self.free) != [page for page, real in enumerate(holders) if real == 0]:
             wrong.append("the free list is not the list of pages without a holder")
         return wrong

@@ -41,12 +41,9 @@ class RadixTree:
         self.page_size = page_size
         self.root = RadixNode((), -1, None)
         self._pages = pages
-        self._idle: OrderedDict[RadixNode, None] = OrderedDict()  # unlocked nodes; their order is the clock of the LRU
-
-    @property
-    def num_evictable(self) -> int:
-        """The number of pages that only the tree holds."""
-        return len(self._idle)
+        self.idle: OrderedDict[RadixNode, None] = OrderedDict()
+        """Unlocked nodes, whose pages only the tree holds, to be changed by the tree only. Their order is the clock of
+        the LRU."""
 
     def match(self, namespace: Namespace, token_ids: Sequence[int], max_pages: int) -> list[RadixNode]:
         """Returns the nodes of the longest known prefix of `token_ids`, at most `max_pages` of them. Locks nothing."""
@@ -83,16 +80,16 @@ class RadixTree:
     def lock(self, node: RadixNode) -> None:
         """Adds a holder to a node. Its ancestors must be locked by the same holder, from the root down."""
         self._pages.share(node.page)
-        self._idle.pop(node, None)
+        self.idle.pop(node, None)
 
     def unlock(self, node: RadixNode) -> None:
         """Takes a holder from a node, from the leaf up."""
         if self._pages.give_back(node.page) == 1 and node.parent is not None:
-            self._idle[node] = None
+            self.idle[node] = None
 
     def evict(self) -> None:
         """Drops the idle node that was used longest ago. Raises KeyError when none is idle."""
-        node, _ = self._idle.popitem(last=False)
+        node, _ = self.idle.popitem(last=False)
         self.remove(node)
 
     def remove(self, node: RadixNode) -> None:
@@ -102,7 +99,7 @@ class RadixTree:
         del node.parent.children[node.key]
         for gone in _walk(node):
             gone.parent = None
-            self._idle.pop(gone, None)
+            self.idle.pop(gone, None)
             self._pages.give_back(gone.page)
 
     def check(self, holders: list[int]) -> list[str]:
@@ -112,10 +109,10 @@ class RadixTree:
         """
         nodes = [node for node in _walk(self.root) if node is not self.root]
         wrong = [complaint for node in nodes for complaint in self._check_node(node, holders)]
-        if {node for node in nodes if holders[node.page] == 0} != set(self._idle):
+        if {node for node in nodes if holders[node.page] == 0} != set(self.idle):
             wrong.append("the idle nodes are not the nodes without a holder")
-        place = {node: index for index, node in enumerate(self._idle)}
-        if any(place.get(child, -1) > place[node] for node in self._idle for child in node.children.values()):
+        place = {node: index for index, node in enumerate(self.idle)}
+        if any(place.get(child, -1) > place[node] for node in self.idle for child in node.children.values()):
             wrong.append("a node would be evicted before its child")
         for node in nodes:
             holders[node.page] += 1

@@ -2,6 +2,6 @@
 
 Plain frozen data; no tensors.
 
-Imports: errors, grammar; msgspec, regex.
+Imports: config, errors, grammar; msgspec, regex.
 Imported by: all.
 """

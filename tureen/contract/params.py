@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tureen.config import MAX_N, MAX_PROMPTS, MAX_STOPS
 from tureen.errors import InvalidRequest, echo
 
-MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
@@ -21,7 +21,6 @@ MAX_BIAS = 100
 MAX_CUSTOM_PARAMS_BYTES = 16 << 10
 MAX_KEYS = 4096  # of an object whose fields are a client's own
 MAX_CHOICES = 1 << 16  # what MAX_GRAMMAR_BYTES hold, at 4 bytes each
-MAX_N = 128
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_MARKER_CHARS = 256
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choice", "dtype")
@@ -74,7 +73,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tuple[str, ...],
         Meta(
             max_length=MAX_STOPS,
-            description="Strings that end the output; the earliest match wins. At most 64 of 1..1024 characters.",
+            description="Strings that end the output; the earliest match wins. At most --max-stop-strings, of 1..1024 "
+            "characters.",
         ),
     ] = ()
     stop_token_ids: Annotated[
@@ -86,7 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             max_length=MAX_STOPS,
             description="Patterns that end the output, trimmed and held back as `stop` is, in the syntax of Python's "
-            "regex package: its \\w and \\b take combining marks for letters. At most 64 of 1..1024 characters.",
+            "regex package: its \\w and \\b take combining marks for letters. At most --max-stop-strings, of 1..1024 "
+            "characters.",
         ),
     ] = ()
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy; higher = more varied.")] = 1.0
@@ -123,7 +124,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = True
     no_stop_trim: Annotated[bool, Meta(description="Keep the stop string or stop token in the text.")] = False
-    n: Annotated[int, Meta(ge=1, le=MAX_N, description="Samples per prompt; sample i uses sampling_seed + i.")] = 1
+    n: Annotated[
+        int, Meta(ge=1, le=MAX_N, description="Samples per prompt, up to --max-n; sample i has sampling_seed + i.")
+    ] = 1
     json_schema: Annotated[
         str | JsonObject | None,
         Meta(description="The output is JSON that is valid against this schema, an object or its text."),
@@ -172,8 +175,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="Added to the logits of these token ids; each in [-100, 100]."),
     ] = msgspec.field(default_factory=dict)
     custom_params: Annotated[
-        JsonObject | None,
-        Meta(description="Given to the custom logit processor as this request's entry of custom_param_list."),
+        JsonObject | Annotated[tuple[JsonObject | None, ...], Meta(max_length=MAX_PROMPTS)] | None,
+        Meta(
+            description="Given to the custom logit processor as this request's entry of custom_param_list. A list has "
+            "one for each prompt of a batch, or for each output."
+        ),
     ] = None
     sampling_seed: Annotated[
         Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)] | None,
@@ -187,6 +193,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def processor_params(self) -> dict[str, Any]:
+        """The custom_params of one request, in which a list has become the entry of its output."""
+        return self.custom_params if isinstance(self.custom_params, dict) else {}
 
     @property
     def has_repetition_penalty(self) -> bool:
@@ -221,13 +232,12 @@ def _faults(params: SamplingParams, vocab_size: int) -> Iterator[tuple[str, str]
     yield from _pattern_faults(params.stop_regex)
     yield from _token_faults(params, vocab_size)
     yield from _constraint_faults(params)
-    if params.custom_params is not None and len(msgspec.json.encode(params.custom_params)) > MAX_CUSTOM_PARAMS_BYTES:
-        yield "custom_params", f"must be at most {MAX_CUSTOM_PARAMS_BYTES} bytes of JSON"
+    for entry in params.custom_params if isinstance(params.custom_params, tuple) else [params.custom_params]:
+        if entry is not None and len(msgspec.json.encode(entry)) > MAX_CUSTOM_PARAMS_BYTES:
+            yield "custom_params", f"must be at most {MAX_CUSTOM_PARAMS_BYTES} bytes of JSON"
 
 
 def _stop_faults(name: str, stops: Sequence[str]) -> Iterator[tuple[str, str]]:
-    if len(stops) > MAX_STOPS:
-        yield name, f"takes at most {MAX_STOPS} entries, got {len(stops)}"
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             yield name, f"entries must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}"

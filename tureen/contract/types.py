@@ -9,7 +9,7 @@ import msgspec
 from tureen.contract.params import SamplingParams
 from tureen.grammar import GrammarSpec
 
-LogprobsMode = Literal["processed", "raw"]
+LogprobsMode = Literal["processed", "raw", "both"]
 HiddenStates = Literal["none", "last", "all", "pooled"]
 """The positions whose last layer's output is returned, after the final norm; pooled = one vector of the whole prompt:
 their mean, or what an embedding model makes of them."""
@@ -114,6 +114,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token: TokenLogprob
     top: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[TokenLogprob, ...] | None = None
+    raw: PositionLogprobs | None = None  # the model's own, of an output token that was drawn, with mode "both"
 
 
 class OutputDelta(msgspec.Struct, frozen=True, array_like=True):

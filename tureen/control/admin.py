@@ -122,11 +122,12 @@ def _fact_routes(state: ServerState) -> list[Entry]:
         return JSONResponse({"version": __version__})
 
     about_model = Docs("Server", "Facts about the model.")
+    about_models, about_one = Docs("OpenAI", "The model and its adapters."), Docs("OpenAI", "One of them.")
     about_server = Docs("Server", "Settings, no secrets, and the engine's state.")
 
     return [
-        Entry("/v1/models", models, access="user", docs=Docs("OpenAI", "The model and its adapters.")),
-        Entry("/v1/models/{name:path}", model, access="user", docs=Docs("OpenAI", "One of them.")),
+        *(Entry(f"{version}/models", models, access="user", docs=about_models) for version in ("/v1", "")),
+        *(Entry(f"{version}/models/{{name:path}}", model, access="user", docs=about_one) for version in ("/v1", "")),
         Entry("/model_info", model_info, access="user", docs=about_model),
         Entry("/get_model_info", model_info, access="user", docs=about_model),
         Entry("/server_info", server_info, access="user", docs=about_server),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from tureen.contract.types import EngineStats
+from tureen.errors import TureenError
 from tureen.log import get_logger
 from tureen.requests.state import ServerState
 
@@ -21,6 +23,9 @@ async def report_forever(state: ServerState) -> None:
         state.sessions.sweep()
         state.quotas.sweep()
         state.recordings.sweep()
+        if state.recordings.responses is not None:
+            with contextlib.suppress(TureenError):  # the storage has logged it; requests are told
+                await state.recordings.responses.sweep()
         now, now_s = state.client.stats, time.monotonic()
         seconds = now_s - before_s
         hit_rate = _rate(

@@ -3,7 +3,7 @@ another.
 
 docs/adding-a-dialect.md says how to add one.
 
-Imports: contract, errors, http, log, media, requests, text; msgspec, numpy, starlette.
+Imports: config, contract, errors, http, log, media, requests, storage, text; asyncio, msgspec, numpy, starlette.
 Imported by: offline.
 Independent: folders.
 """

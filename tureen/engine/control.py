@@ -32,7 +32,7 @@ class Control:
         """sequences: a view of all that have not ended. abort: ends one, with a reason. clear: forgets all that is
         cached and not in use; returns the pages freed."""
         self.is_paused = False
-        self._released: set[str] = set()  # parts of the model whose memory was given back
+        self.released: set[str] = set()  # parts of the model whose memory was given back
         self._runner = runner
         self._scheduler = scheduler
         self._sequences = sequences
@@ -58,7 +58,7 @@ class Control:
 
     def check_there(self, parts: Iterable[str] = PARTS) -> None:
         """Raises Unavailable while the memory of one of these parts of the model is given back."""
-        missing = self._released.intersection(parts)
+        missing = self.released.intersection(parts)
         if missing:
             raise Unavailable(
                 f"the server has given memory back ({', '.join(sorted(missing))}); it answers again after "
@@ -120,7 +120,7 @@ class Control:
         if num_begun and not self.is_paused:
             raise Conflict(f"{num_begun} requests run; pause generation, or wait until they end", code="busy")
         self._runner.call("update_weights", **source)
-        self._released.discard("weights")
+        self.released.discard("weights")
         self._scheduler.preempt_all()
         mixed = [sequence.request.id for sequence in self._sequences if not sequence.start_again()]
         for request_id in mixed:
@@ -141,13 +141,13 @@ class Control:
             )
         self._clear()
         self._runner.call("release_memory", tags=tags)
-        self._released.update(tags)
+        self.released.update(tags)
 
     def resume_memory(self, tags: list[str]) -> None:
         """Takes the memory of these parts again. Raises Conflict, and InvalidRequest when the weights cannot be read
         again."""
         self._runner.call("resume_memory", tags=tags)
-        self._released.difference_update(tags)
+        self.released.difference_update(tags)
 
     def _ask_runner(self, op: str, *, needs: Iterable[str], **args: object) -> object:
         """Raises Unavailable while a part that it needs is away."""

@@ -8,8 +8,15 @@ from typing import Protocol
 
 from tureen.contract.types import EngineStats, FinishReason, GenerateRequest, OutputDelta, PauseMode, Usage
 from tureen.engine import finish
-from tureen.engine.fairness import LeastServedFirst
-from tureen.engine.queue import FIRST_COME, QueueOrder, Schedule, WaitingQueue, first_come, priority_first
+from tureen.engine.queue import (
+    FIRST_COME,
+    LeastServedFirst,
+    QueueOrder,
+    Schedule,
+    WaitingQueue,
+    first_come,
+    priority_first,
+)
 from tureen.engine.sequence import Sequence
 from tureen.errors import InvalidRequest, NotFound, RequestFailed, TureenError, Unavailable, echo
 from tureen.log import get_logger

@@ -19,11 +19,11 @@ from tureen.engine.adapters import NO_ADAPTER, Adapters
 from tureen.engine.client_code import ClientCode
 from tureen.engine.control import Control
 from tureen.engine.encoders import Encoders, share_pixels
-from tureen.engine.fairness import LeastServedFirst
 from tureen.engine.grammars import Grammars
 from tureen.engine.preparing import Preparing
 from tureen.engine.queue import (
     FIRST_COME,
+    LeastServedFirst,
     LongestPrefixFirst,
     QueueOrder,
     Schedule,
@@ -65,9 +65,9 @@ class EngineTotals:
         cache = scheduler.cache
         return EngineStats(
             num_running=len(scheduler.running),
-            num_queued=len(scheduler.queue) + preparing.num_sequences - len(preparing.grammars.waiting),
-            num_free_pages=cache.pool.num_free,
-            num_cached_pages=cache.tree.num_evictable,
+            num_queued=len(scheduler.queue.waiting) + preparing.num_sequences - len(preparing.grammars.waiting),
+            num_free_pages=len(cache.pool.free),
+            num_cached_pages=len(cache.tree.idle),
             num_pages=cache.pool.num_pages,
             total_prompt_tokens=scheduler.num_prompt_tokens,
             total_cached_tokens=scheduler.num_cached_tokens,
@@ -100,11 +100,10 @@ class Engine:
         self.cache = CacheManager(capacity.num_pages, capacity.page_size, prefix_cache=prefix_cache)
         rank = priority_first if schedule.by_priority else first_come
         longest = LongestPrefixFirst(partial(_cached_len, self.cache))
-        orders = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}
-        queue = WaitingQueue(rank, orders[schedule.policy])
+        order = {"fcfs": QueueOrder(), "lpm": longest, "fair": LeastServedFirst(rank)}[schedule.policy]
         self.scheduler = Scheduler(
             self.cache,
-            queue,
+            WaitingQueue(rank, order),
             max_rows=capacity.max_rows,
             token_budget=token_budget,
             by_priority=schedule.by_priority,
@@ -146,7 +145,8 @@ class Engine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queues a request. Raises InvalidRequest for what can never run, Unavailable when too many wait."""
-        self.control.check_there()
+        if self.control.released:
+            self.control.check_there()
         if request.id in self._sequences:
             raise InvalidRequest(f"rid {echo(request.id)} is in use by a request that has not ended", field="rid")
         _check_length(request, self._limits.context_len)

@@ -80,10 +80,10 @@ class Preparing:
     def stats(self) -> dict[str, Any]:
         """Returns the fields of EngineStats that concern waiting sequences."""
         return {
+            "helpers_down": self.helpers_down or (),
             **(self.grammars.stats() if self.grammars.has_helpers else {}),
             "total_pictures": self.encoders.num_pictures,
             "total_pictures_encoded": self.encoders.num_encoded,
-            "helpers_down": self.helpers_down or (),
         }
 
     def _begin(self, sequence: Sequence) -> bool:

@@ -121,3 +121,4 @@ class Language:
     rules: Mapping[str, Expression] = field(default_factory=dict)
     unenforced: tuple[Unenforced, ...] = ()
     guard: GuardFacts | None = None  # what outputs must be held to besides
+    guarded: tuple[Unenforced, ...] = ()  # what the language does not keep, and the guard does

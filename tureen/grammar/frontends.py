@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msgspec.structs import replace as replace_field
-
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.base import Backend, CompiledGrammar, GrammarSpec
@@ -59,7 +57,7 @@ def language_of(spec: GrammarSpec) -> Language:
     except MemoryError:
         raise GrammarError(f"{spec.kind} is too large; make it smaller") from None
     if spec.after:
-        guard = None if language.guard is None else replace_field(language.guard, after=spec.after)
+        guard = None if language.guard is None else language.guard.after(spec.after)
         start = Chain((up_to((spec.after,), (spec.after,)), language.start))
         language = replace(language, start=start, guard=guard)
     return language

@@ -13,7 +13,8 @@ from tureen.grammar.free_text import free_of, to_the_end, up_to
 from tureen.grammar.json_text import decoded, flag, integer, keys, listed, string, strings
 from tureen.grammar.pieces import Assembly, TerminalPiece, apart, fixed
 from tureen.grammar.rules import calls, chain, choice, reachable, repeat
-from tureen.grammar.tag_leaves import FormatPlace, LeafFormats
+from tureen.grammar.tag_leaves import FormatPlace, GuardedLeaves, LeafFormats
+from tureen.grammar.tag_steps import tag_steps
 
 MAX_NESTING = 32
 MAX_TIMES = 2_000
@@ -41,7 +42,13 @@ def structural_tag(text: str, *, strict: bool = False) -> Language:
     builder = _Builder(strict)
     start = (builder.legacy if isinstance(value, dict) and "structures" in value else builder.whole)(value)
     rules = reachable(start.expression, builder.assembly.rules)
-    return Language(start.expression, rules, builder.unenforced)
+    unenforced, guarded = builder.unenforced, builder.guarded
+    facts = tag_steps(value, builder.guards) if guarded else None
+    if facts is None:
+        if strict and guarded:
+            raise GrammarError(guarded[0].why)
+        unenforced, guarded = (*unenforced, *guarded), ()
+    return Language(start.expression, rules, unenforced, facts, guarded)
 
 
 class _Builder:
@@ -78,6 +85,15 @@ class _Builder:
     def unenforced(self) -> tuple[Unenforced, ...]:
         """The keywords of the schemas that the language does not keep."""
         return tuple(self._leaves.unenforced)
+
+    @property
+    def guarded(self) -> tuple[Unenforced, ...]:
+        """The keywords that a guard can keep if it finds the values."""
+        return tuple(self._leaves.guarded)
+
+    @property
+    def guards(self) -> GuardedLeaves:
+        return self._leaves.guards
 
     def whole(self, value: Any) -> TerminalPiece:
         keys(value, "structural_tag", ("type", "format"))

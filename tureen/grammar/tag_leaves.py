@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tureen.errors import echo
 from tureen.grammar import regex
 from tureen.grammar.expression import Expression, GrammarError, Language, RuleCall, Terminal, Unenforced
 from tureen.grammar.free_text import any_of, free_of, to_the_end, up_to
+from tureen.grammar.guard.facts import GuardNode
 from tureen.grammar.json_text import flag, integer, keys, string, strings
 from tureen.grammar.notations import grammar
 from tureen.grammar.pieces import Assembly, TerminalPiece, fixed
@@ -19,11 +20,15 @@ from tureen.grammar.rules import calls, can_be_empty, chain, replaced
 from tureen.grammar.schema.language import json_schema, tagged_schema
 from tureen.grammar.schema.strings import encoded_language
 from tureen.grammar.schema.tagged import STYLES, without
+from tureen.grammar.tagged_steps import TaggedValues
 
 T = TypeVar("T")
 
 MAX_CHARS = 2_000
 MAX_STATES = 500  # of an automaton that is only made to find a terminal
+
+SCHEMA_STYLES = {"json_schema": "json", "qwen_xml_parameter": "qwen_xml"}
+"""The formats that have a schema, and the style in which they are written where they name none."""
 
 JSON_STARTS = tuple('{["-0123456789tfn')
 NUMBER_GOES_ON = "0123456789.eE+-"
@@ -39,6 +44,11 @@ class FormatPlace:
     stops: tuple[str, ...] | None = None
     """One of these follows and belongs to what the format becomes; none: something else; None: the output ends."""
 
+    @property
+    def schema(self) -> str:
+        """Returns the path of the format's JSON schema."""
+        return f"{self.path}.json_schema"
+
     def inner(self, path: str) -> FormatPlace:
         """Returns the place of a part that more follows."""
         return FormatPlace(f"{self.path}.{path}", self.depth + 1, self.ends, ())
@@ -48,11 +58,21 @@ class FormatPlace:
         return replace(self, path=f"{self.path}.{path}", depth=self.depth + 1)
 
 
+class GuardedLeaves(NamedTuple):
+    """The guarded values of a structural tag, by the paths of their schemas."""
+
+    nodes: list[GuardNode]
+    values: dict[str, int]  # of those that are written as JSON: their node
+    tagged: dict[str, TaggedValues]  # of those whose properties stand in tags
+
+
 class LeafFormats:
     """Makes pieces of the formats that hold no other; what they need of rules goes to `assembly`."""
 
     def __init__(self, assembly: Assembly, *, strict: bool) -> None:
         self.unenforced: list[Unenforced] = []  # of what the schemas say
+        self.guarded: list[Unenforced] = []  # what is enforced by a guard, if it can follow the tag
+        self.guards = GuardedLeaves([], {}, {})
         self._assembly = assembly
         self._strict = strict
         self._languages = 0
@@ -69,19 +89,21 @@ class LeafFormats:
             raise GrammarError(f"{place.path}.max_whitespace_cnt must be at least 1: one space follows , and :")
         schema = value["json_schema"]
         if not isinstance(schema, (dict, bool)):
-            raise GrammarError(f"{place.path}.json_schema must be a schema, got {echo(schema)}")
+            raise GrammarError(f"{place.schema} must be a schema, got {echo(schema)}")
         excludes = strings(value.get("excludes", []), f"{place.path}.excludes", may_be_none=True)
         style = value.get("style", "json")
-        path = f"{place.path}.json_schema"
+        path = place.schema
         if style == "json":
             return self.ended(self.schema(json.dumps(schema), path, excludes), place)
         if not isinstance(style, str) or style not in STYLES:
             raise GrammarError(f"{place.path}.style must be json or one of {', '.join(STYLES)}, got {echo(style)}")
-        language = _at(
+        language, values = _at(
             path, lambda: tagged_schema(json.dumps(schema), style, self._prefix(), excludes, strict=self._strict)
         )
         self._assembly.rules.update(language.rules)
-        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
+        first = self._note(language, path)
+        if first is not None:
+            self.guards.tagged[path] = values.moved(first)
         return self.ended(TerminalPiece(language.start), place)
 
     def qwen_xml_parameter(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
@@ -89,10 +111,22 @@ class LeafFormats:
         return self.json_schema({**value, "style": "qwen_xml"}, place)
 
     def schema(self, schema: str, path: str, excludes: Sequence[str] = ()) -> TerminalPiece:
-        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict))
+        language = _at(path, lambda: json_schema(schema, self._prefix(), strict=self._strict, guards=True))
         self._assembly.rules.update({name: without(rule, excludes) for name, rule in language.rules.items()})
-        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
+        first = self._note(language, path)
+        if first is not None:
+            self.guards.values[path] = first
         return TerminalPiece(without(language.start, excludes), JSON_STARTS, NUMBER_GOES_ON)
+
+    def _note(self, language: Language, path: str) -> int | None:
+        """Notes what the language of a schema does not keep. Returns the number of its first guarded node."""
+        self.unenforced += (item._replace(schema=path + item.schema) for item in language.unenforced)
+        self.guarded += (item._replace(schema=path + item.schema) for item in language.guarded)
+        if language.guard is None:
+            return None
+        first = len(self.guards.nodes)
+        self.guards.nodes.extend(node.moved(first) for node in language.guard.nodes)
+        return first
 
     def grammar(self, value: dict[str, Any], place: FormatPlace) -> TerminalPiece:
         keys(value, place.path, ("type", "grammar"))

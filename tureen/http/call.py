@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
-from starlette.types import Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tureen.errors import TureenError
 from tureen.http.errors import error_response
@@ -55,6 +55,12 @@ def call_of(scope: Scope) -> ClientCall:
     """Returns the call of an ASGI scope; creates it at first."""
     call: ClientCall = scope.setdefault(SCOPE_KEY, ClientCall())
     return call
+
+
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def error_response_for(error: TureenError, scope: Scope) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -16,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tureen.errors import TureenError
-from tureen.http.call import call_of
+from tureen.http.call import call_of, until_gone
 from tureen.http.errors import error_response
-from tureen.http.sse import EventStream, until_gone
+from tureen.http.sse import EventStream
 from tureen.registry import find_dialects
 from tureen.requests.body import convert, read_json, refuse_unknown
 from tureen.requests.offload import INLINE_CHARS, offload
@@ -91,6 +92,12 @@ class Entry(Route):
         self.access = access
         self.any_model = any_model
         self.is_limited = is_limited and access == "user" and "GET" not in methods
+
+    def at(self, path: str) -> Entry:
+        """Returns the same route at another path."""
+        copied = copy.copy(self)
+        Route.__init__(copied, path, self.endpoint, methods=sorted(self.methods or ()))
+        return copied
 
 
 class BodyPart(NamedTuple):

@@ -13,14 +13,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tureen.config import Config
-from tureen.errors import (
-    Forbidden,
-    InvalidRequest,
-    PayloadTooLarge,
-    RequestTimeout,
-    TureenError,
-    echo,
-)
+from tureen.errors import Forbidden, InvalidRequest, PayloadTooLarge, RequestTimeout, TureenError, echo
 from tureen.http.awake import AwakeTimer
 from tureen.http.call import ClientCall, call_of, error_response_for
 from tureen.http.dialect import Entry
@@ -190,10 +183,11 @@ def check_access(call: ClientCall, scope: Scope, route: BaseRoute | None, keys: 
 
     Stores the client's name, limits and admin rights, as its key has them, in the call.
     """
-    key = keys.find(_authorization(scope))
+    is_local, authorization = _is_local(scope), _authorization(scope)
+    key = keys.find(authorization)
     call.client_name = (key.name if key is not None else "") or call.client_name
     call.limits = NO_LIMITS if key is None else key.limits
-    call.admin_refusal = keys.admin_refusal(key, is_local=_is_local(scope))
+    call.admin_refusal = keys.admin_refusal(key, is_local=is_local)
     access = "user" if route is None else getattr(route, "access", None)
     if access == "open":
         return
@@ -255,9 +249,11 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
     is slow."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
     num_bytes, waited_s, is_complete = 0, 0.0, False
-    too_large = PayloadTooLarge(
-        f"the body is larger than {max_bytes} bytes; send less, or start the server with a larger --max-body-bytes"
-    )
+
+    def too_large() -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"the body is larger than {max_bytes} bytes; send less, or start the server with a larger --max-body-bytes"
+        )
 
     async def receive_in_time() -> Message:
         nonlocal waited_s
@@ -281,12 +277,12 @@ def limited(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
         if is_complete:
             return await receive()
         if declared.isdigit() and int(declared[:18]) > max_bytes:
-            raise too_large
+            raise too_large()
         message = await receive_in_time()
         num_bytes += len(message.get("body", b""))
         is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         if num_bytes > max_bytes:
-            raise too_large
+            raise too_large()
         return message
 
     return receive_limited

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tureen.http.call import call_of
+from tureen.http.call import call_of, until_gone
 
 DONE = b"data: [DONE]\n\n"
 
@@ -61,9 +61,3 @@ class EventStream(StreamedResponse):
         } | (headers or {})
         encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
         super().__init__({"type": "http.response.start", "status": 200, "headers": encoded}, events)
-
-
-async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection. The request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -4,6 +4,6 @@ pictures and videos, the run of requests and the stream of their events, session
 It knows no route and writes no answer.
 
 Imports: config, constraining, contract, errors, files, grammar, log, logit_processor, media, metrics, sandbox,
-serving, text; asyncio, msgspec, numpy, starlette.
+serving, storage, text; asyncio, msgspec, numpy, starlette.
 Imported by: control, dialects, front, http, offline, server.
 """

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.contract.params import CONSTRAINTS
-from tureen.contract.types import LogprobSpec
+from tureen.contract.types import HiddenStates, LogprobSpec
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
 from tureen.log import get_logger
-from tureen.requests import planning
+from tureen.requests import planning, tokenising
 from tureen.requests.answer_format import AnswerFormat, answer_format
 from tureen.requests.chat_prompt import ChatPrompt, chat_prompt
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
 from tureen.requests.loading import loading
 from tureen.requests.offload import offload
 from tureen.requests.planning import Names, Sampling
+from tureen.requests.prompts import id_lists, last_tokens
 from tureen.requests.reading import Reading
 from tureen.requests.state import Context, ServerState
 from tureen.text.messages import Message, Tool, ToolChoice
@@ -31,6 +32,9 @@ from tureen.text.tools import ToolFormat, calls_or, constraint, schema_fields
 
 TO_THE_END: Mapping[str, Any] = MappingProxyType({"max_new_tokens": None})
 """Default of chat APIs: an answer may go on to the end of the context."""
+
+NUM_END_TOKENS = 32
+"""Tokens at the end of a prompt of token ids in which a mark of reasoning is looked for."""
 
 TOOL_SIZE = 256
 """Cost of one tool for `offload`: the grammar of its calls takes as long as tokenizing so many characters."""
@@ -43,11 +47,14 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: tuple[Message, ...]
     field: str = "messages"  # the API's name for the messages, for errors
+    prompt_ids: Sequence[int] | None = None  # token ids in place of what the messages become
+    max_prompt_tokens: int | None = None  # of a longer prompt the last ones are kept
     pictures: tuple[str, ...] = ()  # URLs, data URLs or paths, one for each {"type": "image"} in order
     videos: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     schema_field: str = "tools[{}].function.parameters"  # the API's name for a tool's schema, by index
     grammar_field: str = "tools[{}].custom.format.grammar.definition"  # the API's name for a custom tool's grammar
+    tool_places: tuple[int, ...] = ()  # of each tool in the client's list; (): as in `tools`
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_final_message: bool = False  # the answer continues the last message, the assistant's
@@ -59,6 +66,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     clip_max_tokens: bool = False  # max_new_tokens beyond the context's end is lowered to it, not refused
     names: Names = Names()  # the API's names for sampling parameters
     logprobs: LogprobSpec | None = None
+    hidden_states: HiddenStates = "none"
     adapter: str = ""  # LoRA adapter; "" = the model itself
     priority: int = 0
     cache_salt: str = ""
@@ -81,7 +89,7 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     planning.check_priority(chat.priority, context)
     setup = await offload.run(TOOL_SIZE * len(chat.tools), lambda: _tool_setup(chat, context))
     sampling = await planning.sampling_of(setup.sampling, context, setup.names, chat.defaults)
-    count = planning.check_size(1, [sampling], chat.field)
+    count = planning.check_size(1, [sampling], chat.field, context.config)
     prompt = await _prompt(chat, setup.tools, state, owner, count)
     reasoning, starts_inside = context.reasoning_format, False
     if reasoning is not None:
@@ -104,6 +112,12 @@ async def prepare(chat: Chat, state: ServerState, *, owner: str = "") -> Plan:
     )
     plan = _plan(chat, prompt, sampling, setup, state, owner=owner, arrived_s=arrived_s)
     return msgspec.structs.replace(plan, reading=reading)
+
+
+async def prompt_of(chat: Chat, state: ServerState, *, owner: str = "") -> ChatPrompt:
+    """Renders and tokenizes a chat as `prepare` does, and checks its tools; nothing is to run. Raises as `prepare`."""
+    setup = await offload.run(TOOL_SIZE * len(chat.tools), _tool_setup, chat, state.context)
+    return await _prompt(chat, setup.tools, state, owner, 1)
 
 
 class ToolSetup(NamedTuple):
@@ -156,7 +170,7 @@ def _calls(chat: Chat, form: ToolFormat, sampling: dict[str, Any]) -> ToolSetup:
     for name in CONSTRAINTS:  # what an answer must be says nothing of calls
         sampling.pop(name, None)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
+    error_fields = _error_fields(tag, chat)
     return ToolSetup(chat.tools, form, sampling | {"structural_tag": tag, "strict_schema": strict}, names, error_fields)
 
 
@@ -164,12 +178,17 @@ def _calls_or_answer(chat: Chat, form: ToolFormat, sampling: dict[str, Any], ans
     """Returns the setup of a chat whose output is calls, or else what `answer` says."""
     tag = calls_or(form, chat.tools, answer.layout, parallel=chat.parallel_tool_calls)
     names = chat.names._replace(renamed={**chat.names.renamed, "structural_tag": "tools"})
-    error_fields = schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field)
+    error_fields = _error_fields(tag, chat)
     error_fields |= {f"structural_tag.format.elements[1].{answer.place}": chat.names.path(answer.parameter)}
     strict = bool(sampling.get("strict_schema")) or any(tool.strict for tool in chat.tools)
     del sampling[answer.parameter]
     sampling |= {"structural_tag": tag, "strict_schema": strict}
     return ToolSetup(chat.tools, form, sampling, names, error_fields, answer.spec)
+
+
+def _error_fields(tag: Mapping[str, Any], chat: Chat) -> dict[str, str]:
+    """Returns what errors about the calls' grammar name: a path in it -> the client's field."""
+    return schema_fields(tag, chat.tools, chat.tool_choice, chat.schema_field, chat.grammar_field, chat.tool_places)
 
 
 def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | None) -> None:
@@ -185,6 +204,19 @@ def _keep_special_tokens(sampling: dict[str, Any], chat: Chat, marked: str | Non
 
 
 async def _prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: str, count: int) -> ChatPrompt:
+    """Returns the prompt of a chat. `count`: samples. Raises InvalidRequest, Forbidden."""
+    if chat.prompt_ids is None:
+        rendered = await _rendered_prompt(chat, tools, state, owner, count)
+    else:
+        is_cut = chat.max_prompt_tokens is not None
+        ids = id_lists(list(chat.prompt_ids), state.context, may_be_empty=False, field=chat.field, may_be_cut=is_cut)
+        [prompt] = await tokenising.resolve(ids, [chat.field], state)
+        end = state.context.tokenizer.decode(prompt.token_ids[-NUM_END_TOKENS:], skip_special_tokens=False)
+        rendered = ChatPrompt(prompt, end, 0)
+    return rendered._replace(prompt=last_tokens(rendered.prompt, chat.max_prompt_tokens, "truncate_prompt_tokens"))
+
+
+async def _rendered_prompt(chat: Chat, tools: Sequence[Tool], state: ServerState, owner: str, count: int) -> ChatPrompt:
     async with contextlib.AsyncExitStack() as stack:
         if chat.pictures or chat.videos:
             names, _ = planning.name_requests(chat.rid, 1, count, is_batch=False)
@@ -237,6 +269,7 @@ def _plan(
     options = Options(
         adapter=chat.adapter,
         logprobs=chat.logprobs,
+        hidden_states=chat.hidden_states,
         processor=chat.processor,
         priority=chat.priority,
         cache_salt=chat.cache_salt,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tureen.config import Config
-from tureen.contract.params import CONSTRAINTS, MAX_STOPS, SamplingParams
+from tureen.contract.params import CONSTRAINTS, JsonObject, SamplingParams
 from tureen.contract.types import GenerateRequest, HiddenStates, LogprobSpec, MediaItem
 from tureen.errors import InvalidRequest
 from tureen.grammar.base import GrammarSpec
@@ -126,18 +126,45 @@ class Resolved(NamedTuple):
     constraint: GrammarConstraint
     max_new_tokens: int
     limit_field: str  # what the client called max_new_tokens, where it sent it
+    custom_params: Sequence[JsonObject | None]  # of each sample
 
 
 def _resolved(draft: Draft, index: int, context: Context) -> Resolved:
     """Raises InvalidRequest."""
     sampling = draft.samplings[index]
-    if sampling.params.custom_params and not draft.options[index].processor:
+    custom_params = _custom_params(draft, index)
+    if any(custom_params) and not draft.options[index].processor:
         field = sampling.names.path("custom_params")
         raise InvalidRequest(f"{field} needs custom_logit_processor, which it is given to", field=field)
     constraint = constrained(sampling.params, sampling.names.path, context.config)
     num_prompt = len(draft.prompts[index].token_ids)
     limit_field = sampling.names.path("max_new_tokens") if _sends_limit(sampling) else ""
-    return Resolved(constraint, _max_new_tokens(sampling, draft.names[index], num_prompt, context), limit_field)
+    most = _max_new_tokens(sampling, draft.names[index], num_prompt, context)
+    return Resolved(constraint, most, limit_field, custom_params)
+
+
+def _custom_params(draft: Draft, index: int) -> Sequence[JsonObject | None]:
+    """Returns the custom_params of each sample of a prompt. Raises InvalidRequest.
+
+    A list has an entry for each prompt, or for each output: all samples of the first prompt, then those of the second.
+    A prompt whose sampling parameters are its own is the only one of its list.
+    """
+    sampling = draft.samplings[index]
+    values, num_samples = sampling.params.custom_params, sampling.params.n
+    if not isinstance(values, tuple):
+        return [values] * num_samples
+    is_shared = draft.samplings[0] is draft.samplings[-1]
+    batch, place = (len(draft.prompts), index) if is_shared else (1, 0)
+    if len(values) == batch:
+        return [values[place]] * num_samples
+    if len(values) == batch * num_samples:
+        return values[place * num_samples : (place + 1) * num_samples]
+    field, outputs = sampling.names.path("custom_params"), batch * num_samples
+    raise InvalidRequest(
+        f"{field} has {len(values)} entries; send one for each of the {batch} prompts"
+        + (f", or for each of the {outputs} outputs" if num_samples > 1 else ""),
+        field=field,
+    )
 
 
 def _sends_limit(sampling: Sampling) -> bool:
@@ -158,7 +185,7 @@ def _requests(
         GenerateRequest(
             id=state.new_id(rid),
             token_ids=token_ids,
-            params=params,
+            params=_with_custom(params, resolved.custom_params[sample]),
             max_new_tokens=resolved.max_new_tokens,
             seed=(seed + sample + 2**63) % 2**64 - 2**63,
             logprobs=options.logprobs,
@@ -179,6 +206,11 @@ def _requests(
         )
         for sample, rid in enumerate(rids)
     ]
+
+
+def _with_custom(params: SamplingParams, custom_params: JsonObject | None) -> SamplingParams:
+    is_list = isinstance(params.custom_params, tuple)
+    return msgspec.structs.replace(params, custom_params=custom_params) if is_list else params
 
 
 def cache_namespace(owner: str, salt: str = "") -> str:
@@ -221,6 +253,7 @@ def effective_params(request: GenerateRequest, sampling: Sampling, context: Cont
         origins["stream_interval"] = "server"
     values |= {
         "max_new_tokens": request.max_new_tokens,
+        "custom_params": request.params.custom_params,
         "sampling_seed": request.seed,
         "stream_interval": sampling.params.stream_interval or context.config.stream_interval,
     }
@@ -241,10 +274,11 @@ def constrained(params: SamplingParams, path: Callable[[str], str], config: Conf
     spec = _spec(name, params)
     if params.dtype is not None:
         stops = params.stop + DTYPE_STOPS.get(params.dtype, ())
-        if len(stops) > MAX_STOPS:
+        most = config.max_stop_strings
+        if len(stops) > most:
             more = len(stops) - len(params.stop)
             raise InvalidRequest(
-                f"{path('stop')} takes at most {MAX_STOPS - more} entries beside dtype {params.dtype}, which has "
+                f"{path('stop')} takes at most {most - more} entries beside dtype {params.dtype}, which has "
                 f"{more} of its own, got {len(params.stop)}",
                 field=path("stop"),
             )

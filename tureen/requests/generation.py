@@ -7,7 +7,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -153,12 +153,20 @@ class Output:
         self.finish = delta.finish
 
     @property
+    def constraint_notes(self) -> dict[str, Any]:
+        """Returns what an answer says of its constraint, beside the reason why it ended; nothing where all was
+        enforced and no limit was near."""
+        is_closed_early = self.finish is not None and self.finish.closed_early
+        return self.conformity.metadata | ({"closed_early": True} if is_closed_early else {})
+
+    @property
     def num_logprobs(self) -> int:
         """How many log-probabilities an answer shows for the output so far."""
         spec = self.request.logprobs
         if spec is None:
             return 0
-        return (len(self.prompt_logprobs) + len(self.output_logprobs)) * (1 + spec.top + len(spec.token_ids))
+        num_positions = len(self.prompt_logprobs) + len(self.output_logprobs) * (2 if spec.mode == "both" else 1)
+        return num_positions * (1 + spec.top + len(spec.token_ids))
 
     def snapshot(self) -> Output:
         """Returns a copy for a thread to read: the output itself goes on growing on the event loop."""
@@ -171,6 +179,16 @@ class Output:
     def cumulative_logprob(self) -> float:
         """Sum of the output tokens' natural log-probabilities; the request must have asked for them."""
         return math.fsum(position.token[0] or 0.0 for position in self.output_logprobs)
+
+
+def joined_notes(outputs: Sequence[Output]) -> dict[str, Any]:
+    """Returns the `constraint_notes` of an answer that has one place for all its outputs: `valid` where all are, and
+    `closed_early` where any is."""
+    notes = [output.constraint_notes for output in outputs]
+    joined = {key: value for some in notes for key, value in some.items()}
+    if "valid" in joined:
+        joined["valid"] = all(some.get("valid", False) for some in notes)
+    return joined
 
 
 class OutputEvent(NamedTuple):
@@ -317,13 +335,13 @@ class Run:
 
         def watch(num_new: int) -> None:
             nonlocal num_prompt
-            if num_new:
-                hold.pay(num_prompt + num_new)
-                num_prompt = 0
             self._work.num_tokens += num_new
             output.note_weights(self._state.context.config.weight_version)
             if meter is not None:
                 meter.note(num_new)
+            if num_new:
+                hold.pay(num_prompt + num_new)
+                num_prompt = 0
 
         stream: Any = self._state.client.generate(self._take(output), num_tokens, watch)
         finish = "abort"  # stays so when the generator is closed early

@@ -6,11 +6,11 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tureen.contract.params import MAX_PATTERN_LEN, MAX_STOPS, SamplingParams, check_params
+from tureen.config import MAX_STOPS, Config
+from tureen.contract.params import MAX_PATTERN_LEN, SamplingParams, check_params
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.body import convert
 from tureen.requests.offload import offload
-from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
 
 T = TypeVar("T")
@@ -61,8 +61,22 @@ def make_sampling(
         fields |= values
         origins |= dict.fromkeys(values, origin)
     params = convert(fields, SamplingParams, names.path)
+    _check_limits(params, context.config, names)
     check_params(params, vocab_size=context.info.vocab_size, path=names.path)
     return Sampling(params, origins, names)
+
+
+def _check_limits(params: SamplingParams, config: Config, names: Names) -> None:
+    """Raises InvalidRequest for more samples or stop strings than the operator allows."""
+    if params.n > config.max_n:
+        field = names.path("n")
+        raise InvalidRequest(f"{field} must be at most {config.max_n} (--max-n), got {params.n}", field=field)
+    for name in ("stop", "stop_regex"):
+        count = len(getattr(params, name))
+        if count > config.max_stop_strings:
+            field = names.path(name)
+            most = f"{config.max_stop_strings} entries (--max-stop-strings)"
+            raise InvalidRequest(f"{field} takes at most {most}, got {count}", field=field)
 
 
 async def sampling_of(
@@ -92,33 +106,35 @@ def patterns_len(param_sets: Iterable[Any]) -> int:
     return length
 
 
-def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str) -> int:
+def check_size(num_prompts: int, samplings: Sequence[Sampling], prompt_field: str, config: Config) -> int:
     """Returns the number of samples a prompt, which must be the same for all. Raises InvalidRequest for a batch that is
-    empty or has too many prompts or sequences."""
+    empty or has too many sequences."""
     if not num_prompts:
         raise InvalidRequest(
             f"{prompt_field} is an empty list; it must have at least one prompt",
             field=prompt_field,
             code="empty_prompt",
         )
-    check_batch(num_prompts, MAX_PROMPTS, prompt_field)
     field = samplings[0].names.path("n")
     num_samples = samplings[0].params.n
     if any(sampling.params.n != num_samples for sampling in samplings):
         raise InvalidRequest(f"{field} must be the same for all prompts of a batch", field=field)
-    if num_prompts * num_samples > MAX_SEQUENCES:
+    most = max(MAX_SEQUENCES, config.max_batch_size, config.max_n)
+    if num_prompts * num_samples > most:
         raise InvalidRequest(
             f"{num_prompts} prompts with {field} = {num_samples} make {num_prompts * num_samples} sequences; "
-            f"at most {MAX_SEQUENCES}",
+            f"at most {most}, the largest of {MAX_SEQUENCES}, --max-batch-size and --max-n",
             field=field,
         )
     return num_samples
 
 
-def check_batch(count: int, max_prompts: int, field: str) -> None:
-    """Raises InvalidRequest for more prompts than one body may have."""
-    if count > max_prompts:
-        raise InvalidRequest(f"{field} is a batch of at most {max_prompts} prompts, got {count}", field=field)
+def check_batch(count: int, field: str, context: Context, max_prompts: int | None = None) -> None:
+    """Raises InvalidRequest for more prompts than one body may have; `max_prompts`: None = --max-batch-size."""
+    most = context.config.max_batch_size if max_prompts is None else max_prompts
+    if count > most:
+        setting = " (--max-batch-size)" if max_prompts is None else ""
+        raise InvalidRequest(f"{field} is a batch of at most {most} prompts{setting}, got {count}", field=field)
 
 
 def check_priority(priority: int, context: Context) -> None:

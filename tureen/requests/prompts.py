@@ -9,7 +9,6 @@ import numpy as np
 from tureen.contract.types import NO_TOKEN, MediaItem
 from tureen.errors import InvalidRequest, echo
 from tureen.requests.planning import check_batch
-from tureen.requests.shared_fields import MAX_PROMPTS
 from tureen.requests.state import Context
 
 LARGEST = {"float16": 65504.0}
@@ -45,18 +44,19 @@ def texts(value: str | list[str], field: str) -> Texts:
 
 
 def texts_or_ids(
-    value: Any, field: str, context: Context, *, max_prompts: int, may_be_cut: bool = False
+    value: Any, field: str, context: Context, *, max_prompts: int | None = None, may_be_cut: bool = False
 ) -> tuple[Texts | list[Prompt], list[str]]:
     """Reads prompts in OpenAI's form: a text, token ids, or a list of texts or of lists of ids. Returns them with what
     errors call each.
 
-    `max_prompts`: prompts allowed; `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
+    `max_prompts`: prompts allowed, None = --max-batch-size; `may_be_cut`: prompts may be longer than the context.
+    Raises InvalidRequest.
     """
     if isinstance(value, str):
         prompts = texts(value, field)
         return prompts, prompts.names
     if value and not isinstance(value[0], int):
-        check_batch(len(value), max_prompts, field)
+        check_batch(len(value), field, context, max_prompts)
     kinds = set(map(type, value))
     if kinds == {str}:
         prompts = texts(value, field)
@@ -74,16 +74,16 @@ def id_lists(
     *,
     may_be_empty: bool,
     field: str = "input_ids",
-    max_prompts: int = MAX_PROMPTS,
+    max_prompts: int | None = None,
     may_be_cut: bool = False,
 ) -> list[Prompt]:
-    """Reads prompts as token ids: one list, or a batch of at most `max_prompts` lists.
+    """Reads prompts as token ids: one list, or a batch of at most `max_prompts` lists, None = --max-batch-size.
 
     `may_be_cut`: prompts may be longer than the context. Raises InvalidRequest.
     """
     is_batch = bool(value) and isinstance(value[0], list)
     lists = value if is_batch else [value]
-    check_batch(len(lists), max_prompts, field)
+    check_batch(len(lists), field, context, max_prompts)
     for index, ids in enumerate(lists):
         where = f"{field}[{index}]" if is_batch else field
         if not isinstance(ids, list):
@@ -94,6 +94,16 @@ def id_lists(
             raise too_long(len(ids), where, context)
         _check_ids(ids, where, context.info.vocab_size, context.placeholder_ids)
     return [Prompt(ids) for ids in lists]
+
+
+def last_tokens(prompt: Prompt, most: int | None, field: str) -> Prompt:
+    """Returns the last `most` tokens of a prompt; None = all. Raises InvalidRequest with `field`, which asks for this,
+    for a prompt with pictures that would be cut."""
+    if most is None or len(prompt.token_ids) <= most:
+        return prompt
+    if prompt.media:
+        raise InvalidRequest(f"{field}: a prompt with pictures is not cut; leave it out", field=field)
+    return prompt._replace(token_ids=prompt.token_ids[-most:])
 
 
 def too_long(num_prompt: int, prompt_name: str, context: Context) -> InvalidRequest:
@@ -125,7 +135,7 @@ def embeddings(value: list[Any], context: Context) -> list[Prompt]:
     """Reads SGLang's field input_embeds: [tokens, hidden_size] numbers, or a batch of such. Raises InvalidRequest."""
     is_batch = bool(value) and (not value[0] or isinstance(value[0][0], list))
     matrices = value if is_batch else [value]
-    check_batch(len(matrices), MAX_PROMPTS, "input_embeds")
+    check_batch(len(matrices), "input_embeds", context)
     return [
         _embedding(matrix, f"input_embeds[{index}]" if is_batch else "input_embeds", context)
         for index, matrix in enumerate(matrices)

@@ -109,11 +109,11 @@ class Account:
         return [(f"x-ratelimit-{name}-tokens".encode(), value.encode()) for name, value in values.items()]
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Counts a running request while the block runs. Raises TooManyRequests when the client has its most
-        already."""
+    def running(self, *, beside: int = 0) -> Iterator[None]:
+        """Counts a running request while the block runs. `beside`: running ones that are the same work. Raises
+        TooManyRequests when the client has its most already."""
         max_requests = self._limits.max_requests
-        if max_requests is not None and self._num_running >= max_requests:
+        if max_requests is not None and self._num_running - beside >= max_requests:
             raise TooManyRequests(
                 f"this client has {max_requests} requests running, the most it may; wait until one has ended",
                 retry_after_s=self._turn_s(),

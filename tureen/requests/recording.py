@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message
 
@@ -18,6 +19,9 @@ from tureen.config import Config
 from tureen.errors import Conflict, InvalidRequest, NotFound, RequestTimeout, Unprocessable, echo
 from tureen.requests.part_log import PartLog, Reader
 from tureen.requests.quotas import ClientId, ClientWork
+
+if TYPE_CHECKING:
+    from tureen.storage.responses import ResponseStore
 
 MAX_BYTES = 4 << 20
 """Most bytes kept of one recording. Of a longer one the end is kept, which a resumed stream needs."""
@@ -206,10 +210,26 @@ class Recording:
         self._news = asyncio.Event()
 
 
+def open_responses(config: Config) -> ResponseStore | None:
+    """Opens the file of --responses-store; None where no responses are kept. Raises StartupError."""
+    if config.responses_store is None:
+        return None
+    storage = importlib.import_module("tureen.storage.responses")  # SQLite, for servers that keep something only
+    store: ResponseStore = storage.ResponseStore(
+        config.responses_store,
+        ttl_s=config.responses_ttl_s,
+        max_bytes=config.responses_max_mib << 20,
+        max_context_bytes=config.max_body_bytes,
+    )
+    return store
+
+
 class Recordings:
-    """All recordings that a client may come back to. Event-loop thread only."""
+    """All answers that a client may come back to: recordings in memory, and the file of `responses`. Event-loop thread
+    only."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self.responses = open_responses(config)
         self._grace_s = config.resume_grace_s
         self._retention_s = config.idempotency_retention_s
         self._clock = clock
@@ -292,9 +312,11 @@ class Recordings:
             self._forget(recording)
 
     async def close(self) -> None:
-        """Cancels all answers that are being made."""
+        """Cancels all answers that are being recorded, and waits for those that are made in the background."""
         for recording in tuple(self._running):
             await recording.cancel()
+        if self.responses is not None:
+            await self.responses.close()
 
     def _grown(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes

@@ -3,6 +3,7 @@ token ids."""
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 import time
@@ -133,16 +134,26 @@ class Turn:
         self._sessions = sessions
         self._node: SessionRequest | None = None
 
-    def begin(self, rid: str, request_id: str, output_ids: list[int]) -> None:
+    def branches(self, count: int) -> list[Turn]:
+        """Returns a turn for each of `count` samples of this prompt, itself first: they stand beside each other, and
+        what the prompt replaces is replaced by the first."""
+        others = []
+        for _ in range(count - 1):
+            other = copy.copy(self)
+            other.params = msgspec.structs.replace(self.params, replace=False)
+            others.append(other)
+        return [self, *others]
+
+    def begin(self, rid: str, request_id: str, output_ids: list[int], also: Sequence[str] = ()) -> None:
         """Adds the request to its session just before it runs, and removes the requests that it replaces.
 
         `rid`: its name in the session; `request_id`: its id in the engine; `output_ids`: list that its output will be
-        appended to.
+        appended to; `also`: names of further samples of its prompt, which begin after it.
 
-        Raises InvalidRequest when the session has one of that name, or as many requests as it may; NotFound when it
+        Raises InvalidRequest when the session has one of these names, or as many requests as it may; NotFound when it
         was closed meanwhile; TooManyRequests or Unavailable when sessions hold too many tokens.
         """
-        self._node = self._sessions.add(self, rid, request_id, output_ids)
+        self._node = self._sessions.add(self, rid, request_id, output_ids, also)
 
     def end(self, output_ids: list[int] | None) -> None:
         """Stores the output of a request that has ended; None = it failed or its client left: it is removed."""
@@ -240,7 +251,9 @@ class Sessions:
         session.used_s = self._clock()
         return turn
 
-    def add(self, turn: Turn, rid: str, request_id: str, output_ids: list[int]) -> SessionRequest:
+    def add(
+        self, turn: Turn, rid: str, request_id: str, output_ids: list[int], also: Sequence[str] = ()
+    ) -> SessionRequest:
         """Adds a request to its session for `Turn.begin`. Everything is checked before anything is changed."""
         session, params = turn.session, turn.params
         if self._find(session.owner, session.name, "session_params.id") is not session:
@@ -251,7 +264,7 @@ class Sessions:
                 field="session_params.rid",
             )
         replaced = _below(session, turn.parent) if params.replace else {}
-        self._check_name(session, rid, replaced)
+        self._check_names(session, (rid, *also), replaced)
         freed = Counter({session.owner: sum(node.num_held for node in replaced.values())})
         self._check_room("tokens in sessions", self._num_tokens - freed, MAX_TOKENS, session.owner)
         if params.replace and turn.parent is not None and turn.parent.is_running:
@@ -305,17 +318,19 @@ class Sessions:
         if not self._num_tokens[owner]:
             del self._num_tokens[owner]
 
-    def _check_name(self, session: Session, rid: str, replaced: dict[str, SessionRequest]) -> None:
-        if rid in session.nodes and rid not in replaced:
+    def _check_names(self, session: Session, rids: Sequence[str], replaced: dict[str, SessionRequest]) -> None:
+        for rid in rids:
+            if rid in session.nodes and rid not in replaced:
+                raise InvalidRequest(
+                    f"rid {echo(rid)} is the name of another request of session {echo(session.name)}; "
+                    "choose another or leave it out",
+                    field="rid",
+                    code="duplicate_rid",
+                )
+        num_held = len(session.nodes) - len(replaced)
+        if num_held + len(rids) > MAX_REQUESTS:
             raise InvalidRequest(
-                f"rid {echo(rid)} is the name of another request of session {echo(session.name)}; "
-                "choose another or leave it out",
-                field="rid",
-                code="duplicate_rid",
-            )
-        if len(session.nodes) - len(replaced) >= MAX_REQUESTS:
-            raise InvalidRequest(
-                f"session {echo(session.name)} has {MAX_REQUESTS} requests, the most it remembers; "
+                f"session {echo(session.name)} has {num_held} requests, and remembers {MAX_REQUESTS} at most; "
                 "send session_params with replace: true, or open another session",
                 field="session_params",
                 code="session_full",

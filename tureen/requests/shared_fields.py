@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
-from tureen.contract.types import LogprobsMode
+from tureen.config import MAX_PROMPTS
 
 T = TypeVar("T")
 
 MAX_SALT_CHARS = 1024
 MAX_TOP_LOGPROBS = 128
 MAX_LOGPROB_IDS = 1024
-MAX_PROMPTS = 128
 MAX_INPUTS = 2048
 """Most texts in one body, as at OpenAI."""
 MAX_TOKEN_IDS = 1 << 20
@@ -35,7 +34,8 @@ FirstTokenDeadline = Annotated[
     Milliseconds | None, Meta(description="Wall-clock limit from arrival to the first token.")
 ]
 LogprobsModeField = Annotated[
-    LogprobsMode, Meta(description="processed = after penalties, bias and temperature; raw = the model's own.")
+    Literal["processed", "raw"],
+    Meta(description="processed = after penalties, bias and temperature; raw = the model's own."),
 ]
 KeptTokens = Annotated[
     Annotated[int, Meta(ge=-1)] | None,

@@ -202,7 +202,10 @@ class ServerState:
         return (*self.client.stats.helpers_down, *self.helpers.down)
 
     async def close(self) -> None:
-        """Ends recordings and helper processes; the engine's client is closed elsewhere."""
+        """Ends recordings, what runs in the background, and helper processes; the engine's client is closed
+        elsewhere."""
+        if self.recordings.responses is not None:
+            self.abort(None, "shutdown")
         await self.recordings.close()
         await self.helpers.close()
 

@@ -62,6 +62,11 @@ class FieldTable(NamedTuple):
             self.tells_unknown or other.tells_unknown,
         )
 
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The fields that are told or refused."""
+        return (*self.told, *self.refused)
+
     def settle(self, name: str, value: Any, path: str) -> None:
         """Follows the verdict on a field that is told or refused, unless its value asks for nothing. `path`: the field
         in the request. Raises InvalidRequest, with the reason."""

@@ -58,7 +58,7 @@ class CustomState:
         self.code = key_of(state.client, state.processor) if state.processor.startswith("{") else None  # None = a name
         self.prompt_ids = state.prompt_ids
         known = [token_id for token_id in state.prompt_ids if token_id != NO_TOKEN]
-        client_params = state.params.custom_params or {}
+        client_params = state.params.processor_params
         self.tracked = Tracked(number, client_params, known, list(state.output_ids))
         request = SimpleNamespace(origin_input_ids=known, output_ids=self.tracked.output_ids)
         self.params: dict[str, Any] = client_params | {"__req__": request}
@@ -78,7 +78,7 @@ class CustomState:
             self.key == (key_of(state.client, state.processor) if self.code else state.processor)
             and self.seed == state.seed
             and self.prompt_ids == state.prompt_ids
-            and self.tracked.params == (state.params.custom_params or {})
+            and self.tracked.params == state.params.processor_params
             and tuple(known) == state.output_ids[: len(known)]
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from tureen.contract.runner import NAN_LOGITS, NOTHING_TO_DRAW, RowError, SlotState
@@ -21,6 +22,8 @@ from tureen.sampling.slots import Slot, start_slot
 SCORED_TOGETHER = 16  # prompt positions; bounds the float64 working memory
 FAILURES = {NOT_SOUND: NAN_LOGITS, NOTHING_ALLOWED: NOTHING_TO_DRAW}
 NO_LOGPROBS = LogprobSpec()
+PROCESSED, OWN = ("processed", "both"), ("raw", "both")
+"""The modes in which log-probabilities of the distribution that is drawn from, and of the model's own, are reported."""
 NO_MASKS: Mapping[int, Mask] = {}
 
 
@@ -89,7 +92,7 @@ class Sampler:
         if self.plain.issuperset(slots):
             best = self._arithmetic.greedy(logits, [masks.get(slot) for slot in slots] if masks else [])
             return [Draw(token) if token >= 0 else Draw(error=FAILURES[token]) for token in best]
-        raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) == "raw"]
+        raw_rows = [row for row, slot in enumerate(batch) if _mode(slot) in OWN]
         raw = self._arithmetic.copy(logits, raw_rows) if raw_rows else None
         peaks, failures = self._change(logits, peaks, slots, batch, positions, masks)
         good = [row for row in range(len(batch)) if row not in failures]
@@ -98,7 +101,7 @@ class Sampler:
         if raw is not None:
             specs = [_spec(batch[row]) for row in raw_rows]
             own = _own_logprobs(self._arithmetic, raw, [tokens.get(row, 0) for row in raw_rows], specs)
-            reports |= zip(raw_rows, own, strict=True)
+            reports |= {row: _joined(reports.get(row), position) for row, position in zip(raw_rows, own, strict=True)}
         for row, token_id in tokens.items():
             if batch[row].follows:
                 batch[row].record(token_id)
@@ -203,7 +206,7 @@ class Sampler:
     ) -> dict[int, PositionLogprobs]:
         """Returns log-probabilities of the distributions that tokens were drawn from, of the rows that ask for
         these."""
-        asking = [row for row in sorted(tokens) if _mode(batch[row]) == "processed"]
+        asking = [row for row in sorted(tokens) if _mode(batch[row]) in PROCESSED]
         if not asking:
             return {}
         temperatures = processors.temperature([batch[row].params for row in asking])
@@ -222,6 +225,10 @@ def _mode(slot: Slot) -> LogprobsMode | None:
 
 def _spec(slot: Slot) -> LogprobSpec:
     return slot.state.logprobs or NO_LOGPROBS
+
+
+def _joined(processed: PositionLogprobs | None, own: PositionLogprobs) -> PositionLogprobs:
+    return own if processed is None else msgspec.structs.replace(processed, raw=own)
 
 
 def _softmaxes(logits: Logits, peaks: Peaks, rows: Sequence[int], temperatures: Values) -> Softmaxes:

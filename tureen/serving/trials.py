@@ -19,7 +19,8 @@ class Trials:
     """Knows requests by their ids. It must be told of each that has ended."""
 
     def __init__(self) -> None:
-        self._deaths: dict[str, int] = {}
+        self.deaths: dict[str, int] = {}
+        """The number of engines that died with each request. While it is empty, nothing is tried or held."""
         self._tried: dict[str, int] = {}  # with how many tokens each passes
         self._held: list[list[str]] = []  # groups that wait for their trial, the last one first
         self._is_alone = False  # what is tried now is one request, and nothing else runs
@@ -34,12 +35,12 @@ class Trials:
         """Notes that the engine has died while `suspects` ran. Returns the one that kills engines, if it is known
         now."""
         for request_id in suspects:
-            self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
+            self.deaths[request_id] = self.deaths.get(request_id, 0) + 1
         tried = [request_id for request_id in self._tried if request_id in suspects]
-        if self._is_alone and tried and self._deaths[tried[0]] >= POISON_AFTER:
+        if self._is_alone and tried and self.deaths[tried[0]] >= POISON_AFTER:
             self.ended(tried[0])
             return tried[0]
-        wary = [request_id for request_id in suspects if self._deaths[request_id] > 1 and request_id not in tried]
+        wary = [request_id for request_id in suspects if self.deaths[request_id] > 1 and request_id not in tried]
         unheard = [
             request_id for request_id in self._tried if request_id not in suspects
         ]  # the engine did not come so far
@@ -61,7 +62,7 @@ class Trials:
 
     def ended(self, request_id: str) -> bool:
         """Notes that a request has ended. Returns whether others may run now that could not before."""
-        if self._deaths.pop(request_id, 0) < 2:
+        if self.deaths.pop(request_id, 0) < 2:
             return False
         self._held = [[member for member in group if member != request_id] for group in self._held]
         return self._tried.pop(request_id, None) is not None and self._next()
@@ -75,6 +76,6 @@ class Trials:
         group = self._held.pop() if self._held else []
         half = (len(group) + 1) // 2
         self._held += [group[half:]] if group[half:] else []
-        self._tried = {member: GROWTH ** max(0, self._deaths[member] - 2) for member in group[:half]}
+        self._tried = {member: GROWTH ** max(0, self.deaths[member] - 2) for member in group[:half]}
         self._is_alone = False
         return True

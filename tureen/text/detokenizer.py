@@ -20,8 +20,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._params = params
         self._cut = b""  # the first bytes of an unfinished character
-        self._has_stops = bool(params.stop or params.stop_regex)
-        self._strings = StopStrings(params.stop)
+        self._strings = StopStrings(params.stop) if params.stop or params.stop_regex else None  # None: nothing stops
         self._patterns = StopPatterns(params.stop_regex) if params.stop_regex else None
         self._special_stops = _special_stops(tokenizer, params)
         self._after_special = False
@@ -42,9 +41,9 @@ class Detokenizer:
             piece = self._tokenizer.token_bytes(token_id)
         text = self._decode(piece)
         self._held += text
-        if not self._has_stops:
+        if self._strings is None:
             return None
-        stop = self._find(text, stops_allowed)
+        stop = self._find(self._strings, text, stops_allowed)
         if stop is None and stops_allowed and token_id in self._special_stops:
             stop = Match(self.length, self.length, self._special_stops[token_id])
         if stop is None:
@@ -60,8 +59,8 @@ class Detokenizer:
     def take(self, end: int | None = None) -> str:
         """Returns text newly safe to send: whole characters that no stop can include any more, none of them behind the
         position `end`."""
-        if self._has_stops:
-            safe_end = self._safe_end()
+        if self._strings is not None:
+            safe_end = self._safe_end(self._strings)
             return self._take_to(safe_end if end is None else min(safe_end, end))
         if end is not None:
             return self._take_to(end)
@@ -69,10 +68,10 @@ class Detokenizer:
         self._taken += len(text)
         return text
 
-    def _safe_end(self) -> int:
+    def _safe_end(self, strings: StopStrings) -> int:
         if self._end is not None:
             return self._end
-        hold_from = self._strings.hold_from
+        hold_from = strings.hold_from
         if self._patterns is not None:
             hold_from = min(hold_from, self._patterns.hold_from)
         return hold_from
@@ -100,9 +99,9 @@ class Detokenizer:
         self._cut = data[num_used:]
         return text
 
-    def _find(self, text: str, stops_allowed: bool) -> Match | None:
+    def _find(self, strings: StopStrings, text: str, stops_allowed: bool) -> Match | None:
         """Returns the first match that this text completes."""
-        matches = self._strings.feed(text) if text else []
+        matches = strings.feed(text) if text else []
         if not stops_allowed:
             matches = []
         if self._patterns is not None and text:

@@ -124,16 +124,20 @@ def schema_fields(
     choice: ToolChoice,
     field: str = "tools[{}].function.parameters",
     grammar_field: str = "tools[{}].custom.format.grammar.definition",
+    places: Sequence[int] = (),
 ) -> dict[str, str]:
     """Returns what errors about the grammar of `tag` name, the paths of the tools' schemas and grammars in it -> the
     client's fields.
 
     `field`, `grammar_field`: the client's field of a tool's schema or grammar, with {} for the tool's index.
+    `places`: the index of each tool in the client's list; (): as in `tools`.
     """
     called = [index for index, tool in enumerate(tools) if choice.name in (None, tool.name)]
     paths = _schema_paths(tag["format"], "structural_tag.format")  # one for each tool that may be called, in order
     return {
-        path: (grammar_field if tools[index].free_input is not None else field).format(index)
+        path: (grammar_field if tools[index].free_input is not None else field).format(
+            places[index] if places else index
+        )
         for path, index in zip(paths, called, strict=False)
     }
 

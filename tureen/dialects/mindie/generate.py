@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.config import MAX_N
 from tureen.contract.params import EMPTY_IS_UNSET, LogitBias, Stops, StopTokenIds
 from tureen.contract.types import LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError, echo
@@ -38,7 +39,7 @@ from tureen.requests.constraint_fields import (
     structured_constraints,
 )
 from tureen.requests.drafts import Options, Plan, one_prompt, plan_of
-from tureen.requests.generation import Output, Run, Sent
+from tureen.requests.generation import Output, Run, Sent, joined_notes
 from tureen.requests.model_field import adapter_of
 from tureen.requests.planning import Names
 from tureen.requests.prompts import Prompt
@@ -98,7 +99,8 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stream: Annotated[bool, Meta(description="Answer piece by piece, a NUL byte after each.")] = False
     seed: Annotated[int | None, Meta(description="Same request, same seed, same tokens. Default: random.")] = None
     stop: Annotated[
-        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+        str | Stops | None,
+        Meta(description="Strings that end the output: up to --max-stop-strings, of 1..1024 characters."),
     ] = None
     stop_token_ids: Annotated[StopTokenIds | None, Meta(description="Token ids that end the output. At most 1024.")] = (
         None
@@ -118,9 +120,9 @@ class MindieBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model: Annotated[str | None, Meta(description='Name of an adapter; "None" or the served model\'s name = none.')] = (
         None
     )
-    n: Annotated[int, Meta(ge=1, le=128, description="Texts in the answer.")] = 1
+    n: Annotated[int, Meta(ge=1, le=MAX_N, description="Texts in the answer, at most --max-n.")] = 1
     best_of: Annotated[
-        Annotated[int, Meta(ge=1, le=128)] | None,
+        Annotated[int, Meta(ge=1, le=MAX_N)] | None,
         Meta(description="Number of outputs to generate; all are returned, the most probable first. At least n."),
     ] = None
     structured_outputs: Annotated[StructuredOutputs | None, Meta(description="vLLM's constraints.")] = None
@@ -184,8 +186,8 @@ async def respond(payload: dict[str, Any], request: Request, state: ServerState)
     except TureenError as error:
         return as_mindie(error)
     prefix = body.prompt if state.context.config.vllm_profile else f"{body.prompt} "
-    texts = [prefix + output.text for output in _ranked(outputs, body)]
-    return Response(_json.encode({"text": texts}), headers=_headers(), media_type="application/json")
+    answer = {"text": [prefix + output.text for output in _ranked(outputs, body)], **joined_notes(outputs)}
+    return Response(_json.encode(answer), headers=_headers(), media_type="application/json")
 
 
 def parse(payload: dict[str, Any], context: Context) -> MindieBody:
@@ -228,6 +230,8 @@ def _sampling(body: MindieBody, payload: dict[str, Any]) -> tuple[dict[str, Any]
         if value is None or name not in FIELDS or name in NOT_PARAMETERS or (value == "" and target in EMPTY_IS_UNSET):
             continue
         fields[target], renamed[target] = getattr(body, name), name
+    if body.best_of is not None:
+        renamed["n"] = "best_of"
     if isinstance(body.stop, str):
         fields["stop"] = [body.stop]
     constraints = () if body.structured_outputs is None else structured_constraints(body.structured_outputs)
@@ -287,10 +291,11 @@ async def _pieces(run: Run, body: MindieBody, state: ServerState) -> AsyncGenera
         async for event in events:
             _check_complete(event.output)
             has_new = any(len(output.text) > output.sent.chars for output in run.outputs)
-            if has_new or (is_first and all(output.finish is not None for output in run.outputs)):
-                yield (
-                    _json.encode({"text": [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]}) + NUL
-                )
+            is_last = all(output.finish is not None for output in run.outputs)
+            notes = joined_notes(run.outputs) if is_last else {}
+            if has_new or (is_last and (is_first or notes)):
+                texts = [_piece(output, prefix, is_whole=is_whole) for output in run.outputs]
+                yield _json.encode({"text": texts, **notes}) + NUL
                 is_first = False
 
 

@@ -60,7 +60,8 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ANY_SEED
     )
     stop: Annotated[
-        str | Stops | None, Meta(description="Strings that end the output. At most 64 of 1..1024 characters.")
+        str | Stops | None,
+        Meta(description="Strings that end the output: up to --max-stop-strings, of 1..1024 characters."),
     ] = None
     repeat_penalty: Annotated[
         float, Meta(ge=0, le=2, description="Tokens of prompt and output: above 1 less likely, below 1 more.")

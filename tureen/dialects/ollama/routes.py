@@ -318,6 +318,7 @@ class OllamaAnswer:
         return {
             "done": True,
             "done_reason": finish,
+            **output.constraint_notes,
             "total_duration": round(output.elapsed_s * NS),
             "load_duration": 0,
             "prompt_eval_count": output.usage.prompt_tokens,

@@ -40,7 +40,7 @@ def name_of(body: OpenAIBody, prefix: str) -> str:
     rid = getattr(body, field)
     if rid is not None:
         planning.check_rid(rid, field)
-    name = f"{prefix}-{uuid.uuid4().hex}" if rid is None else rid
+    name = f"{prefix}{uuid.uuid4().hex}" if rid is None else rid
     for user in (body.user, body.safety_identifier):
         if user is not None:
             log.debug("request %s is for user %s", echo(name), echo(user))
@@ -70,8 +70,7 @@ def ending(output: Output) -> Answer:
     """Returns the fields of a choice that has ended which OpenAI does not have: the matched stop, the seed to repeat
     it, and what of its constraint was not enforced."""
     matched = None if output.finish is None else output.finish.matched
-    ending = {"matched_stop": matched, "sampling_seed": output.request.seed, **output.conformity.metadata}
-    return ending | {"closed_early": True} if output.finish is not None and output.finish.closed_early else ending
+    return {"matched_stop": matched, "sampling_seed": output.request.seed, **output.constraint_notes}
 
 
 def usage(outputs: Sequence[Output], num_samples: int, num_reasoning: int = 0) -> Answer:

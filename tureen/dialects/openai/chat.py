@@ -16,8 +16,10 @@ from starlette.types import ASGIApp
 from tureen.contract.types import TokenLogprob
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import chat_body as openai_chat_fields
-from tureen.dialects.openai.answer import Answer, StreamUsage, token_text
+from tureen.dialects.openai import token_fields
+from tureen.dialects.openai.answer import Answer, StreamUsage
 from tureen.dialects.openai.chat_body import ChatBody
+from tureen.dialects.openai.token_fields import ChoiceTokens, TokenNames
 from tureen.http.chat_answer import prepare_chat
 from tureen.http.dialect import Docs, Entry, read_body_with, unless_gone
 from tureen.requests.chat import Chat
@@ -28,7 +30,6 @@ from tureen.requests.reading import join_parts
 from tureen.requests.state import Context, ServerState
 from tureen.requests.tool_fields import call_id
 from tureen.text.messages import CallArguments, CallStart, Content, Part, Reasoning
-from tureen.text.tokenizer import Tokenizer
 
 
 def routes(state: ServerState) -> list[Entry]:
@@ -50,14 +51,14 @@ def routes(state: ServerState) -> list[Entry]:
 async def _respond(request: Request, state: ServerState) -> ASGIApp:
     def read(payload: dict[str, Any]) -> tuple[ChatBody, str, Chat]:
         body = openai_chat_fields.parse(payload)
-        name = openai_answer.name_of(body, "chatcmpl")
+        name = openai_answer.name_of(body, "chatcmpl-")
         return body, name, openai_chat_fields.chat_of(body, payload, name, state)
 
     context = state.context
     body, name, chat = await read_body_with(request, read)
     plan = await prepare_chat(chat, request, state)
     run = Run(state, plan)
-    choices = [GrowingChoice(output, plan, context) for output in run.outputs]
+    choices = [GrowingChoice(output, body, plan, context) for output in run.outputs]
     if body.stream:
         head = openai_answer.head(name, "chat.completion.chunk", body, context)
         return await openai_answer.open_stream(request, _chunks(run, choices, body, head, plan, context))
@@ -66,6 +67,7 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
     answer = openai_answer.head(name, "chat.completion", body, context) | {
         "choices": await offload.run_each(size, GrowingChoice.whole, choices),
         "usage": openai_answer.usage(run.outputs, len(run.outputs), _num_reasoning(choices)),
+        **token_fields.of_answer(run.outputs[0], body, context),
         **openai_answer.metadata(body, context, **plan.reading.notes),
     }
     return Response(openai_answer.encode(answer), media_type="application/json")
@@ -74,8 +76,11 @@ async def _respond(request: Request, state: ServerState) -> ASGIApp:
 class GrowingChoice:
     """Builds one choice of an answer, whole or chunk by chunk, with its log-probabilities and reasoning tokens."""
 
-    def __init__(self, output: Output, plan: Plan, context: Context) -> None:
+    def __init__(self, output: Output, body: ChatBody, plan: Plan, context: Context) -> None:
         self.output = output
+        self._body = body
+        self._tokens = ChoiceTokens(output, body, context)
+        self._names = TokenNames(body, context)
         self.num_reasoning = 0  # known at the end
         self._reading = plan.reading
         self._custom = plan.reading.custom_tools
@@ -105,7 +110,7 @@ class GrowingChoice:
         message["refusal"] = None
         message["reasoning_content"] = answer.reasoning or None
         message["tool_calls"] = [self._call(name, text) for name, text in answer.calls] or None
-        return {"index": self.output.index, "message": message} | self._rest()
+        return {"index": self.output.index, "message": message} | self._rest() | self._tokens.first()
 
     def _call(self, name: str, text: str) -> Answer:
         if name in self._custom:
@@ -130,36 +135,40 @@ class GrowingChoice:
     def first_chunk(self) -> Answer:
         """Returns the choice of the chunk before all others, which tells the role."""
         role = {"role": "assistant", "content": "", "refusal": None} | self._no_reasoning
-        return {"index": self.output.index, "delta": role, "logprobs": None, "finish_reason": None}
+        choice = {"index": self.output.index, "delta": role, "logprobs": None, "finish_reason": None}
+        return choice | self._tokens.first()
 
     def chunk(self, delta: Answer, *, is_last: bool = False) -> Answer:
         """Returns the choice of a chunk. Log-probabilities are in the first chunk after their token."""
         choice: Answer = {"index": self.output.index, "delta": self._no_reasoning | delta}
-        return choice | (self._rest() if is_last else {"logprobs": self._logprobs(), "finish_reason": None})
+        if is_last:
+            return choice | self._rest()
+        return choice | {"logprobs": self._logprobs(), "finish_reason": None} | self._tokens.so_far()
 
     def _rest(self) -> Answer:
-        return {"logprobs": self._logprobs(), "finish_reason": self._finish_reason} | openai_answer.ending(self.output)
+        rest = {"logprobs": self._logprobs(), "finish_reason": self._finish_reason}
+        return rest | openai_answer.ending(self.output) | self._tokens.so_far() | self._tokens.at_end()
 
     def _logprobs(self) -> Answer | None:
         output = self.output
-        if output.request.logprobs is None:
+        if not self._body.logprobs:
             return None
+        count = self._body.top_logprobs or 0
         content = [
-            _token(position.token, self._tokenizer)
-            | {"top_logprobs": [_token(alternative, self._tokenizer) for alternative in position.top or ()]}
+            self._token(position.token)
+            | {"top_logprobs": list(map(self._token, token_fields.alternatives(position, count)))}
             for position in output.output_logprobs[self._num_tokens : len(output.token_ids)]
         ]
         self._num_tokens = len(output.token_ids)
         return {"content": content, "refusal": None}
 
-
-def _token(logprob: TokenLogprob, tokenizer: Tokenizer) -> Answer:
-    value, token_id = logprob
-    return {
-        "token": token_text(tokenizer, token_id),
-        "bytes": list(tokenizer.token_bytes(token_id)),
-        "logprob": value,
-    }
+    def _token(self, logprob: TokenLogprob) -> Answer:
+        value, token_id = logprob
+        return {
+            "token": self._names.name(token_id),
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+            "logprob": value,
+        }
 
 
 async def _collect(run: Run, choices: Sequence[GrowingChoice]) -> None:
@@ -191,7 +200,8 @@ async def _chunks(
                 choice.end()
             if output.index not in begun:
                 begun.add(output.index)
-                yield chunk(choice.first_chunk())
+                about_prompt = token_fields.of_answer(output, body, context) if len(begun) == 1 else {}
+                yield chunk(choice.first_chunk()) | about_prompt
             for part in event.parts:
                 yield chunk(choice.chunk(choice.delta(part)))
             if output.index in ended:

@@ -13,9 +13,13 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
+from tureen.dialects.openai import token_fields
+from tureen.dialects.openai.body import Tokens, TopLogprobs
+from tureen.dialects.openai.token_fields import TokenBody
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.chat import Chat
+from tureen.requests.shared_fields import TokenIds
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
 from tureen.requests.tool_fields import Tools, read_arguments, read_tool_choice, read_tools
@@ -87,12 +91,18 @@ class MessageField(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     function_call: Annotated[None, Meta(description="Replaced by tool_calls.")] = None
 
 
-class ChatBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/chat/completions`."""
 
     messages: Annotated[
-        list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES, description="The conversation so far.")
-    ]
+        Annotated[list[MessageField], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
+        Meta(description="The conversation so far."),
+    ] = None
+    input_ids: Annotated[
+        TokenIds | None,
+        Meta(description="Token ids of the prompt; messages are not rendered then, and need not be sent."),
+    ] = None
+    prompt_token_ids: Annotated[TokenIds | None, Meta(description="Another name of input_ids.")] = None
     max_completion_tokens: Annotated[
         Tokens | None, Meta(description="Most tokens to generate. Default: up to the context end.")
     ] = None
@@ -149,13 +159,31 @@ def parse(payload: dict[str, Any]) -> ChatBody:
     body = openai_fields.read(payload, ChatBody, TABLE)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    token_fields.check(body, has_logprobs=body.logprobs)
     if body.add_generation_prompt is body.continue_final_message:
         word = "true" if body.continue_final_message else "false"
         raise InvalidRequest(
             f"add_generation_prompt cannot be {word} where continue_final_message is {word}; leave it out",
             field="add_generation_prompt",
         )
+    _check_prompt(body)
     return body
+
+
+def _check_prompt(body: ChatBody) -> None:
+    """Raises InvalidRequest unless there are messages or token ids; tells what has no effect beside the latter."""
+    if body.input_ids is not None and body.prompt_token_ids is not None:
+        raise InvalidRequest("prompt_token_ids and input_ids are the same field; send one", field="prompt_token_ids")
+    field = "prompt_token_ids" if body.input_ids is None else "input_ids"
+    if getattr(body, field) is None:
+        if body.messages is None:
+            raise InvalidRequest("messages is missing", field="messages")
+        return
+    if body.continue_final_message:
+        raise InvalidRequest(f"{field} cannot go with continue_final_message; send one", field=field)
+    for name in ("messages", "chat_template_kwargs", "reasoning_effort"):
+        if getattr(body, name) is not None:
+            telling.tell(name, f"{field} is the prompt")
 
 
 def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
@@ -163,8 +191,17 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
     NotFound."""
     tools = read_tools(body.tools, custom=True)
     fields, names = openai_fields.requested_sampling(payload, body, "max_completion_tokens")
-    chat_messages = convert_messages(body.messages)
+    prompt_ids = body.prompt_token_ids if body.input_ids is None else body.input_ids
+    chat_messages = convert_messages((body.messages or ()) if prompt_ids is None else ())
+    if body.prompt_logprobs is not None and (chat_messages.pictures or chat_messages.videos):
+        raise InvalidRequest(
+            "prompt_logprobs: a picture has no tokens to take log-probabilities of; leave it out",
+            field="prompt_logprobs",
+        )
     return Chat(
+        field="messages" if prompt_ids is None else "prompt_token_ids" if body.input_ids is None else "input_ids",
+        prompt_ids=prompt_ids,
+        max_prompt_tokens=token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), state.context),
         messages=tuple(chat_messages.messages),
         pictures=tuple(chat_messages.pictures),
         videos=tuple(chat_messages.videos),
@@ -172,14 +209,15 @@ def chat_of(body: ChatBody, payload: Mapping[str, Any], name: str, state: Server
         tool_choice=read_tool_choice(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,
         continue_final_message=body.continue_final_message,
-        template_kwargs=_template_kwargs(body, tools, state),
+        template_kwargs=_template_kwargs(body, tools, state) if prompt_ids is None else {},
         separate_reasoning=body.separate_reasoning,
         sampling=fields,
         names=names,
-        logprobs=openai_fields.logprobs_of(body, (body.top_logprobs or 0) if body.logprobs else None),
+        logprobs=token_fields.logprob_spec(body, (body.top_logprobs or 0) if body.logprobs else None, state.context),
+        hidden_states="last" if body.return_hidden_states else "none",
         adapter=openai_fields.adapter(body, state),
         priority=body.priority,
-        cache_salt=body.cache_salt,
+        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
         processor=openai_fields.processor(body, state),
         rid=name,
         deadline_ms=body.deadline_ms,

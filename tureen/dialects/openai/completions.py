@@ -15,12 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tureen.contract.params import INT64_MAX, MAX_N
+from tureen.config import MAX_N, MAX_PROMPTS
+from tureen.contract.params import INT64_MAX
 from tureen.contract.types import LogprobSpec, PositionLogprobs
 from tureen.dialects.openai import answer as openai_answer
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.answer import Answer, StreamUsage, token_text
-from tureen.dialects.openai.body import OpenAIBody, Tokens, TopLogprobs
+from tureen.dialects.openai import token_fields
+from tureen.dialects.openai.answer import Answer, StreamUsage
+from tureen.dialects.openai.body import Tokens, TopLogprobs
+from tureen.dialects.openai.token_fields import ChoiceTokens, TokenBody, TokenNames
 from tureen.errors import InvalidRequest
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.requests import planning, prompts, tokenising
@@ -29,7 +32,7 @@ from tureen.requests.drafts import Draft, Options, Plan, plan_of
 from tureen.requests.generation import Output, Run
 from tureen.requests.offload import INLINE_CHARS, offload
 from tureen.requests.prompts import Prompt, Texts
-from tureen.requests.shared_fields import MAX_PROMPTS, MAX_TOKEN_IDS, TokenIds
+from tureen.requests.shared_fields import MAX_TOKEN_IDS, TokenIds
 from tureen.requests.state import Context, ServerState
 from tureen.text.detokenizer import Detokenizer
 
@@ -38,7 +41,7 @@ DEFAULT_MAX_TOKENS = 16
 TABLE = openai_fields.table_of("completions")
 
 
-class CompletionBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(TokenBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `POST /v1/completions`."""
 
     prompt: Annotated[
@@ -97,7 +100,7 @@ def routes(state: ServerState) -> list[Entry]:
 async def _respond(payload: dict[str, Any], request: Request, state: ServerState) -> ASGIApp:
     state.check_accepting()
     body, context = parse(payload), state.context
-    name = openai_answer.name_of(body, "cmpl")
+    name = openai_answer.name_of(body, "cmpl-")
     plan, prefixes = await prepared(request, _plan(body, payload, name, client_name(request), state))
     run = Run(state, plan)
     texts = [GrowingText(output, prefixes[output.index // body.num_generated], body, context) for output in run.outputs]
@@ -118,6 +121,7 @@ async def _respond(payload: dict[str, Any], request: Request, state: ServerState
 def parse(payload: dict[str, Any]) -> CompletionBody:
     """Checks a JSON body's form. Raises InvalidRequest."""
     body = openai_fields.read(payload, CompletionBody, TABLE)
+    token_fields.check(body, has_logprobs=body.logprobs is not None)
     if body.best_of is not None and body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), got {body.best_of}", field="best_of")
     if body.stream and body.num_generated > body.n:
@@ -136,16 +140,19 @@ async def _plan(
         names = names._replace(renamed={**names.renamed, "n": "best_of"})
     defaults = {"max_new_tokens": DEFAULT_MAX_TOKENS}
     sampling = await planning.sampling_of(fields | {"n": count}, context, names, defaults)
-    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, max_prompts=MAX_PROMPTS)
+    most = token_fields.most_prompt_tokens(body, fields.get("max_new_tokens"), context)
+    inputs, prompt_names = prompts.texts_or_ids(body.prompt, "prompt", context, may_be_cut=most is not None)
     batch = len(prompt_names)
-    planning.check_size(batch, [sampling], "prompt")
+    planning.check_size(batch, [sampling], "prompt", context.config)
     adapter, processor = openai_fields.adapter(body, state), openai_fields.processor(body, state)
-    resolved = await tokenising.resolve(inputs, prompt_names, state)
+    whole = await tokenising.resolve(inputs, prompt_names, state)
+    resolved = [prompts.last_tokens(prompt, most, "truncate_prompt_tokens") for prompt in whole]
     options = Options(
         adapter=adapter,
-        logprobs=_logprobs(body),
+        logprobs=_logprobs(body, context),
+        hidden_states="last" if body.return_hidden_states else "none",
         processor=processor,
-        cache_salt=body.cache_salt,
+        cache_salt=token_fields.salt_of(body.cache_salt, body.extra_key),
         priority=body.priority,
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,
@@ -160,7 +167,8 @@ async def _plan(
         is_batch=batch > 1,
         log_metrics=body.log_metrics,
     )
-    return plan_of(draft, state), _prefixes(body, inputs, resolved, context)
+    echoed = inputs if resolved == whole else resolved
+    return plan_of(draft, state), _prefixes(body, echoed, resolved, context)
 
 
 def _prefixes(
@@ -175,9 +183,9 @@ def _prefixes(
     ]
 
 
-def _logprobs(body: CompletionBody) -> LogprobSpec | None:
+def _logprobs(body: CompletionBody, context: Context) -> LogprobSpec | None:
     """Returns the log-probabilities to compute; best_of needs them even when the body does not ask for them."""
-    spec = openai_fields.logprobs_of(body, body.logprobs, prompt_too=body.echo)
+    spec = token_fields.logprob_spec(body, body.logprobs, context, prompt_too=body.echo)
     return LogprobSpec() if spec is None and body.num_generated > body.n else spec
 
 
@@ -189,6 +197,9 @@ class GrowingText:
         self.output = output
         self._prefix = prefix
         self._body = body
+        self._context = context
+        self._tokens = ChoiceTokens(output, body, context)
+        self._names = TokenNames(body, context)
         self._tokenizer = context.tokenizer
         self._params = msgspec.structs.replace(output.request.params, stop=(), stop_regex=())
         self._detokenizer = Detokenizer(context.tokenizer, self._params)
@@ -207,14 +218,17 @@ class GrowingText:
         output = self.output
         text = output.text[self._num_chars :] if self._has_begun else self._prefix + output.text
         logprobs = self._logprobs() if self._body.logprobs is not None else None
-        self._has_begun, self._num_chars = True, len(output.text)
         choice: Answer = {
             "index": output.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": None if output.finish is None else output.finish.type,
         }
-        return choice if output.finish is None else choice | openai_answer.ending(output)
+        if not self._has_begun:
+            choice |= self._tokens.first() | token_fields.of_answer(output, self._body, self._context)
+        self._has_begun, self._num_chars = True, len(output.text)
+        choice |= self._tokens.so_far()
+        return choice if output.finish is None else choice | openai_answer.ending(output) | self._tokens.at_end()
 
     async def offloaded(self) -> Answer:
         """Does what `catch_up` does, in a thread when a long prompt has log-probabilities; reads a snapshot, because
@@ -232,7 +246,7 @@ class GrowingText:
     def _logprobs(self) -> Answer:
         output = self.output
         logprobs: Answer = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        if not self._has_begun and output.prompt_logprobs:
+        if not self._has_begun and output.prompt_logprobs and self._body.echo:
             for position, offset in zip(output.prompt_logprobs, self._prompt_offsets(), strict=True):
                 self._append(logprobs, position, offset)
         for index in range(self._num_tokens, len(output.token_ids)):
@@ -259,14 +273,14 @@ class GrowingText:
 
     def _append(self, logprobs: Answer, position: PositionLogprobs, offset: int) -> None:
         value, token_id = position.token
-        text = token_text(self._tokenizer, token_id)
+        text = self._names.name(token_id)
         logprobs["text_offset"].append(offset)
         logprobs["token_logprobs"].append(value)
         logprobs["tokens"].append(text)
         best: dict[str, float | None] = {text: value}
         # reversed: of two tokens with the same text the more probable one stays
-        for logprob, alternative in reversed(position.top or ()):
-            best[token_text(self._tokenizer, alternative)] = logprob
+        for logprob, alternative in reversed(token_fields.alternatives(position, self._body.logprobs or 0)):
+            best[self._names.name(alternative)] = logprob
         logprobs["top_logprobs"].append(None if value is None else best)
 
 

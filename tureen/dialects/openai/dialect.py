@@ -7,14 +7,17 @@ from typing import Literal
 from tureen.dialects.openai import chat as openai_chat
 from tureen.dialects.openai import chat_body as openai_chat_fields
 from tureen.dialects.openai import completions as openai_completions
+from tureen.dialects.openai import conversations as openai_conversations
 from tureen.dialects.openai import embeddings as openai_embeddings
 from tureen.dialects.openai import responses as openai_responses
 from tureen.dialects.openai import responses_body as openai_responses_fields
 from tureen.dialects.openai import tokenize_routes
 from tureen.dialects.openai.chat_body import ChatBody
 from tureen.dialects.openai.completions import CompletionBody
+from tureen.dialects.openai.conversations import ConversationBody, ConversationItemsBody, ConversationNotesBody
 from tureen.dialects.openai.embeddings import EmbeddingsBody
-from tureen.dialects.openai.responses_body import AllowedTool, AllowedTools, ResponsesBody
+from tureen.dialects.openai.responses_body import ResponsesBody
+from tureen.dialects.openai.responses_tools import AllowedTool, AllowedTools
 from tureen.dialects.openai.tokenize_routes import DetokenizeBody, TokenizeBody
 from tureen.http.dialect import BodyPart, BodySection, CompatRoute, Dialect, Entry
 from tureen.requests.state import ServerState
@@ -23,13 +26,23 @@ from tureen.requests.tool_fields import ToolChoiceField, ToolList
 ToolChoiceMode = Literal["auto", "none", "required"]
 
 WITH_PARAMETERS = "See [OpenAI's API](openai.md). Sampling parameters too, by their own names."
+CONVERSATIONS = "See [Responses](responses.md)."
+VERSION = "/v1"
 EMBEDDINGS = "See [embeddings](embeddings.md)."
 
 
 def routes(state: ServerState) -> list[Entry]:
-    """Returns the routes of all modules of this API."""
-    modules = (openai_completions, openai_chat, openai_responses, openai_embeddings, tokenize_routes)
-    return [entry for module in modules for entry in module.routes(state)]
+    """Returns the routes of all modules of this API, each with and without `/v1`."""
+    modules = (
+        openai_completions,
+        openai_chat,
+        openai_responses,
+        openai_conversations,
+        openai_embeddings,
+        tokenize_routes,
+    )
+    entries = [entry for module in modules for entry in module.routes(state)]
+    return [*entries, *(entry.at(entry.path.removeprefix(VERSION)) for entry in entries)]
 
 
 DIALECT = Dialect(
@@ -45,6 +58,9 @@ DIALECT = Dialect(
         BodySection("`POST /v1/chat/completions`", WITH_PARAMETERS, ChatBody),
         BodySection("`POST /v1/completions`", WITH_PARAMETERS, CompletionBody),
         BodySection("`POST /v1/responses`", "See [Responses](responses.md). Sampling parameters too.", ResponsesBody),
+        BodySection("`POST /v1/conversations`", CONVERSATIONS, ConversationBody),
+        BodySection("`POST /v1/conversations/{id}`", CONVERSATIONS, ConversationNotesBody),
+        BodySection("`POST /v1/conversations/{id}/items`", CONVERSATIONS, ConversationItemsBody),
         BodySection("`POST /v1/embeddings`", EMBEDDINGS, EmbeddingsBody),
         BodySection("`POST /tokenize`", EMBEDDINGS, TokenizeBody),
         BodySection("`POST /detokenize`", EMBEDDINGS, DetokenizeBody),

@@ -13,38 +13,35 @@ from msgspec import Meta
 
 from tureen.contract.params import JsonObject
 from tureen.dialects.openai import body as openai_fields
-from tureen.dialects.openai.body import Label, OpenAIBody, Tokens
+from tureen.dialects.openai.body import Label, OpenAIBody, Tokens, TopLogprobs
 from tureen.dialects.openai.responses_input import ResponsesItem, conversation_of, read_items
-from tureen.errors import InvalidRequest, echo
+from tureen.dialects.openai.responses_tools import ResponsesTool, chosen_tools, tools_of
+from tureen.errors import InvalidRequest
 from tureen.requests import telling
-from tureen.requests.body import convert
 from tureen.requests.chat import Chat
 from tureen.requests.planning import Names
 from tureen.requests.state import ServerState
 from tureen.requests.thinking_field import effort_kwargs
-from tureen.requests.tool_fields import MAX_TOOLS, check_tools, choose, custom_tool, read_tool_choice
-from tureen.text.messages import MAX_MESSAGES, FreeInput, Tool, ToolChoice
+from tureen.requests.tool_fields import MAX_TOOLS
+from tureen.text.messages import MAX_MESSAGES, Tool
 
 TABLE = openai_fields.table_of("responses")
 
 
-class ResponsesToolFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of `format` of a custom tool, which say what its input is."""
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+MAX_INCLUDED = 64
 
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: Annotated[str, Meta(min_length=1)] | None = None
-
-
-class ResponsesTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A function that the client runs, or a custom tool, which takes a text."""
-
-    type: Literal["function", "custom"]
-    name: str
-    format: ResponsesToolFormat | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-    description: str | None = None
+Included = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""Names that `include` may have. All but two are about tools that only other servers run, or are always there."""
 
 
 class ResponsesTextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +59,12 @@ class ResponsesText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     format: ResponsesTextFormat | None = None
     verbosity: Literal["medium"] | None = None
+
+
+class ConversationReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A conversation, by its id."""
+
+    id: str
 
 
 class ResponsesReasoning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,8 +98,29 @@ class ResponsesBody(OpenAIBody, frozen=True, kw_only=True, forbid_unknown_fields
         ResponsesReasoning | None,
         Meta(description="`effort`: for chat templates that know it; none also turns enable_thinking off."),
     ] = None
+    store: Annotated[
+        bool | None, Meta(description="Keep the response. Default: true where the server runs with --responses-store.")
+    ] = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="A kept response that this one continues, with all that it continues.")
+    ] = None
+    conversation: Annotated[
+        str | ConversationReference | None,
+        Meta(description="A conversation to continue; input and output are appended to it."),
+    ] = None
+    background: Annotated[
+        bool, Meta(description="Answer at once, and make the response without a connection; GET it later.")
+    ] = False
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Meta(description="auto: a conversation that does not fit loses its oldest turns, which are told."),
+    ] = "disabled"
+    top_logprobs: Annotated[
+        TopLogprobs | None, Meta(description="Most likely tokens at each place of the text, with log-probabilities.")
+    ] = None
     include: Annotated[
-        Annotated[list[str], Meta(max_length=0)] | None, Meta(description="Everything there is, is in the answer.")
+        Annotated[list[Included], Meta(max_length=MAX_INCLUDED)] | None,
+        Meta(description="message.output_text.logprobs, reasoning.encrypted_content; what else there is, is there."),
     ] = None
     safety_identifier: Annotated[Label | None, Meta(description="Name of the end user, returned in the answer.")] = None
 
@@ -108,12 +132,24 @@ def parse(payload: dict[str, Any]) -> ResponsesBody:
     body = openai_fields.read(payload, ResponsesBody, TABLE)
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         telling.tell("stream_options.continuous_usage_stats", "the last event tells the usage")
+    if body.logprobs_mode != "processed" and not wants_logprobs(body):
+        raise InvalidRequest(f"logprobs_mode needs top_logprobs, or include: [{LOGPROBS!r}]", field="logprobs_mode")
     return body
 
 
-def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: ServerState) -> Chat:
-    """Converts a body to a chat. `payload`: the body as sent; `name`: the id of the answer. Raises InvalidRequest,
-    NotFound."""
+def wants_logprobs(body: ResponsesBody) -> bool:
+    """Returns whether the text comes with log-probabilities."""
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+
+
+def chat_of(
+    body: ResponsesBody, payload: Mapping[str, Any], name: str, state: ServerState, before: Sequence[Any] = ()
+) -> tuple[Chat, Sequence[Sequence[str]]]:
+    """Converts a body to a chat; returns also, for each of its messages, the items that it was made of.
+
+    `payload`: the body as sent; `name`: the id of the answer; `before`: the kept items that it continues. Raises
+    InvalidRequest, NotFound.
+    """
     fields, names = openai_fields.requested_sampling(payload, body, "max_output_tokens")
     if body.max_output_tokens is not None:
         fields["max_new_tokens"] = body.max_output_tokens
@@ -127,10 +163,10 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
             if strict is not None and body.text.format.type == "json_schema":
                 fields["strict_schema"] = strict
                 names = Names("", {**names.renamed, "strict_schema": "text.format.strict"})
-    tools = tools_of(body)
-    tools, choice = _chosen(body.tool_choice, tools)
-    conversation = conversation_of(body.input, body.instructions)
-    return Chat(
+    tools, choice = chosen_tools(body.tool_choice, tools_of(body.tools or ()))
+    continued = "conversation" if body.previous_response_id is None else "previous_response_id"
+    conversation = conversation_of(body.input, body.instructions, before, continued)
+    chat = Chat(
         messages=tuple(conversation.messages),
         field="input",
         pictures=tuple(conversation.pictures),
@@ -149,7 +185,9 @@ def chat_of(body: ResponsesBody, payload: Mapping[str, Any], name: str, state: S
         deadline_ms=body.deadline_ms,
         ttft_deadline_ms=body.ttft_deadline_ms,
         log_metrics=body.log_metrics,
+        logprobs=openai_fields.logprobs_of(body, body.top_logprobs or 0) if wants_logprobs(body) else None,
     )
+    return chat, conversation.sources
 
 
 def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | None]:
@@ -168,78 +206,3 @@ def _schema(text_format: ResponsesTextFormat) -> tuple[str, dict[str, Any] | Non
 def _template_kwargs(body: ResponsesBody, tools: Sequence[Tool], state: ServerState) -> dict[str, Any]:
     effort = None if body.reasoning is None else body.reasoning.effort
     return {} if effort is None else dict(effort_kwargs(effort, "reasoning.effort", tools, state.context))
-
-
-def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
-    """Converts and checks the body's tools. Raises InvalidRequest."""
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
-    return check_tools(tools, "tools")
-
-
-def _tool(tool: ResponsesTool, path: str) -> Tool:
-    others = ("format",) if tool.type == "function" else ("parameters", "strict")
-    for name in others:
-        if getattr(tool, name) is not None:
-            raise InvalidRequest(f"{path}.{name} cannot go with {path}.type {tool.type}", field=f"{path}.{name}")
-    if tool.type == "custom":
-        return custom_tool(tool.name, tool.description or "", _free_input(tool.format, f"{path}.format"))
-    return Tool(
-        name=tool.name,
-        description=tool.description or "",
-        parameters=tool.parameters or {},
-        strict=bool(tool.strict),
-    )
-
-
-def _free_input(kind: ResponsesToolFormat | None, path: str) -> FreeInput:
-    if kind is None:
-        return FreeInput()
-    for name in ("syntax", "definition"):
-        if (getattr(kind, name) is not None) is not (kind.type == "grammar"):
-            problem = "is missing" if kind.type == "grammar" else f"needs {path}.type grammar"
-            raise InvalidRequest(f"{path}.{name} {problem}", field=f"{path}.{name}")
-    return FreeInput(syntax=kind.syntax or "text", definition=kind.definition or "")
-
-
-class AllowedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="function"):
-    """A function that may be called; as a tool choice, that must be called."""
-
-    name: str
-
-
-class AllowedCustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="custom"):
-    """A custom tool that may be called; as a tool choice, that must be called."""
-
-    name: str
-
-
-class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="allowed_tools"):
-    """A tool choice that allows some of the tools."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool | AllowedCustomTool], Meta(min_length=1, max_length=MAX_TOOLS)]
-
-
-def _chosen(tool_choice: Any, tools: Sequence[Tool]) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Returns the tools that tool_choice allows, and the choice among them. Raises InvalidRequest."""
-    field, tools = "tool_choice", tuple(tools)
-    if not isinstance(tool_choice, dict):
-        return tools, read_tool_choice(tool_choice, tools, field)
-    kinds: dict[Any, type[AllowedTool | AllowedCustomTool | AllowedTools]] = {
-        "function": AllowedTool,
-        "custom": AllowedCustomTool,
-        "allowed_tools": AllowedTools,
-    }
-    kind_name = tool_choice.get("type")
-    kind = kinds.get(kind_name) if isinstance(kind_name, str) else None
-    if kind is None:
-        raise InvalidRequest(
-            f"{field}.type must be function, custom or allowed_tools, got {echo(kind_name)}", field=f"{field}.type"
-        )
-    choice = convert(tool_choice, kind, lambda name: f"{field}.{name}" if name else field, TABLE)
-    if isinstance(choice, AllowedTool | AllowedCustomTool):
-        return tools, choose(ToolChoice("required", choice.name), tools, field, f"{field}.name")
-    for index, allowed in enumerate(choice.tools):
-        choose(ToolChoice("required", allowed.name), tools, field, f"{field}.tools[{index}].name")
-    names = {allowed.name for allowed in choice.tools}
-    return tuple(tool for tool in tools if tool.name in names), ToolChoice(choice.mode)

@@ -5,6 +5,9 @@ Source: https://platform.openai.com/docs/api-reference/responses/create (input).
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,13 +16,25 @@ from msgspec import Meta
 
 from tureen.dialects.openai.body import tell_detail
 from tureen.errors import InvalidRequest, echo
+from tureen.requests import telling
+from tureen.requests.body import convert
 from tureen.requests.tool_fields import read_arguments
 from tureen.text.messages import MAX_PARTS, Message
 
 KINDS = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
 )  # fmt: skip
+PREFIXES = dict(zip(KINDS, ("msg", "fc", "fc", "ctc", "ctc", "rs"), strict=True))
+"""Type of an item -> the beginning of its id."""
+PART_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "output_text": {"annotations": [], "logprobs": []},
+    "input_image": {"detail": "auto"},
+}
+REASONING_PARTS = {"content": ("reasoning_text",), "output": (), "summary": ("summary_text",)}
 PARTS = ("input_text", "input_image", "output_text", "refusal")
+
+SEAL = "tureen1."
+"""Beginning of the `encrypted_content` that this server makes."""
 
 T = TypeVar("T")
 
@@ -41,11 +56,11 @@ class ResponsesInputImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
-    """Text of an answer that the client sends back."""
+    """Text of an answer that the client sends back, with what that said about it: the model is shown the text."""
 
     text: str
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
 
 
 class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refusal"):
@@ -116,12 +131,20 @@ class ResponsesThought(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     text: str
 
 
+class ResponsesSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="summary_text"):
+    """A piece of a summary of reasoning."""
+
+    text: str
+
+
 class ResponsesReasoningItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reasoning"):
-    """Reasoning of an answer that the client sends back."""
+    """Reasoning of an answer that the client sends back: the model is shown its text; without one `encrypted_content`,
+    which this server made; without that its summary."""
 
     id: str | None = None
-    summary: Annotated[list[Any], Meta(max_length=0)] | None = None
+    summary: PartList[ResponsesSummary] | None = None
     content: PartList[ResponsesThought] | None = None
+    encrypted_content: str | None = None
     status: Status | None = None
 
 
@@ -135,18 +158,19 @@ ResponsesItem = (
 )
 
 
-def read_items(sent_items: Sequence[Any]) -> list[Any]:
-    """Returns the items without nulls; a message without a type gets it. Raises InvalidRequest for unknown types."""
+def read_items(sent_items: Sequence[Any], name: str = "input") -> list[Any]:
+    """Returns the items without nulls; a message without a type gets it. `name`: the field that has them. Raises
+    InvalidRequest for unknown types."""
     items = []
     for index, item in enumerate(sent_items):
         if isinstance(item, dict):
             item = {name: value for name, value in item.items() if value is not None}
             if "type" not in item and "role" in item:
                 item["type"] = "message"
-            _check_type(item, KINDS, f"input[{index}]")
-            for field in ("content", "output"):
+            _check_type(item, KINDS, f"{name}[{index}]")
+            for field in ("content", "output", "summary"):
                 if isinstance(item.get(field), list) and len(item[field]) <= MAX_PARTS:
-                    item[field] = _parts(item, field, f"input[{index}].{field}")
+                    item[field] = _parts(item, field, f"{name}[{index}].{field}")
         items.append(item)
     return items
 
@@ -156,7 +180,8 @@ def _parts(item: Mapping[str, Any], field: str, where: str) -> list[Any]:
     for index, part in enumerate(item[field]):
         if isinstance(part, dict):
             part = {name: value for name, value in part.items() if value is not None}
-            _check_type(part, ("reasoning_text",) if item["type"] == "reasoning" else PARTS, f"{where}[{index}]")
+            known = REASONING_PARTS[field] if item["type"] == "reasoning" else PARTS
+            _check_type(part, known, f"{where}[{index}]")
         parts.append(part)
     return parts
 
@@ -174,12 +199,18 @@ class ResponsesConversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.pictures: list[str] = []
+        self.sources: list[list[str]] = []  # for each message the items that it was made of, as errors name them
         self._names: dict[str, str] = {}  # call_id of each call so far -> the function's name
         self._texts: list[str] = []  # texts of the last message, which may get more
         self._is_turn = False  # the last message is the assistant's, and more of its turn may follow
 
     def add(self, item: ResponsesItem, where: str) -> None:
         """Adds an item; `where` names it in errors. Raises InvalidRequest."""
+        self._add(item, where)
+        if self.sources:  # a reasoning item without text makes no message
+            self.sources[-1].append(where)
+
+    def _add(self, item: ResponsesItem, where: str) -> None:
         if isinstance(item, ResponsesCallOutput | ResponsesCustomOutput):
             self._add_output(item, where)
         elif isinstance(item, ResponsesFunctionCall | ResponsesCustomCall):
@@ -188,7 +219,7 @@ class ResponsesConversation:
             calls = self._turn().setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": function})
         elif isinstance(item, ResponsesReasoningItem):
-            text = "".join(part.text for part in item.content or ())
+            text = _reasoning(item, where)
             if text:
                 self._turn("content", "tool_calls")["reasoning_content"] = text
         elif item.role == "assistant":
@@ -210,6 +241,7 @@ class ResponsesConversation:
         self.close()
         self._is_turn = message["role"] == "assistant"
         self.messages.append(message)
+        self.sources.append([])
 
     def close(self) -> None:
         """Completes the last message."""
@@ -271,13 +303,19 @@ class ResponsesConversation:
         return "".join(texts)
 
 
-def conversation_of(items: str | Sequence[ResponsesItem], instructions: str | None) -> ResponsesConversation:
-    """Converts `input` and `instructions` to a conversation. Raises InvalidRequest."""
+def conversation_of(
+    items: str | Sequence[ResponsesItem], instructions: str | None, before: Sequence[Any] = (), continued: str = ""
+) -> ResponsesConversation:
+    """Converts `input` and `instructions` to a conversation that continues the kept items `before`, which the field
+    `continued` names. Raises InvalidRequest."""
     conversation = ResponsesConversation()
     if instructions:
         conversation.add_message("system", instructions)
+    for index, item in enumerate(convert(read_items(before, continued), list[ResponsesItem])):
+        conversation.add(item, f"{continued}[{index}]")
     if isinstance(items, str):
         conversation.add_message("user", items)
+        conversation.sources[-1].append("input")
     else:
         for index, item in enumerate(items):
             conversation.add(item, f"input[{index}]")
@@ -285,6 +323,53 @@ def conversation_of(items: str | Sequence[ResponsesItem], instructions: str | No
     if not conversation.messages:
         raise InvalidRequest("input is empty; send what the model is to answer", field="input", code="empty_prompt")
     return conversation
+
+
+def kept_items(sent: str | Sequence[ResponsesItem]) -> list[dict[str, Any]]:
+    """Returns the items of an `input` as they are kept: each with its type, an id and a status, as the API's own lists
+    of items have them."""
+    if isinstance(sent, str):
+        sent = [ResponsesMessage(role="user", content=sent)]
+    return [_kept(_plain(item)) for item in sent]
+
+
+def _plain(struct: msgspec.Struct) -> dict[str, Any]:
+    """Returns an item or a part as JSON has it, without the fields that were not sent."""
+    fields = {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = [_plain(entry) if isinstance(entry, msgspec.Struct) else entry for entry in value]
+    return {"type": struct.__struct_config__.tag} | fields
+
+
+def _kept(item: dict[str, Any]) -> dict[str, Any]:
+    kept = {"id": f"{PREFIXES[item['type']]}_{uuid.uuid4().hex}", "status": "completed"} | item
+    if item["type"] == "reasoning":
+        return {"summary": []} | kept
+    if item["type"] == "message":
+        is_answer, parts = item["role"] == "assistant", item["content"]
+        if isinstance(parts, str):
+            parts = [{"type": "output_text" if is_answer else "input_text", "text": parts}]
+        kept["content"] = [{**PART_DEFAULTS.get(part["type"], {}), **part} for part in parts]
+    return kept
+
+
+def sealed(reasoning: str) -> str:
+    """Returns reasoning as `encrypted_content`, for clients that keep and send back nothing else of it. It hides
+    nothing: `content` has the same text."""
+    return SEAL + base64.urlsafe_b64encode(reasoning.encode()).decode()
+
+
+def _reasoning(item: ResponsesReasoningItem, where: str) -> str:
+    """Returns the text of reasoning. What another server has encrypted is told, because nobody here can read it."""
+    text = "".join(part.text for part in item.content or ())
+    if not text and item.encrypted_content is not None:
+        seal, _, code = item.encrypted_content.partition(SEAL)
+        with contextlib.suppress(ValueError):
+            text = base64.b64decode(code, altchars=b"-_", validate=True).decode() if not seal else ""
+        if not text and item.encrypted_content != SEAL:
+            telling.tell(f"{where}.encrypted_content", "another server encrypted it")
+    return text or "\n\n".join(part.text for part in item.summary or ())
 
 
 def _arguments(item: ResponsesFunctionCall | ResponsesCustomCall, where: str) -> dict[str, Any]:

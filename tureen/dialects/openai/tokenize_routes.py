@@ -75,7 +75,7 @@ CHAT_FIELDS = ("tools", "continue_final_message", "add_generation_prompt", "chat
 
 
 def routes(state: ServerState) -> list[Entry]:
-    """Returns the routes, with and without `/v1`."""
+    """Returns the routes."""
 
     async def tokenize(request: Request) -> ASGIApp:
         body = await _read(request, TokenizeBody, state)
@@ -100,8 +100,7 @@ def routes(state: ServerState) -> list[Entry]:
     )
     about_text = Docs("SGLang", "The text of tokens.", bodies=(DetokenizeBody,), example={"tokens": [1, 2, 3]})
     return [
-        Entry(f"{prefix}{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
-        for prefix in ("", "/v1")
+        Entry(f"/v1{path}", endpoint, access="user", methods=["POST"], any_model=True, docs=docs)
         for path, endpoint, docs in (("/tokenize", tokenize, about_tokens), ("/detokenize", detokenize, about_text))
     ]
 

@@ -7,38 +7,37 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from tureen.contract.params import JsonObject
-from tureen.contract.types import NO_TOKEN, EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
+from tureen.config import MAX_PROMPTS
+from tureen.contract.params import ALIASES, JsonObject
+from tureen.contract.types import EngineInfo, GenerateRequest, HiddenStates, LogprobsMode, LogprobSpec
+from tureen.dialects.sglang.logprob_fields import LOGPROB_FIELDS, logprob_specs
 from tureen.errors import InvalidRequest, echo
 from tureen.media.loader import MAX_REFERENCES
 from tureen.requests import media_fields, planning, prompts
-from tureen.requests.body import convert, offered, read_params, refuse_unknown
+from tureen.requests.body import PARAM_FIELDS, convert, offered, read_params, refuse_unknown
 from tureen.requests.drafts import REQUEST_SIZE, Draft, Options, Plan, effective_params, plan_of
 from tureen.requests.embedding import states_for
 from tureen.requests.media_fields import PromptMedia
 from tureen.requests.model_field import adapter_of
 from tureen.requests.offload import LARGE
-from tureen.requests.planning import Names, Sampling, check_batch, per_prompt
+from tureen.requests.planning import Names, Sampling, per_prompt
 from tureen.requests.processor_field import check_processor
 from tureen.requests.prompts import Prompt, Texts
 from tureen.requests.sessions import SessionParams, Turn
 from tureen.requests.shared_fields import (
     MAX_LOGPROB_IDS,
-    MAX_PROMPTS,
     MAX_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
     CacheSalt,
     Deadline,
     FirstTokenDeadline,
     LogMetrics,
-    LogprobsModeField,
     PerPrompt,
     Priority,
     TokenIds,
@@ -51,16 +50,20 @@ MAX_HIDDEN_VALUES = 1 << 24
 
 MAX_HIDDEN_SIZE = 1 << 16
 
+_json = msgspec.json.Encoder()
+
 PROMPT_FIELDS = ("text", "input_ids", "input_embeds")
 
 TABLES = read_tables(Path(__file__).with_name("fields.toml"))
 
+NO_MEDIA = PromptMedia((), (), "image", "image_data", "video_data")
+
 HiddenStatesField = bool | Literal["last"]
 References = Annotated[list[str], Meta(max_length=MAX_REFERENCES)]
 LogprobIds = Annotated[
-    list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None],
-    Meta(max_length=MAX_LOGPROB_IDS, extra={"batch": MAX_PROMPTS}),
+    list[int | Annotated[list[int], Meta(max_length=MAX_LOGPROB_IDS)] | None], Meta(max_length=MAX_PROMPTS)
 ]
+"""At most MAX_LOGPROB_IDS ids, or a list of such lists."""
 Numbers = Annotated[list[float], Meta(max_length=MAX_HIDDEN_SIZE)]
 Embeddings = Annotated[
     list[Annotated[list[float | Numbers], Meta(max_length=MAX_TOKEN_IDS)]],
@@ -102,7 +105,13 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_text_in_logprobs: Annotated[
         bool, Meta(description="Third element of a log-probability triple: the token's text.")
     ] = False
-    logprobs_mode: LogprobsModeField = "processed"
+    logprobs_mode: Annotated[
+        LogprobsMode,
+        Meta(
+            description="processed = after penalties, bias and temperature; raw = the model's own; both = processed, "
+            "and the model's own as raw_output_…"
+        ),
+    ] = "processed"
     return_hidden_states: Annotated[
         HiddenStatesField | PerPrompt[HiddenStatesField],
         Meta(
@@ -165,9 +174,12 @@ class ParsedBody(NamedTuple):
 
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(GenerateBody))
+MISPLACED = frozenset((*PARAM_FIELDS, *ALIASES)).difference(FIELDS, TABLES["body"].verdicts)
+"""Fields of `sampling_params`, which clients of flat APIs send beside it."""
+MISPLACED_PARAMS = frozenset(FIELDS).difference(PARAM_FIELDS, ALIASES, TABLES["sampling_params"].verdicts)
+MAX_SHOWN = 48  # characters of a misplaced value
 
-LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num")
-PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor", *LOGPROB_FIELDS)
+PER_PROMPT_FIELDS = ("lora_path", "session_params", "return_hidden_states", "custom_logit_processor")
 """Fields that hold a value for all prompts or a list of one each, besides those that other functions read."""
 
 
@@ -178,6 +190,7 @@ class GeneratePlan(msgspec.Struct, frozen=True):
     is_list: bool  # a batch, or n > 1
     stream: bool
     return_text_in_logprobs: bool
+    num_samples: int = 1  # of each prompt
     turns: tuple[Turn | None, ...] = ()  # of each request; () when no request continues a session
     effective: tuple[dict[str, dict[str, Any]], ...] = ()  # of each request, with return_effective
 
@@ -203,13 +216,15 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
             f"send exactly one of {', '.join(PROMPT_FIELDS)}; got {got}",
             field=fields_sent[-1] if fields_sent else "text",
         )
-    body = convert(offered(payload, FIELDS, TABLES["body"]), GenerateBody)
+    _refuse_misplaced(payload, MISPLACED, "in sampling_params", '"sampling_params": {%s}')
+    placed = {name: value for name, value in payload.items() if name not in MISPLACED}
+    body = convert(offered(placed, FIELDS, TABLES["body"]), GenerateBody)
     planning.check_priority(body.priority, context)
     inputs = _inputs(body, context)
     is_batch, [field] = _is_batch(body), fields_sent
     batch = len(inputs.texts) if isinstance(inputs, Texts) else len(inputs)
     samplings = samplings_of(body, batch, context)
-    num_samples = planning.check_size(batch, samplings, field)
+    num_samples = planning.check_size(batch, samplings, field, context.config)
     fields = planning.fields_per_prompt(body, PER_PROMPT_FIELDS, batch)
     return ParsedBody(
         body=body,
@@ -227,6 +242,8 @@ def parse(payload: dict[str, Any], context: Context) -> ParsedBody:
 def _inputs(body: GenerateBody, context: Context) -> Texts | list[Prompt]:
     """Returns the prompts, texts as they are. Raises InvalidRequest."""
     if body.text is not None:
+        if isinstance(body.text, list):
+            planning.check_batch(len(body.text), "text", context)
         return prompts.texts(body.text, "text")
     if body.input_ids is not None:
         return prompts.id_lists(body.input_ids, context, may_be_empty=body.session_params is not None)
@@ -251,6 +268,15 @@ def _is_batch(body: GenerateBody) -> bool:
     return bool(rows) and bool(rows[0]) and isinstance(rows[0][0], list)
 
 
+def _refuse_misplaced(fields: dict[str, Any], names: Collection[str], where: str, form: str) -> None:
+    """Raises InvalidRequest for the first of `names` among `fields`: it belongs elsewhere, as `form` shows."""
+    for name in fields:
+        if name in names and fields[name] is not None:
+            value = _json.encode(fields[name]).decode()
+            shown = form % f'"{name}": {value if len(value) <= MAX_SHOWN else "…"}'
+            raise InvalidRequest(f"{name} belongs {where}: send {shown}", field=name, code="misplaced_field")
+
+
 def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampling]:
     """Returns the sampling parameters of each of `batch` prompts. Raises InvalidRequest."""
     sampling_params = body.sampling_params
@@ -263,7 +289,9 @@ def samplings_of(body: GenerateBody, batch: int, context: Context) -> list[Sampl
 
 
 def _sampling_of(params: dict[str, Any], where: str, context: Context) -> Sampling:
-    return planning.make_sampling(read_params(params, where, TABLES["sampling_params"]), context, Names(where))
+    _refuse_misplaced(params, MISPLACED_PARAMS, f"beside {where.split('[')[0]}, not in it", "{%s, …}")
+    placed = {name: value for name, value in params.items() if name not in MISPLACED_PARAMS}
+    return planning.make_sampling(read_params(placed, where, TABLES["sampling_params"]), context, Names(where))
 
 
 def with_adapter(payload: dict[str, Any], state: ServerState) -> dict[str, Any]:
@@ -287,6 +315,8 @@ def adapters_of(parsed: ParsedBody) -> list[tuple[str, str]]:
 
 def _media(body: GenerateBody, batch: int, *, is_batch: bool) -> list[PromptMedia]:
     """Returns the pictures and videos of each of `batch` prompts. Raises InvalidRequest."""
+    if body.image_data is None and body.video_data is None and body.modalities is None:
+        return [NO_MEDIA] * batch
     media = media_fields.read_media(body.image_data, body.video_data, body.modalities, batch, is_batch=is_batch)
     if body.session_params is not None and any(item.pictures or item.videos for item in media):
         raise InvalidRequest(
@@ -361,6 +391,7 @@ def plan(
         is_list=parsed.is_batch or parsed.num_samples > 1,
         stream=body.stream,
         return_text_in_logprobs=body.return_text_in_logprobs,
+        num_samples=parsed.num_samples,
         effective=tuple(
             effective_params(request, parsed.samplings[index // parsed.num_samples], context)
             for index, request in enumerate(reported)
@@ -372,18 +403,17 @@ def _options(
     parsed: ParsedBody, resolved: Sequence[Prompt], context: Context, limits: dict[str, int | None]
 ) -> list[Options]:
     """Returns the options of each prompt. Raises InvalidRequest. `limits`: the deadlines that are left."""
-    body, fields, vocab_size = parsed.body, parsed.fields, context.info.vocab_size
-    starts, tops = fields["logprob_start_len"], fields["top_logprobs_num"]
-    _check_starts(starts, [prompt.token_ids for prompt in resolved])
-    _check_tops(tops, vocab_size)
-    ids = _logprob_ids(body.token_ids_logprob, len(resolved), vocab_size)
+    body, fields = parsed.body, parsed.fields
+    logprobs: list[LogprobSpec | None] = [None] * len(resolved)
+    sent = {field: getattr(body, field) for field in LOGPROB_FIELDS}
+    if body.return_logprob or sent != LOGPROB_FIELDS:
+        token_ids = [prompt.token_ids for prompt in resolved]
+        logprobs = logprob_specs(sent | {"return_logprob": body.return_logprob}, token_ids, context.info.vocab_size)
     processors = _processors(body, fields["custom_logit_processor"], context)
     return [
         Options(
             adapter=fields["lora_path"][index] or "",
-            logprobs=_logprob_spec(
-                fields["return_logprob"][index], starts[index], tops[index], ids[index], body.logprobs_mode
-            ),
+            logprobs=logprobs[index],
             hidden_states=_which_hidden(fields["return_hidden_states"][index], context.info),
             processor=processors[index],
             cache_salt=body.cache_salt,
@@ -420,81 +450,3 @@ def _check_hidden(requests: Sequence[GenerateRequest], hidden_size: int) -> None
             'send fewer or shorter prompts, lower max_new_tokens, or ask for "last"',
             field="return_hidden_states",
         )
-
-
-def _check_starts(starts: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-    """Raises InvalidRequest for a logprob_start_len that is no position in its prompt."""
-    for start, token_ids in zip(starts, prompts, strict=True):
-        if not -1 <= start <= len(token_ids):
-            raise InvalidRequest(
-                f"logprob_start_len must be -1 or a position in the prompt of {len(token_ids)} tokens, got "
-                f"{echo(start)}",
-                field="logprob_start_len",
-            )
-        if 0 <= start < len(token_ids) and min(token_ids[start:]) <= NO_TOKEN:
-            raise InvalidRequest(
-                "logprob_start_len needs text or token ids from there on: there are no tokens in input_embeds and in "
-                "pictures to take log-probabilities of; leave it out",
-                field="logprob_start_len",
-            )
-
-
-def _check_tops(tops: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidRequest for a top_logprobs_num out of its bounds."""
-    for top in tops:
-        if not 0 <= top <= min(MAX_TOP_LOGPROBS, vocab_size):
-            raise InvalidRequest(
-                f"top_logprobs_num must be 0 to {MAX_TOP_LOGPROBS}, got {echo(top)}", field="top_logprobs_num"
-            )
-
-
-def _logprob_ids(
-    token_ids_logprob: list[int | list[int] | None] | None, batch: int, vocab_size: int
-) -> list[tuple[int, ...]]:
-    """Returns token_ids_logprob of each prompt. Raises InvalidRequest."""
-    lists: list[list[Any]]
-    if not token_ids_logprob:
-        return [()] * batch
-    kinds = set(map(type, token_ids_logprob))
-    if kinds == {int}:
-        lists = [token_ids_logprob]
-    elif int in kinds:
-        raise InvalidRequest("token_ids_logprob mixes token ids and lists of them; send one", field="token_ids_logprob")
-    else:
-        check_batch(len(token_ids_logprob), MAX_PROMPTS, "token_ids_logprob")
-        nested: list[Any] = per_prompt(list(token_ids_logprob), batch, "token_ids_logprob")
-        lists = [ids or [] for ids in nested]
-    for ids in lists:
-        if len(ids) > MAX_LOGPROB_IDS:
-            raise InvalidRequest(
-                f"token_ids_logprob takes at most {MAX_LOGPROB_IDS} ids, got {len(ids)}", field="token_ids_logprob"
-            )
-        for token_id in ids:
-            if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"token_ids_logprob contains out-of-vocabulary token id {echo(token_id)}; valid range is "
-                    f"[0, {vocab_size})",
-                    field="token_ids_logprob",
-                    code="token_id_out_of_range",
-                )
-    ids_of_prompts = [tuple(ids) for ids in lists]
-    return ids_of_prompts if len(ids_of_prompts) == batch else ids_of_prompts * batch
-
-
-def _logprob_spec(
-    is_asked: bool, start: int, top: int, token_ids: tuple[int, ...], mode: LogprobsMode
-) -> LogprobSpec | None:
-    """Returns the log-probabilities to compute, None = none. Raises InvalidRequest for fields that would have no
-    effect; values that clients send as defaults are allowed."""
-    if is_asked:
-        return LogprobSpec(start, top, token_ids, mode)
-    fields = {
-        "top_logprobs_num": top > 0,
-        "token_ids_logprob": bool(token_ids),
-        "logprob_start_len": start > 0,
-        "logprobs_mode": mode != "processed",
-    }
-    for name, is_set in fields.items():
-        if is_set:
-            raise InvalidRequest(f"{name} needs return_logprob: true", field=name)
-    return None

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from tureen.contract.types import FinishReason, LogprobSpec, TokenLogprob
 from tureen.dialects.sglang import body as sglang_request
 from tureen.dialects.sglang.body import GenerateBody, GeneratePlan
-from tureen.errors import InvalidRequest, TureenError
+from tureen.errors import TureenError
 from tureen.http.dialect import Docs, Entry, client_name, prepared, unless_gone
 from tureen.http.errors import error_object
 from tureen.http.sse import DONE, EventStream, event
@@ -139,12 +139,12 @@ async def prepare(
         inputs = await resolve(parsed.inputs, parsed.names, state, media)
     turns: list[Turn | None] = []
     for index, session in enumerate(parsed.sessions):
-        turns.append(None)
-        if session is not None:
-            if parsed.num_samples > 1:
-                raise InvalidRequest("session_params cannot go with n > 1; send n requests", field="session_params")
-            turn = turns[index] = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
+        if session is None:
+            turns += [None] * parsed.num_samples
+        else:
+            turn = state.sessions.extend(session, inputs[index].token_ids, owner=owner)
             inputs[index] = Prompt(turn.token_ids)
+            turns += turn.branches(parsed.num_samples)
     # with sessions no thread is waited for: a session must not change between `extend` and `begin`
     size = 0 if any(turns) else batch * parsed.num_samples * REQUEST_SIZE
     plan = await offload.run(size, sglang_request.plan, parsed, inputs, state, owner=owner, arrived_s=arrived_s)
@@ -206,6 +206,7 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
     Gives a function to call with each output that is complete; outputs without that call are not stored.
     """
     begun: dict[int, Turn] = {}  # index of an output -> its turn
+    names, num_samples = plan.plan.rids, plan.num_samples
 
     def end_turn(output: Output) -> None:
         has_failed = output.finish is None or output.finish.type == "error"
@@ -218,7 +219,8 @@ def _taking_turns(plan: GeneratePlan, run: Run, state: ServerState) -> Iterator[
     try:
         for output, turn in zip(run.outputs, plan.turns, strict=False):
             if turn is not None:
-                turn.begin(output.rid, output.request.id, output.token_ids)
+                also = [] if output.index % num_samples else names[output.index + 1 : output.index + num_samples]
+                turn.begin(output.rid, output.request.id, output.token_ids, also)
                 begun[output.index] = turn
         yield end_turn
     finally:
@@ -310,14 +312,12 @@ def render(output: Output, plan: GeneratePlan, context: Context, sent: tuple[int
     if len(output.weight_versions) > 1:
         meta["weight_versions"] = output.weight_versions
     if output.request.grammar is not None:
-        meta |= {"forced_tokens": output.usage.forced_tokens, **output.conformity.metadata}
+        meta |= {"forced_tokens": output.usage.forced_tokens, **output.constraint_notes}
     if plan.effective:
         meta["effective"] = plan.effective[output.index]
     if output.request.logprobs is not None:
         meta |= _logprobs(output, output.request.logprobs, plan, context, first_token)
     if output.finish is not None:
-        if output.finish.closed_early:
-            meta["closed_early"] = True
         meta["e2e_latency"] = output.elapsed_s
         told = telling.current.get()
         if told is not None and told.paths:
@@ -332,7 +332,10 @@ def _logprobs(
 ) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     prompt = [] if first_token else output.prompt_logprobs  # sent with the first token
-    sides = (("input", "prefill", prompt), ("output", "decode", output.output_logprobs[first_token:]))
+    drawn = output.output_logprobs[first_token:]
+    sides = [("input", "prefill", prompt), ("output", "decode", drawn)]
+    if spec.mode == "both":  # a forced token was not drawn: it has the model's own alone
+        sides.append(("raw_output", "", [position.raw or position for position in drawn]))
     for side, old_side, positions in sides:
         meta[f"{side}_token_logprobs"] = [_triple(p.token, plan, context) for p in positions]
         if spec.top:
@@ -341,7 +344,7 @@ def _logprobs(
             meta[f"{side}_token_ids_logprobs"] = [_triples(p.token_ids, plan, context) for p in positions]
         if output.finish is not None:
             for kind in ("token_logprobs", "top_logprobs"):
-                if f"{side}_{kind}" in meta:
+                if old_side and f"{side}_{kind}" in meta:
                     meta[f"{old_side}_{kind}"] = meta[f"{side}_{kind}"]
     if output.finish is not None:
         values = [p.token[0] for p in output.prompt_logprobs if p.token[0] is not None]

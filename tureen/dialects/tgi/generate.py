@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tureen.config import MAX_N
 from tureen.contract.params import JsonObject, SamplingParams, Stops
 from tureen.contract.types import FinishReason, LogprobSpec
 from tureen.errors import InvalidRequest, RequestFailed, TryLater, TureenError
@@ -39,7 +40,7 @@ DEFAULT_MAX_NEW_TOKENS = 20
 ERROR_TYPES = {429: "overloaded", 503: "overloaded", 424: "generation"}
 ABORTED = "aborted"
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p")
-NAMES = Names("parameters", {"sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
+NAMES = Names("parameters", {"n": "best_of", "sampling_seed": "seed", "json_schema": "grammar", "regex": "grammar"})
 PLAIN = SamplingParams(no_stop_trim=True)
 """Parameters to detokenize with: a stop string stays in the text, as its tokens do in TGI's list of tokens."""
 
@@ -81,7 +82,8 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="Same request, same seed, same tokens. Default: random."),
     ] = None
     stop: Annotated[
-        Stops, Meta(description="Strings that end the output; they stay in the text. At most 64 of 1..1024.")
+        Stops,
+        Meta(description="Strings that end the output; they stay in the text. Up to --max-stop-strings, of 1..1024."),
     ] = msgspec.field(default_factory=list)
     return_full_text: Annotated[bool, Meta(description="The prompt stands in front of generated_text.")] = False
     truncate: Annotated[
@@ -95,7 +97,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=1, le=5)] | None, Meta(description="Best alternatives of each token, in details.")
     ] = None
     best_of: Annotated[
-        Annotated[int, Meta(ge=1, le=128)] | None,
+        Annotated[int, Meta(ge=1, le=MAX_N)] | None,
         Meta(description="Outputs to generate; the most probable one is returned."),
     ] = None
     adapter_id: Annotated[
@@ -339,12 +341,13 @@ def _answer(texts: list[TokenTexts], body: TgiBody, context: Context) -> dict[st
     best, *others = texts
     prefix = body.inputs if body.parameters.return_full_text else ""
     answer: dict[str, Any] = {"generated_text": prefix + best.whole}
-    if body.parameters.details:
-        answer["details"] = _details(best, body, context)
-        if others:
-            answer["details"]["best_of_sequences"] = [
-                {"generated_text": prefix + sample.whole} | _details(sample, body, context) for sample in others
-            ]
+    if not body.parameters.details:
+        return answer | best.output.constraint_notes
+    answer["details"] = _details(best, body, context)
+    if others:
+        answer["details"]["best_of_sequences"] = [
+            {"generated_text": prefix + sample.whole} | _details(sample, body, context) for sample in others
+        ]
     return answer
 
 
@@ -367,6 +370,7 @@ def _summary(output: Output) -> dict[str, Any]:
         "finish_reason": _finish_reason(output.finish),
         "generated_tokens": len(output.token_ids),
         "seed": None if output.request.params.is_greedy else output.request.seed,
+        **output.constraint_notes,
     }
 
 

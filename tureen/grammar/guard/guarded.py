@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tureen.grammar.base import Backend, CompiledGrammar, Grammar, Mask, Vocabulary
-from tureen.grammar.guard.facts import GuardFacts
-from tureen.grammar.guard.reader import Broken, JsonReader, Mode, Place
+from tureen.grammar.guard.facts import FixedStep, FreeStep, GuardFacts, KeyStep, ValueStep
+from tureen.grammar.guard.reader import Broken, Mode, Place
+from tureen.grammar.guard.steps import StepPlace, StepReader
 
 MAX_LOOKS = 256
 """The most places that one mask is looked ahead from; beyond, a way out is taken for granted."""
@@ -32,11 +34,14 @@ class GuardedTokens:
         self.num_words = -(-vocabulary.size // 32)
         self.ends = self._bits(vocabulary.eos_token_ids)
         self.quoting = self._bits(index for index, text in enumerate(vocabulary.tokens) if b'"' in text)
+        self.opening = self._bits(index for index, text in enumerate(vocabulary.tokens) if b"[" in text or b"{" in text)
         self.ids: dict[bytes, list[int]] = {}
         for index, text in enumerate(vocabulary.tokens):
             if text:
                 self.ids.setdefault(text, []).append(index)
         self.longest = max(map(len, vocabulary.tokens), default=0)
+        self._sorted = sorted(self.ids)
+        self._across: dict[bytes, list[int]] = {}
 
     def _bits(self, ids: Iterable[int]) -> NDArray[np.uint32]:
         bits = np.zeros(self.num_words, dtype=np.uint32)
@@ -48,6 +53,20 @@ class GuardedTokens:
         """Returns the tokens that a text begins with."""
         sizes = range(1, min(self.longest, len(text)) + 1)
         return [index for size in sizes for index in self.ids.get(text[:size], ())]
+
+    def beyond(self, text: bytes) -> list[int]:
+        """Returns the tokens that begin with a text and have more."""
+        start = bisect_right(self._sorted, text)
+        end = bisect_left(self._sorted, text + b"\xff", start)
+        return [index for token in self._sorted[start:end] for index in self.ids[token]]
+
+    def across(self, text: bytes, before: bytes) -> list[int]:
+        """Returns the tokens that end a text, whose beginning may stand at the end of what is before, and have more."""
+        if text not in self._across:
+            holding = (token for token in self._sorted if text in token[:-1])
+            self._across[text] = [index for token in holding for index in self.ids[token]]
+        begun = [size for size in range(1, len(text)) if before.endswith(text[:size])]
+        return [*self._across[text], *(index for size in begun for index in self.beyond(text[size:]))]
 
 
 @lru_cache(2)
@@ -73,13 +92,13 @@ class GuardedCompiled:
         return RESERVE + RESERVE_OF_KEY * sum(node.least_keys for node in self._facts.nodes)
 
     def start(self) -> GuardedGrammar:
-        return GuardedGrammar(self._inner.start(), JsonReader(self._facts), self._tokens)
+        return GuardedGrammar(self._inner.start(), StepReader(self._facts), self._tokens)
 
 
 class GuardedGrammar:
     """A grammar somewhere in an output, and the reader of what was written."""
 
-    def __init__(self, inner: Grammar, reader: JsonReader, tokens: GuardedTokens) -> None:
+    def __init__(self, inner: Grammar, reader: StepReader, tokens: GuardedTokens) -> None:
         self._inner = inner
         self._reader = reader
         self._tokens = tokens
@@ -130,7 +149,7 @@ class GuardedGrammar:
     def _text(self, token_id: int) -> bytes:
         return self._tokens.texts[token_id] if token_id < len(self._tokens.texts) else b""
 
-    def _behind(self, text: bytes) -> Place | None:
+    def _behind(self, text: bytes) -> StepPlace | None:
         """Returns the place behind a text that may come next; None where it breaks a fact."""
         place, start = self._places[-1], len(self._data)
         self._data += text
@@ -149,24 +168,44 @@ class GuardedGrammar:
         place = self._places[-1]
         if not self._reader.ends(place, self._data):
             mask &= ~self._tokens.ends
-        if place.mode is Mode.MARKER:
-            return []
-        looked_at = mask & self._tokens.quoting if place.mode in IN_STRINGS else mask & ~self._tokens.ends
         near: set[int] = set()
-        for token_id in np.flatnonzero(np.unpackbits(looked_at.view(np.uint8), bitorder="little")).tolist():
+        for token_id in self._looked_at(place, mask):
             behind = self._behind(self._text(token_id))
             if behind is None:
                 _clear(mask, token_id)
-            elif self._is_near(behind, token_id):
+            elif behind.value is not None and self._is_near(behind.value, token_id):
                 near.add(token_id)
-        if place.mode in IN_STRINGS:
-            near.update(token_id for token_id in self._going_on(place) if _is_set(mask, token_id))
+        if place.value is not None and place.value.mode in IN_STRINGS:
+            near.update(token_id for token_id in self._going_on(place.value) if _is_set(mask, token_id))
         return sorted(near)
+
+    def _looked_at(self, place: StepPlace, mask: Mask) -> list[int]:
+        """Returns the tokens of a mask that can break something: those that end what is being written."""
+        match self._reader.step(place), place.value:
+            case ValueStep(free=int()), Place(Mode.VALUE, None):
+                return _ids(mask & self._tokens.opening)
+            case ValueStep(), Place(mode):
+                return _ids(mask & self._tokens.quoting if mode in IN_STRINGS else mask & ~self._tokens.ends)
+            case FixedStep(texts), _:
+                text = bytes(self._data[place.start :])
+                rests = [fixed[len(text) :] for fixed, _ in texts if fixed.startswith(text)]
+                tokens = {token_id for rest in rests for token_id in self._tokens.beyond(rest)}
+            case FreeStep(stops), _:
+                tokens = self._across([stop for stop, _ in stops], place)
+            case KeyStep(stops), _:
+                tokens = self._across(stops, place)
+            case _:
+                return []
+        return [token_id for token_id in sorted(tokens) if _is_set(mask, token_id)]
+
+    def _across(self, stops: Sequence[bytes], place: StepPlace) -> set[int]:
+        before = bytes(self._data[max(place.start, len(self._data) - max(map(len, stops))) :])
+        return {token_id for stop in stops for token_id in self._tokens.across(stop, before)}
 
     def _is_near(self, behind: Place, token_id: int) -> bool:
         start = len(self._data)
         self._data += self._text(token_id)
-        is_near = self._reader.is_near(behind, self._data)
+        is_near = self._reader.json.is_near(behind, self._data)
         del self._data[start:]
         return is_near
 
@@ -174,7 +213,7 @@ class GuardedGrammar:
         """Returns the tokens that go on as an item went on that is there."""
         rest = {
             other[len(text) :]
-            for text, others in self._reader.written(place, self._data)
+            for text, others in self._reader.json.written(place, self._data)
             for other in others
             if other.startswith(text)
         }
@@ -194,6 +233,11 @@ class GuardedGrammar:
             return num_allowed > len(near) or any(self._has_way_out(other) for other in near)
         finally:
             self.rollback(1)
+
+
+def _ids(mask: Mask) -> list[int]:
+    ids: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return ids
 
 
 def _clear(mask: Mask, token_id: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import IntEnum, auto
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from tureen.grammar.guard.facts import NOWHERE, GuardFacts, GuardNode
+from tureen.grammar.guard.facts import NOWHERE, GuardNode
 from tureen.grammar.number_digits import EXACT_DIGITS, MAX_DIGITS
 
 QUOTE, BACKSLASH, COMMA, OPEN, CLOSE, OPEN_KEYS, CLOSE_KEYS = b'"\\,[]{}'
@@ -22,7 +22,6 @@ NO_NODE = GuardNode()
 class Mode(IntEnum):
     """The kinds of places in JSON: what may come next."""
 
-    MARKER = auto()  # free text, until the marker has occurred
     VALUE = auto()
     ITEM_OR_END = auto()
     KEY_OR_END = auto()
@@ -70,10 +69,8 @@ class Broken(Exception):
 class JsonReader:
     """Steps from place to place over a text, of which it is given all up to the byte that it reads."""
 
-    def __init__(self, facts: GuardFacts) -> None:
-        self._nodes = facts.nodes
-        self._marker = facts.after.encode()
-        self.start = Place(Mode.MARKER if self._marker else Mode.VALUE)
+    def __init__(self, nodes: Sequence[GuardNode]) -> None:
+        self._nodes = nodes
 
     def read(self, place: Place, data: bytearray, at: int) -> Place:
         """Returns the place behind the byte. Raises Broken."""
@@ -82,8 +79,6 @@ class JsonReader:
             return self._inside(place, data, at)
         if mode in (Mode.ESCAPE, Mode.KEY_ESCAPE):
             return place._replace(mode=Mode.STRING if mode is Mode.ESCAPE else Mode.KEY)
-        if mode is Mode.MARKER:
-            return Place(Mode.VALUE) if data.endswith(self._marker, 0, at + 1) else place
         if mode is Mode.NUMBER:
             if byte in NUMBER_BYTES:
                 self._check_beginning(place, data, at + 1)
@@ -100,10 +95,14 @@ class JsonReader:
         """Returns whether no fact is broken by the text's end."""
         try:
             if place.mode is Mode.NUMBER and place.frame is None:
-                self._completed(place, data, len(data))
+                self.end(place, data, len(data))
         except Broken:
             return False
         return True
+
+    def end(self, place: Place, data: bytearray, at: int) -> None:
+        """Ends a number that is the whole value. Raises Broken."""
+        self._completed(place, data, at)
 
     def is_near(self, place: Place, data: bytearray) -> bool:
         """Returns whether what is being written may still become equal to what was written before it."""

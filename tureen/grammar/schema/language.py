@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tureen.grammar.expression import GrammarError, Language
+from tureen.grammar.guard.facts import GuardFacts
 from tureen.grammar.guard.finding import GUARDED, guarding
 from tureen.grammar.schema.algebra import Algebra
 from tureen.grammar.schema.document import Document, parse
 from tureen.grammar.schema.reader import SchemaReader
+from tureen.grammar.schema.shapes import ValueSet
 from tureen.grammar.schema.tagged import STYLES, tagged
 from tureen.grammar.schema.unenforced import UnenforcedKeywords
 from tureen.grammar.schema.writer import SchemaWriter
+from tureen.grammar.tagged_steps import NOTHING_TOLD, TaggedValue, TaggedValues
 
 ANY_VALUE = "$$ANY$$"
 """In the place of a schema: any JSON value."""
@@ -27,7 +30,8 @@ def json_schema(
     out, and listed in the language's `unenforced`; with `strict` it is refused. Raises GrammarError, also for a schema
     that is wrong, or that nothing is valid against.
 
-    With `guards`, what a guard can do of what is left out is its: it is not listed, and the language has its facts.
+    With `guards`, what a guard can do of what is left out is its: it is not listed in `unenforced` but in `guarded`,
+    and the language has its facts.
 
     With `leaves_out`, an object with `properties` has no other keys unless its schema speaks of such by a keyword
     (additionalProperties, patternProperties, unevaluatedProperties, propertyNames, a count): JSON Schema would have a
@@ -42,29 +46,56 @@ def json_schema(
         left_out = unenforced.listed()
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
-    guard = None
-    if guards and left_out:
-        done = guarding(document, [(item.keyword, item.schema) for item in left_out])
-        guard = done.facts
-        left_out = tuple(item for item in left_out if (item.keyword, item.schema) not in done.enforced)
-    if strict and left_out:
-        raise GrammarError(left_out[0].why)
-    return replace(language, unenforced=left_out, guard=guard)
+    language = replace(language, unenforced=left_out)
+    return _guarded(language, document, strict=strict) if guards else language
+
+
+def _guarded(language: Language, document: Document, *, strict: bool) -> Language:
+    """Gives a language the facts for a guard; raises GrammarError if strict and something is left for neither."""
+    left_out = language.unenforced
+    if not left_out:
+        return language
+    done = guarding(document, [(item.keyword, item.schema) for item in left_out])
+    unenforced = tuple(item for item in left_out if (item.keyword, item.schema) not in done.enforced)
+    if strict and unenforced:
+        raise GrammarError(unenforced[0].why)
+    guarded = tuple(item for item in left_out if (item.keyword, item.schema) in done.enforced)
+    return replace(language, unenforced=unenforced, guard=done.facts, guarded=guarded)
 
 
 def tagged_schema(
     text: str, style: str, prefix: str, excludes: Sequence[str] = (), *, strict: bool = False
-) -> Language:
-    """Returns the valid objects with their properties in tags, in one of STYLES. Raises GrammarError.
+) -> tuple[Language, TaggedValues]:
+    """Returns the valid objects with their properties in tags, in one of STYLES, and the values that are guarded.
 
-    No string and no key holds one of `excludes`, nor what ends a property. `strict`: see json_schema.
+    No string and no key holds one of `excludes`, nor what ends a property. `strict`: see json_schema, with `guards`.
+    Raises GrammarError.
     """
     document = Document(parse(text))
-    unenforced = UnenforcedKeywords(document, strict=strict)
+    unenforced = UnenforcedKeywords(document, strict=strict, guarded=GUARDED)
     algebra = Algebra(unenforced)
     try:
         node = SchemaReader(document, algebra, unenforced).node(document.root, ())
         language = tagged(SchemaWriter(algebra, prefix, leaves_out=True), node, STYLES[style], excludes)
-        return replace(language, unenforced=unenforced.listed())
+        language = _guarded(replace(language, unenforced=unenforced.listed()), document, strict=strict)
+        return language, _tagged_values(algebra, node, language.guard)
     except RecursionError:
         raise GrammarError("its schemas are nested or refer to each other too deep") from None
+
+
+def _tagged_values(algebra: Algebra, node: ValueSet, facts: GuardFacts | None) -> TaggedValues:
+    if facts is None:
+        return NOTHING_TOLD
+    shapes = algebra.shape(node).objects
+    named: dict[str, list[ValueSet]] = {}
+    for shape in shapes:
+        for key, (_, value) in shape.named.items():
+            named.setdefault(key, []).append(value)
+    free = [value for shape in shapes for _, value in shape.free]
+
+    def tagged_value(number: int, values: list[ValueSet]) -> TaggedValue:
+        return TaggedValue(number, any(not algebra.shape(value).strings.is_empty() for value in values))
+
+    whole = facts.nodes[0]
+    keys = {key: tagged_value(whole.keys.get(key, whole.others), values) for key, values in named.items()}
+    return TaggedValues(keys, tagged_value(whole.others, free))

@@ -174,18 +174,19 @@ class _TaggedObjects:
         shape = self._writer.algebra.shape(node)
         texts: dict[str, list[Expression]] = {}
         for kind, part in _by_kind(shape):
-            texts.setdefault(self._style.group(kind), []).append(self._value(kind, part))
+            texts.setdefault(self._style.group(kind), []).append(self._value(kind, part, node))
         has_others = not self._style.types and not shape.strings.is_empty() and len(texts.get("", ())) > 1
         if has_others:
             texts[""][0] = Both(texts[""][0], Not(self._wrapped(LIKE_JSON)))
         return {group: choice(options) for group, options in texts.items()}
 
-    def _value(self, kind: str, part: ValueShape) -> Expression:
+    def _value(self, kind: str, part: ValueShape, whole: ValueSet) -> Expression:
         if kind == "string":
             return self._string(part.strings.expression)
         if self._style.nests and kind in ("array", "object"):
             return self._nested(part)
         node = self._writer.algebra.fixed(part)
+        node.parts, node.origin = (whole,), whole.origin  # errors name the keyword that it comes from
         return self._wrapped(self._writer.value(node))
 
     def _string(self, texts: Expression) -> Expression:

@@ -1,0 +1,72 @@
+"""OpenAI's routes with and without `/v1`: a base URL may end in either."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from app_under_test import App, LiveServer
+from patience import PATIENCE_S
+
+from tureen.http.dialect import Entry
+
+CHAT = {"messages": [{"role": "user", "content": "say:a"}], "max_tokens": 4}
+BODIES = [
+    ("/chat/completions", CHAT),
+    ("/completions", {"prompt": "say:a"}),
+    ("/responses", {"input": "say:a", "max_output_tokens": 4}),
+    ("/embeddings", {"input": "a"}),
+    ("/tokenize", {"prompt": "say:a"}),
+    ("/detokenize", {"tokens": [97]}),
+]
+OPENAI_FOLDERS = ("chat", "completions", "responses", "embeddings", "tokenize", "detokenize", "models")
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("templates") / "last.jinja"
+    file.write_text("{{ messages[-1]['content'] }}")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def app(template):
+    with App(chat_template=template) as running:
+        yield running
+
+
+def told(answer: dict) -> dict:
+    """What of an answer does not differ each time."""
+    return {name: value for name, value in answer.items() if name in ("object", "choices", "tokens", "text", "data")}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_path_answers_the_same_with_and_without_its_version(app: App, path, body):
+    body = body | ({"seed": 1} if "tokenize" not in path and path != "/embeddings" else {})
+    versioned, plain = app.post(f"/v1{path}", **body), app.post(path, **body)
+    assert versioned.status_code == plain.status_code == 200, plain.text
+    assert told(versioned.json()) == told(plain.json())
+
+
+def test_models_are_listed_at_both(app: App):
+    for path in ("/models", "/models/fake-model"):
+        assert app.request("GET", path).json() == app.request("GET", f"/v1{path}").json()
+    assert app.request("GET", "/models/other").status_code == 404
+
+
+def test_every_route_of_the_api_is_at_both_with_the_same_access(app: App):
+    routes = {route.path: route for route in app.app.routes if isinstance(route, Entry)}
+    versioned = [path for path in routes if path.startswith("/v1/") and path.split("/")[2] in OPENAI_FOLDERS]
+    assert len(versioned) >= 8
+    for path in versioned:
+        plain, route = routes[path.removeprefix("/v1")], routes[path]
+        for name in ("access", "methods", "is_limited", "any_model", "render_error", "endpoint"):
+            assert getattr(plain, name) == getattr(route, name), (path, name)
+
+
+def test_a_base_url_without_a_version_works(template):
+    with LiveServer(chat_template=template) as server:
+        client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
+        with client:
+            assert client.models.list().data[0].id == "fake-model"
+            answer = client.chat.completions.create(model="fake-model", **CHAT)
+            assert answer.choices[0].message.content == "a"

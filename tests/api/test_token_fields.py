@@ -1,0 +1,273 @@
+"""Fields about tokens in chats and completions, in the shapes of vLLM and SGLang. The tokenizer's ids are bytes."""
+
+from __future__ import annotations
+
+import pytest
+from app_under_test import App, parse_events
+from byte_tokenizer import EOS
+from fake_engine import CONTEXT_LEN, HIDDEN_SIZE
+from fake_hidden_states import fake_hidden
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ROUTES = [CHAT, TEXT]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("templates") / "last.jinja"
+    file.write_text("{# <think> #}{{ messages[-1]['content'] }}")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def app(template):
+    with App(chat_template=template) as running:
+        yield running
+
+
+def body_of(route: str, said: str) -> dict:
+    return {"messages": [{"role": "user", "content": said}]} if route == CHAT else {"prompt": said}
+
+
+def ask(app: App, route: str, said: str, status: int = 200, **fields):
+    response = app.post(route, **{**body_of(route, said), "max_tokens": 20, "seed": 1, **fields})
+    assert response.status_code == status, response.text
+    return response.json() if status == 200 else response.json()["error"]
+
+
+def stream(app: App, route: str, said: str, **fields) -> list[dict]:
+    response = app.post(route, **{**body_of(route, said), "max_tokens": 40, "seed": 1, "stream": True, **fields})
+    assert response.status_code == 200, response.text
+    return parse_events(response.text)
+
+
+def prompt_ids(route: str, answer: dict) -> list[int]:
+    """Where vLLM has them: in a chat beside the choices, in completions in each."""
+    return (answer if route == CHAT else answer["choices"][0])["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_token_ids_are_those_of_prompt_and_output(app: App, route):
+    answer = ask(app, route, "say:hé", return_token_ids=True)
+    assert prompt_ids(route, answer) == list("say:hé".encode())
+    assert answer["choices"][0]["token_ids"] == [*"hé".encode(), EOS]
+    plain = ask(app, route, "say:hé")
+    assert "token_ids" not in plain["choices"][0]
+    assert "prompt_token_ids" not in plain | plain["choices"][0]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("said", ["say:hé🙂", "say:<think>well</think>yes"])
+def test_a_stream_has_each_token_id_once(app: App, route, said):
+    chunks = stream(app, route, said, return_token_ids=True, n=2)
+    assert prompt_ids(route, chunks[0]) == list(said.encode())
+    for index in (0, 1):
+        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        told = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+        assert told == [*said.removeprefix("say:").encode(), EOS]
+    if route == CHAT:
+        assert sum("prompt_token_ids" in chunk for chunk in chunks) == 1
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_each_choice_has_the_prompt_s_ids_as_sglang_has_them(app: App, route):
+    answer = ask(app, route, "say:a", return_prompt_token_ids=True, n=2)
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [list(b"say:a")] * 2
+    chunks = stream(app, route, "say:a", return_prompt_token_ids=True)
+    assert [c["prompt_token_ids"] for chunk in chunks for c in chunk["choices"] if "prompt_token_ids" in c] == [
+        list(b"say:a")
+    ]
+
+
+def test_a_chat_names_tokens_by_their_ids(app: App):
+    asked = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    content = ask(app, CHAT, "say:hi", **asked)["choices"][0]["logprobs"]["content"]
+    assert [token["token"] for token in content] == [f"token_id:{token_id}" for token_id in (*b"hi", EOS)]
+    assert [bytes(token["bytes"]) for token in content] == [b"h", b"i", b"<eos>"]
+    assert all(one["token"].startswith("token_id:") for token in content for one in token["top_logprobs"])
+
+
+def test_completions_name_tokens_by_their_ids(app: App):
+    told = ask(app, TEXT, "say:hi", logprobs=2, return_tokens_as_token_ids=True, echo=True)["choices"][0]["logprobs"]
+    assert told["tokens"] == [f"token_id:{token_id}" for token_id in (*b"say:hi", *b"hi", EOS)]
+    assert all(name.startswith("token_id:") for best in told["top_logprobs"] if best for name in best)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("route", ROUTES)
+def test_prompt_logprobs_are_those_of_generate(app: App, route, count):
+    answer = ask(app, route, "say:hi", prompt_logprobs=count)
+    told = (answer if route == CHAT else answer["choices"][0])["prompt_logprobs"]
+    meta = app.generate(
+        text="say:hi",
+        sampling_params={"max_new_tokens": 1, "seed": 1},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=3,
+    )["meta_info"]
+    assert told[0] is None
+    for entry, (value, token_id, _), tops in zip(
+        told[1:], meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:], strict=True
+    ):
+        best = {str(top): (logprob, rank) for rank, (logprob, top, _) in enumerate(tops[:count], 1)}
+        assert entry[str(token_id)]["logprob"] == value
+        assert entry[str(token_id)]["decoded_token"] == chr(token_id)
+        assert {name: (one["logprob"], one["rank"]) for name, one in entry.items() if name in best} == best
+        assert entry.keys() == best.keys() | {str(token_id)}
+    assert answer["choices"][0]["logprobs"] is None
+
+
+def test_prompt_logprobs_leave_those_of_the_output_as_they_are(app: App):
+    """But for the fake model's alternatives, which depend on how many there are."""
+    asked = {"logprobs": True, "top_logprobs": 1}
+    answers = [ask(app, CHAT, "say:hi", **asked, **more) for more in ({}, {"prompt_logprobs": 4})]
+    alone, both = (answer["choices"][0]["logprobs"]["content"] for answer in answers)
+    assert [(one["token"], one["logprob"]) for one in both] == [(one["token"], one["logprob"]) for one in alone]
+    assert {len(one["top_logprobs"]) for one in both} == {1}
+    answers = [ask(app, TEXT, "say:hi", logprobs=1, **more) for more in ({}, {"prompt_logprobs": 4})]
+    alone, both = (answer["choices"][0]["logprobs"] for answer in answers)
+    assert both["token_logprobs"] == alone["token_logprobs"]
+    assert {len(best) for best in both["top_logprobs"]} <= {1, 2}
+
+
+def test_asked_tokens_come_after_the_best(app: App):
+    ids = [ord("x"), ord("h"), EOS]
+    content = ask(app, CHAT, "say:hi", logprobs=True, top_logprobs=1, logprob_token_ids=ids)["choices"][0]["logprobs"]
+    meta = app.generate(
+        text="say:hi",
+        sampling_params={"max_new_tokens": 20, "seed": 1},
+        return_logprob=True,
+        top_logprobs_num=1,
+        token_ids_logprob=ids,
+    )["meta_info"]
+    rows = zip(meta["output_top_logprobs"], meta["output_token_ids_logprobs"], strict=True)
+    for token, (top, asked) in zip(content["content"], rows, strict=True):
+        expected = [top[0], *(one for one in asked if one[1] != top[0][1])]
+        assert [one["logprob"] for one in token["top_logprobs"]] == [value for value, _, _ in expected]
+    best = ask(app, TEXT, "say:hi", logprobs=0, logprob_token_ids=ids)["choices"][0]["logprobs"]["top_logprobs"]
+    assert {"x", "h"} <= best[0].keys()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_last_position_s_hidden_state_comes_with_the_end(app: App, route):
+    expected = fake_hidden(list(b"say:hi") + list(b"hi"))[-1]
+    [choice] = ask(app, route, "say:hi", return_hidden_states=True)["choices"]
+    assert choice["hidden_states"] == expected
+    assert len(expected) == HIDDEN_SIZE
+    *before, last = stream(app, route, "say:hi", return_hidden_states=True)
+    assert last["choices"][0]["hidden_states"] == expected
+    assert not any("hidden_states" in choice for chunk in before for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_meta_info_says_what_generate_says(app: App, route):
+    logprobs = {"logprobs": True, "top_logprobs": 2} if route == CHAT else {"logprobs": 2}
+    [choice] = ask(app, route, "say:hi", return_meta_info=True, **logprobs)["choices"]
+    told = choice["meta_info"]
+    expected = app.generate(
+        text="say:hi",
+        sampling_params={"max_new_tokens": 20, "seed": 1},
+        return_logprob=True,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )["meta_info"]
+    for name in ("prompt_tokens", "completion_tokens", "sampling_seed", "weight_version", "finish_reason"):
+        assert told[name] == expected[name], name
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert told[name] == expected[name], name
+    assert told["e2e_latency"] > 0
+
+
+@pytest.mark.parametrize("name", ["input_ids", "prompt_token_ids"])
+def test_a_chat_takes_token_ids_in_place_of_messages(app: App, name):
+    answer = app.post(CHAT, **{name: list(b"say:<think>a</think>hey"), "max_tokens": 40})
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == ("hey", "a")
+    assert "x-tureen-ignored" not in answer.headers
+    answer = app.post(CHAT, **{name: list(b"say:hey"), "max_tokens": 9}, **body_of(CHAT, "say:no"))
+    assert answer.json()["choices"][0]["message"]["content"] == "hey"
+    assert answer.headers["x-tureen-ignored"] == "messages"
+
+
+def test_a_prompt_of_ids_that_ends_within_reasoning_is_gone_on_with(app: App):
+    [choice] = app.post(CHAT, input_ids=list(b"abc <think>\n"), max_tokens=5, seed=1).json()["choices"]
+    assert len(choice["message"]["reasoning_content"]) == 5
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_long_prompt_keeps_its_last_tokens(app: App, route):
+    answer = ask(app, route, "xxxsay:hi", truncate_prompt_tokens=6, return_token_ids=True)
+    assert prompt_ids(route, answer) == list(b"say:hi")
+    assert answer["usage"]["prompt_tokens"] == 6
+    whole = ask(app, route, "say:hi", truncate_prompt_tokens=60, return_token_ids=True)
+    assert prompt_ids(route, whole) == list(b"say:hi")
+    longest = ask(app, route, "y" * (CONTEXT_LEN + 100), truncate_prompt_tokens=-1, max_tokens=8)
+    assert longest["usage"]["prompt_tokens"] == CONTEXT_LEN - 8
+
+
+def test_token_ids_that_are_too_many_are_cut_too(app: App):
+    ids = [ord("y")] * (CONTEXT_LEN + 9) + list(b"say:hi")
+    answer = app.post(TEXT, prompt=ids, truncate_prompt_tokens=6, echo=True).json()["choices"][0]
+    assert answer["text"] == "say:hihi"
+    answer = app.post(CHAT, input_ids=ids, truncate_prompt_tokens=6).json()["choices"][0]
+    assert answer["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_an_extra_key_separates_the_prefix_cache(app: App, route):
+    said = route + "z" * 100
+
+    def cached(**fields) -> int:
+        return ask(app, route, said, max_tokens=1, **fields)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(extra_key="a") == 0
+    assert cached(extra_key="a") > 0
+    assert cached(extra_key="b") == 0
+    assert cached(extra_key=["a", "b"]) == 0
+    assert cached(extra_key="a", cache_salt="s") == 0
+    assert cached(extra_key=["a", "b"]) > 0
+    assert cached() == 0
+
+
+REFUSED = [
+    ("logprob_token_ids", {"logprob_token_ids": [1]}),
+    ("logprob_token_ids", {"logprob_token_ids": [-1], "logprobs": 1}),
+    ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
+    ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("prompt_logprobs", {"prompt_logprobs": 129}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
+    ("extra_key", {"extra_key": "x" * 1025}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), REFUSED)
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_cannot_be_is_refused_by_name(app: App, route, param, fields):
+    if route == CHAT and "logprobs" in fields:
+        fields = fields | {"logprobs": True}
+    assert ask(app, route, "say:a", 400, **fields)["param"].split("[")[0] == param
+
+
+BAD_PROMPTS = [
+    ("input_ids", {"input_ids": []}),
+    ("input_ids", {"input_ids": [-1]}),
+    ("input_ids", {"input_ids": [10**6]}),
+    ("input_ids", {"input_ids": [97] * (CONTEXT_LEN + 1)}),
+    ("prompt_token_ids", {"input_ids": [97], "prompt_token_ids": [97]}),
+    ("input_ids", {"input_ids": [97], "continue_final_message": True}),
+    ("messages", {}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), BAD_PROMPTS)
+def test_a_prompt_that_cannot_be_is_refused_by_name(app: App, param, fields):
+    error = app.post(CHAT, **fields)
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == param
+
+
+def test_nothing_is_left_behind(app: App):
+    app.check_idle()

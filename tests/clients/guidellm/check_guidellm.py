@@ -1,0 +1,30 @@
+"""GuideLLM measures the server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+CLIENT = "GuideLLM"
+PACKAGES = ("guidellm",)
+
+
+def test_a_benchmark_has_no_failed_request(url, tokenizer_folder, tmp_path):
+    report = tmp_path / "report.json"
+    options = {
+        "--backend": f"kind=openai_http,target={url}",
+        "--profile": "kind=synchronous",
+        "--constraint": "kind=max_requests,count=4",
+        "--tokenizer": f"kind=huggingface_auto,model={tokenizer_folder}",
+        "--data": "kind=synthetic_text,prompt_tokens=32,output_tokens=16",
+        "--output": f"kind=json,path={report}",
+    }
+    command = [str(Path(sys.executable).parent / "guidellm"), "run", "--disable-console-interactive"]
+    command += [part for option in options.items() for part in option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (benchmark,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
+    requests = benchmark["requests"]
+    assert (len(requests["successful"]), len(requests["errored"])) == (4, 0)

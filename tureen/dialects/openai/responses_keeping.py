@@ -1,0 +1,88 @@
+"""Decides whether a response of OpenAI's `/v1/responses` is kept, and what it continues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from starlette.requests import Request
+
+from tureen.dialects.openai.responses_body import ResponsesBody
+from tureen.dialects.openai.responses_input import kept_items
+from tureen.errors import InvalidRequest
+from tureen.http.dialect import client_name
+from tureen.requests import telling
+from tureen.requests.state import ServerState
+
+if TYPE_CHECKING:
+    from tureen.storage.responses import Continued, ResponseStore
+
+NOTHING_KEPT = "this server keeps no responses; start it with --responses-store PATH"
+
+
+class Keeping(NamedTuple):
+    """How one response is kept."""
+
+    store: ResponseStore
+    owner: str
+    asked: list[dict[str, Any]]  # the items of its own input
+    continued: Continued  # what it continues
+    is_kept: bool  # else it continues something, and is not kept itself
+
+    async def add(self, response: dict[str, Any]) -> None:
+        """Keeps a response that has ended, or that begins in the background."""
+        if self.is_kept:
+            await self.store.add(self.owner, response, self.asked, self.continued)
+
+
+def store_of(state: ServerState) -> ResponseStore:
+    """Returns the server's store. Raises InvalidRequest where there is none."""
+    if state.recordings.responses is None:
+        raise InvalidRequest(NOTHING_KEPT, code="not_available")
+    return state.recordings.responses
+
+
+async def keeping_of(body: ResponsesBody, num_bytes: int, request: Request) -> Keeping | None:
+    """Returns how a response is kept, None when nothing of it is. `num_bytes`: of the body.
+
+    Raises InvalidRequest for fields that need what is not there, NotFound, PayloadTooLarge.
+    """
+    state: ServerState = request.app.state.server
+    store = state.recordings.responses
+    if store is None:
+        _refuse_all(body)
+        return None
+    is_kept = body.store is not False
+    if not is_kept:
+        for name in ("background", "conversation"):
+            if getattr(body, name):
+                raise InvalidRequest(f"{name} needs store: true, because it keeps the response", field=name)
+    if body.previous_response_id is not None and body.conversation is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation cannot go together: a response continues one thing",
+            field="conversation",
+        )
+    if not is_kept and body.previous_response_id is None:
+        return None
+    owner = client_name(request)
+    if is_kept:
+        store.check_size(num_bytes)
+        if body.rid is not None or body.request_id is not None:
+            await store.check_free(owner, body.rid or body.request_id or "")
+    continued = await store.continued(owner, previous=body.previous_response_id, conversation=conversation_id(body))
+    return Keeping(store, owner, kept_items(body.input), continued, is_kept)
+
+
+def conversation_id(body: ResponsesBody) -> str | None:
+    """Returns the id of the conversation that a body names, None without one."""
+    named = body.conversation
+    return named if named is None or isinstance(named, str) else named.id
+
+
+def _refuse_all(body: ResponsesBody) -> None:
+    """Raises InvalidRequest for what needs a store; `store: true` alone changes nothing that the client gets now, and
+    is told."""
+    for name in ("previous_response_id", "conversation", "background"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not available: {NOTHING_KEPT}", field=name, code="not_available")
+    if body.store:
+        telling.tell("store", NOTHING_KEPT)

@@ -1,0 +1,113 @@
+"""Makes one response of OpenAI's `/v1/responses` of the output of its request, whole or event by event."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+
+from tureen.dialects.openai.responses_body import ENCRYPTED, ResponsesBody, wants_logprobs
+from tureen.dialects.openai.responses_logprobs import TextLogprobs
+from tureen.dialects.openai.responses_output import COMPLETED, INCOMPLETE, OutputItems, whole_event
+from tureen.http.chat_answer import events_of, run_to_end
+from tureen.requests.drafts import Plan
+from tureen.requests.generation import Output
+from tureen.requests.reading import join_parts
+from tureen.requests.state import ServerState
+from tureen.text.messages import Part
+
+
+class Making(NamedTuple):
+    """A response that is to be made."""
+
+    head: dict[str, Any]  # the response before any of its output is there
+    plan: Plan
+    body: ResponsesBody
+    state: ServerState
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """Runs the request to its end and returns the response. Raises ClientGone."""
+        last = await run_to_end(self.plan, request, self.state)
+        items = self._items()
+        items.read(last.output, last.parts)
+        items.close(_status(last.output))
+        return self._end(items, last.output, last.parts)
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Runs the request and yields the events of its stream. The last has the response as it ended."""
+        items, seen = self._items(), list[Part]()
+        is_first = True
+        async with contextlib.aclosing(events_of(self.plan, self.state)) as events:
+            async for event in events:
+                if is_first:
+                    for kind in ("created", "queued", "in_progress") if self.body.background else BEGINNING:
+                        status = "in_progress" if kind == "in_progress" else self.head["status"]
+                        yield whole_event(kind, self.head | {"status": status})
+                    is_first = False
+                seen += event.parts
+                for item_event in items.read(event.output, event.parts):
+                    yield item_event
+                if event.output.finish is not None:
+                    for item_event in items.close(_status(event.output)):
+                        yield item_event
+                    yield whole_event(_status(event.output), self._end(items, event.output, seen))
+
+    def _items(self) -> OutputItems:
+        logprobs = TextLogprobs(self.state.context.tokenizer) if wants_logprobs(self.body) else None
+        encrypts = ENCRYPTED in (self.body.include or ())
+        return OutputItems(self.plan.reading.custom_tools, logprobs, encrypts=encrypts)
+
+    def _end(self, items: OutputItems, output: Output, parts: Sequence[Part]) -> dict[str, Any]:
+        """Returns the response as it ended."""
+        status = _status(output)
+        tokenizer = self.state.context.tokenizer
+        num_reasoning = self.plan.reading.num_reasoning_tokens(output, join_parts(parts), tokenizer)
+        return (
+            self.head
+            | {
+                "status": status,
+                "completed_at": int(time.time()) if status == COMPLETED else None,
+                "incomplete_details": {"reason": _cut_by(output)} if status == INCOMPLETE else None,
+                "output": items.output,
+                "usage": _usage(output, num_reasoning),
+            }
+            | _constraint_notes(self.head, output)
+        )
+
+
+BEGINNING = ("created", "in_progress")
+
+
+def _status(output: Output) -> str:
+    return COMPLETED if output.finish is not None and output.finish.type == "stop" else INCOMPLETE
+
+
+def _cut_by(output: Output) -> str | None:
+    """Returns why an output is incomplete: OpenAI's reason, or ours for an aborted one, such as a deadline."""
+    if output.finish is not None and output.finish.type == "abort":
+        return output.finish.reason
+    return "max_output_tokens"
+
+
+def _constraint_notes(head: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Says in the metadata, whose values are strings, what became of the constraint."""
+    notes = output.constraint_notes
+    if not notes:
+        return {}
+    unenforced = {"unenforced": ", ".join(notes["unenforced"])} if "unenforced" in notes else {}
+    flags = {name: "true" if notes[name] else "false" for name in ("valid", "closed_early") if name in notes}
+    return {"metadata": head["metadata"] | unenforced | flags}
+
+
+def _usage(output: Output, num_reasoning: int) -> dict[str, Any]:
+    num_prompt, num_output = output.usage.prompt_tokens, len(output.token_ids)
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": output.usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": num_prompt + num_output,
+    }

@@ -275,7 +275,7 @@ def parse(payload: dict[str, Any], kind: type[Body]) -> Body:
         if fields.get(name) == "":
             del fields[name]
     fields |= {name: [fields[name]] for name in TEXT_LISTS if isinstance(fields.get(name), str)}
-    if isinstance(fields.get("tools"), list):
+    if isinstance(fields.get("tools"), list) and len(fields["tools"]) <= MAX_TOOLS:
         fields["tools"] = [server_tool_of(tool) or tool for tool in fields["tools"]]
     body = convert(fields, kind, table=TABLE)
     if isinstance(body, AnthropicBody):

@@ -38,6 +38,8 @@ SEAL = "tureen1."
 
 T = TypeVar("T")
 
+MAX_SENT_LOGPROBS = 1 << 17  # of an answer that a client sends back
+
 PartList = Annotated[list[T], Meta(max_length=MAX_PARTS)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -59,8 +61,8 @@ class ResponsesOutputText(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Text of an answer that the client sends back, with what that said about it: the model is shown the text."""
 
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: PartList[Any] | None = None
+    logprobs: Annotated[list[Any], Meta(max_length=MAX_SENT_LOGPROBS)] | None = None
 
 
 class ResponsesRefusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refusal"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tureen.errors import InvalidRequest
+from tureen.requests import telling
 from tureen.requests.state import Context
 from tureen.text.messages import Tool
 
@@ -35,8 +36,8 @@ def thinking_kwargs(enable: bool, field: str, tools: Sequence[Tool], context: Co
 
 
 def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Context) -> dict[str, str | bool]:
-    """Returns the chat template's variable for the reasoning effort, with its value. Raises InvalidRequest when the
-    template has none."""
+    """Returns the chat template's variable for the reasoning effort, with its value; a level that the template does
+    not know is told. Raises InvalidRequest for none where the model thinks all the same."""
     templates = context.chat_templates
     if isinstance(templates, str):
         return {}  # no chat is possible; rendering the prompt raises the reason
@@ -44,4 +45,5 @@ def effort_kwargs(effort: str, field: str, tools: Sequence[Tool], context: Conte
         return {EFFORT: effort}
     if effort == "none":
         return dict(thinking_kwargs(False, field, tools, context))
-    raise InvalidRequest(f"{field}: this model's chat template knows no levels but none; leave it out", field=field)
+    telling.tell(field, "this model's chat template knows no levels of reasoning")
+    return {}
